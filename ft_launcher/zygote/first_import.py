@@ -25,7 +25,7 @@ from typing import Any
 
 from ft_launcher.zygote import import_recorder, logger_state
 from ft_launcher.zygote.hidden_parts import HiddenParts
-from ft_launcher.zygote.import_recorder import ImportRecorder, Part, root
+from ft_launcher.zygote.import_recorder import ImportRecorder, Part, parents, root
 from ft_launcher.zygote.logger_state import LoggerState
 
 Asks = Callable[[str, Collection[str], bool], None]
@@ -274,7 +274,8 @@ class Imports(MetaPathFinder):
         known = logging.root.manager.loggerDict
         roots = set(map(root, states))
         if roots.isdisjoint(map(root, known)) and states.keys() <= self._loggers.keys():
-            known.update({name: held for name, held in self._held.items() if root(name) in roots})
+            above = set[str]().union(*map(parents, states))
+            known.update({name: held for name, held in self._held.items() if name in above})
             known.update({name: state.logger for name, state in states.items()})
             for name in states:
                 del self._loggers[name]

@@ -39,6 +39,12 @@ def root(name: str) -> str:
     return name.partition(".")[0]
 
 
+def parents(name: str) -> set[str]:
+    """Returns the names of the packages that a module is in."""
+    words = name.split(".")
+    return {".".join(words[:length]) for length in range(1, len(words))}
+
+
 class EnvironmentReads(type(os.environ)):  # type: ignore[misc]
     """`os.environ` that records which variables are read; a variable that is only passed in a loop is not recorded."""
 
@@ -268,7 +274,7 @@ class ImportRecorder(MetaPathFinder):
                 break
             self._seen.add(name)
             if name != started and name not in self.parts and self._hidden(name):
-                self.parts[name] = Part(name, needs=_parents(name))
+                self.parts[name] = Part(name, needs=parents(name))
                 self._running[-1].needs.add(name)
 
     # What it imports.
@@ -297,7 +303,7 @@ class ImportRecorder(MetaPathFinder):
         return found
 
     def _note(self, name: str) -> None:
-        self._running[-1].needs |= _parents(name) | {name}
+        self._running[-1].needs |= parents(name) | {name}
 
     def _register_exit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """`atexit.register` while modules are imported. Some keep it as a name of their own."""
@@ -324,11 +330,6 @@ def _decoded(value: bytes | None) -> str | None:
 def _logger_names() -> set[str]:
     known = logging.root.manager.loggerDict
     return {name for name, found in known.items() if isinstance(found, logging.Logger)}
-
-
-def _parents(name: str) -> set[str]:
-    words = name.split(".")
-    return {".".join(words[:length]) for length in range(1, len(words))}
 
 
 def _absolute(name: str, names: Mapping[str, Any], level: int) -> str:

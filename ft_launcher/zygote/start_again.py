@@ -70,7 +70,7 @@ class Beginning:
 
     def against_another(self) -> str:
         """Returns why the script cannot be run a second time; empty: it can."""
-        if any(link not in self.sockets and not self._leads_to_monitor(number) for number, link in _sockets().items()):
+        if any(link not in self.sockets and not self._is_of_monitor(number) for number, link in _sockets().items()):
             return "it has opened sockets"
         if _has_children():
             return "it has started processes"
@@ -78,12 +78,17 @@ class Beginning:
             return "it has redirected its standard streams"
         return ""
 
-    def _leads_to_monitor(self, descriptor: int) -> bool:
-        """Whether a socket is the client's connection to its monitor, which may be newer than this record."""
-        path = Path(self.order.environ.get(env.RANK_MONITOR_SOCKET, ""))
+    def _is_of_monitor(self, descriptor: int) -> bool:
+        """Whether a socket is the client's connection to its monitor, which may be newer than this record, or one on
+        which torch answers the monitor since `torch.distributed` was imported."""
+        monitor, recorder = map(self.order.environ.get, (env.RANK_MONITOR_SOCKET, env.FLIGHT_RECORDER_SOCKET))
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
+            if other.family != socket.AF_UNIX:
+                return False
+            if recorder and other.getsockname() == recorder:
+                return True
             # Where the path is long, the address names the folder by a descriptor that is closed by now.
-            return other.family == socket.AF_UNIX and Path(other.getpeername()).name == path.name
+            return bool(monitor) and Path(other.getpeername()).name == Path(monitor or "").name
         return False
 
     def restore(self, kept: Collection[int]) -> None:
