@@ -77,6 +77,8 @@ class ZygotePool:
         """Whether ranks are still to tell what they import: not yet told, and wanted."""
         self._next_since = 0.0
         self._learned: Learned | None = None
+        self._have_learned = False
+        """Whether the ranks that were started last have learned modules."""
         self._differing: set[str] = set()
         """Variables in which the ranks that were started last differ from the zygote."""
         self._apart, self._first = apart, False
@@ -235,6 +237,7 @@ class ZygotePool:
                 if self._learns and orders:
                     orders = [replace(orders[0], tells_modules=True), *orders[1:]]
                 pids = self._zygote.start_ranks(orders, self._report_to())
+                self._have_learned = bool(self._zygote.learned)
                 self._differing = _differing(orders, self._zygote.environ)
                 # A zygote that has forked ranks works: losses before it no longer count.
                 self._respawns, self._logged = 0, ""
@@ -402,9 +405,10 @@ class ZygotePool:
             return
         if not lines or self._why_not:
             return
-        if self._zygote is not None and self._zygote.learned:
+        if self._have_learned:
             # It may be for a module that was learned: without these the ranks of the first cycle were forks.
-            self._lose(self._zygote, f"it has modules that are not what a rank needs: {lines[0]}")
+            if self._zygote is not None and self._zygote.learned:
+                self._lose(self._zygote, f"it has modules that are not what a rank needs: {lines[0]}")
             return
         self._why_not = self._logged = lines[0]
         if self._settings.warm_start == "on":
