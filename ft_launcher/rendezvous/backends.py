@@ -50,6 +50,10 @@ OURS = ("c10d", "static", "etcd-v2", "etcd-v3", _LEGACY)
 
 # torch's defaults in its dynamic rendezvous, for the one of both keys that is not given.
 _KEEP_ALIVE_S, _KEEP_ALIVE_ATTEMPTS = 5, 3
+_JOIN_S = 600
+"""torch's default of `join_timeout` in its dynamic rendezvous, and of `timeout` in the others."""
+_PUT_BY_TORCH_S = 900
+"""The `timeout` that torch's `LaunchConfig` puts into a configuration that has none."""
 _LEAST_BEATS = 6
 """Beats in the timeout, at least: one may be left out, and a node gives up two beats before others count it as lost."""
 # Slurm's task number comes first, before `--node-rank` too: ranks follow Slurm's order of the nodes.
@@ -128,7 +132,7 @@ def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
             parameters.run_id,
             lambda: open_job_store(backend, parameters, must_do),
             this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
-            _node_settings(parameters, settings, max_restarts),
+            _node_settings(parameters, settings, max_restarts, static),
             ports,
             first_store,
         )
@@ -206,7 +210,9 @@ def _index(environ: Mapping[str, str], rank: int, insists: bool) -> int:
     return index
 
 
-def _node_settings(parameters: RendezvousParameters, settings: Settings, max_restarts: int) -> NodeSettings:
+def _node_settings(
+    parameters: RendezvousParameters, settings: Settings, max_restarts: int, static: bool = False
+) -> NodeSettings:
     members = settings.members
     size = Size(
         minimum=parameters.min_nodes,
@@ -217,12 +223,11 @@ def _node_settings(parameters: RendezvousParameters, settings: Settings, max_res
         may_shrink=members.scale in ("down", "both"),
     )
     timeout_s = _node_timeout_s(parameters, members)
-    join_s = parameters.get_as_int("join_timeout", parameters.get_as_int("timeout", 600))
     rules = Rules(
         size,
-        # torch's defaults: 30 s here, 600 s for joining.
+        # torch's default.
         last_call_s=float(parameters.get_as_int("last_call_timeout", 30) or 0),
-        join_s=float(join_s or 600),
+        join_s=_join_s(parameters, static),
         keep_healthy=settings.restart.restart_policy == "min-healthy",
         # A dead node that holds the rank is detected in this time, and another may then have it.
         rank_claim_s=timeout_s + members.node_beat,
@@ -233,6 +238,18 @@ def _node_settings(parameters: RendezvousParameters, settings: Settings, max_res
     if close_s is None:
         return of_node
     return replace(of_node, close_s=float(close_s))
+
+
+def _join_s(parameters: RendezvousParameters, static: bool) -> float:
+    """Returns how many seconds the minimum of nodes is waited for: `join_timeout`, else `timeout`, else 600 s.
+
+    torch itself puts `timeout` into each configuration. Its static rendezvous waits so long; elsewhere that is no wish
+    of the user.
+    """
+    timeout_s = parameters.get_as_int("timeout", _JOIN_S)
+    if timeout_s == _PUT_BY_TORCH_S and not static:
+        timeout_s = _JOIN_S
+    return float(parameters.get_as_int("join_timeout", timeout_s) or _JOIN_S)
 
 
 def _node_timeout_s(parameters: RendezvousParameters, members: MemberSettings) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.launcher.api import LaunchConfig
 
 from ft_launcher.nodes.formation import Size, choose
 from ft_launcher.nodes.node_messages import NO_RANK
@@ -108,3 +109,11 @@ def test_how_long_nodes_wait_for_each_other() -> None:
     assert _node_settings(parameters(timeout="9"), Settings(), 0).rules.join_s == 9, (
         "static and the legacy etcd have that key"
     )
+
+
+@pytest.mark.parametrize(("static", "join_s"), [(False, 600), (True, 900)])
+def test_the_timeout_that_torch_puts_into_each_configuration_is_that_of_static(static: bool, join_s: int) -> None:
+    config = LaunchConfig(min_nodes=2, max_nodes=4, nproc_per_node=1)
+    assert _node_settings(parameters(**config.rdzv_configs), Settings(), 0, static).rules.join_s == join_s
+    config = LaunchConfig(min_nodes=2, max_nodes=4, nproc_per_node=1, rdzv_configs={"join_timeout": 7})
+    assert _node_settings(parameters(**config.rdzv_configs), Settings(), 0, static).rules.join_s == 7
