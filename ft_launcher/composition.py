@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, get_error_handler
@@ -62,7 +63,7 @@ from rank_monitor.contract import env
 from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
-from rank_monitor.contract.processes import local_address, resolver
+from rank_monitor.contract.processes import local_address, peer_names, resolver
 from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger("ft_launcher")
@@ -192,6 +193,7 @@ def _run_recorded(
     agents: list[NodeAgent] = []
 
     def launch() -> Mapping[int, Any]:
+        peer_names.look_up_no_more(torch)
         ports = _choose_rendezvous(job)
         together = bool(job.settings.record.per_cycle_applog_prefix)
         if job.logs_specs_name is None or together:
@@ -329,23 +331,25 @@ def _choose_rendezvous(job: Job) -> PortHolder:
     ship is used unchanged.
 
     Raises:
-        RendezvousConnectionError: the endpoint's host does not resolve.
+        RendezvousConnectionError: the endpoint's host does not resolve, and there are several nodes.
     """
     config, port_range = job.launch_config, job.settings.start.port_range
     # Under torchrun the ranks' store is at the given endpoint with the static rendezvous only.
     static = config.rdzv_backend == "static"
     if not static and not shares_store(os.environ):
         logger.warning("%s", _OWN_STORE)
+    alone = config.max_nodes == 1 and not job.settings.members.spares
     master, port = local_address.loopback(), None
     if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static") and not is_file_store(config.rdzv_configs):
         host, named_port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=_STATIC_PORT)
-        _must_resolve(host, config.rdzv_endpoint)
-        master, port = (host, named_port) if static else (master, None)
-    alone = config.max_nodes == 1 and not job.settings.members.spares
+        if not alone:
+            _must_resolve(host, config.rdzv_endpoint)
+        if static:
+            master, port = host, named_port
     if alone and config.rdzv_backend in ("c10d", "static"):
-        if config.local_addr and not static:
-            _must_resolve(config.local_addr, config.local_addr)
-            master = config.local_addr
+        if not static:
+            master = config.local_addr or master
+        master = _host_of_one_node(master)
         backends.use_one_node(config, master, static or shares_store(os.environ))
         return PortHolder(master, port, port_range)
     ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)
@@ -354,11 +358,29 @@ def _choose_rendezvous(job: Job) -> PortHolder:
     return ports
 
 
+def _host_of_one_node(name: str) -> str:
+    """Returns what the ranks of a job of one node get as MASTER_ADDR: the given name, if they can find it."""
+    problem = _why_not_found(name)
+    if not problem:
+        return name
+    address = local_address.loopback()
+    logger.warning("%r does not resolve (%s): the ranks of this node meet at %s", name, problem, address)
+    return address
+
+
 def _must_resolve(host: str, endpoint: str) -> None:
+    problem = _why_not_found(host)
+    if problem:
+        raise RendezvousConnectionError(f"the host of {endpoint!r} does not resolve ({problem})")
+
+
+def _why_not_found(host: str) -> str:
+    """Looks a host up. Returns why no address is found; empty: one is."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
-        raise RendezvousConnectionError(f"the host of {endpoint!r} does not resolve ({error})") from None
+        return str(error)
+    return ""
 
 
 def _set_up_logging(job: Job, files: FileThread) -> None:

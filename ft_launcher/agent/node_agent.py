@@ -4,9 +4,9 @@ torch's launcher makes and runs it. Here are torch's hooks and the loop of one c
 ranks, `cycle/cycle.py` decides by what happens to them when a cycle has ended, and the membership (`single_node.py`,
 `many_nodes.py`) says what follows.
 
-Uses torch's underscored hooks `_invoke_run`, `_rendezvous`, `_start_workers` and `_shutdown`, the calls
-`_initialize_workers` and `_monitor_workers`, attributes such as `_worker_group` and `_remaining_restarts`, and the name
-`start_processes` of its module, rebound while torch starts ranks.
+Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_start_workers` and `_shutdown`, its
+calls `_initialize_workers` and `_monitor_workers`, attributes such as `_worker_group` and `_remaining_restarts`, and
+the name `start_processes` of its module, rebound while torch starts ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server import local_elastic_agent as torch_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events import Event as TorchEvent
 
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.job_nodes import JobNodes, NodeAnswers
@@ -34,6 +35,7 @@ from ft_launcher.cycle.cycle import Cycle, CyclePhase
 from ft_launcher.processes.descriptor_limit import Reserve
 from ft_launcher.record.contained import contained
 from ft_launcher.rendezvous.handler import NodeRendezvous
+from rank_monitor.contract.processes import resolver
 from rank_monitor.contract.processes.wait import readable
 
 
@@ -124,6 +126,12 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 return job_end
             with contained("what dead processes left in /dev/shm is not removed"):
                 self._parts.shared_memory.begin()
+
+    def _construct_event(self, *args: Any, **kwargs: Any) -> TorchEvent:
+        """torch's hook: makes one of torch's events. The host's full name is in each, a look-up of a second or more
+        where a resolver is slow; what /etc/hosts says must do: a restart makes four of them with two ranks."""
+        with resolver.unasked():
+            return super()._construct_event(*args, **kwargs)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """torch's hook: forms the next cycle, and says where its ranks meet."""

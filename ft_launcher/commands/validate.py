@@ -1,6 +1,6 @@
 """`ft_launcher validate`: prints the merged settings, with the source of each, as YAML that --ft-cfg-path accepts.
 
-`cli.py` runs it. Starts no training, and asks no other node.
+`cli.py` runs it. Starts no training, and asks no other node. Look-ups that restarts would wait for are warnings.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import click
 import yaml
 
+from ft_launcher.commands import look_ups
 from ft_launcher.settings import command_line, job_settings, options
 from ft_launcher.settings.prescan import Scan
 from ft_launcher.settings.sources import SECTION, Resolved, resolve
@@ -38,7 +39,7 @@ def validate(arguments: tuple[str, ...]) -> None:
     warnings = resolved.warnings
     if parsed.namespace.training_script != _NO_SCRIPT:
         warnings = job_settings.make_job(parsed, resolved, Scan(None, starts_ranks=False), os.environ).warnings
-    for warning in warnings:
+    for warning in (*warnings, *look_ups.findings(os.environ)):
         print(f"ft_launcher: {warning}", file=sys.stderr)
     print(as_yaml(resolved))
 

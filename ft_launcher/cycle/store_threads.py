@@ -35,8 +35,8 @@ class Keys(PrefixStore):  # type: ignore[misc]
 
     def __init__(self, prefix: str, host: str, port: int, over: threading.Event) -> None:
         limit = datetime.timedelta(seconds=_CONNECT_S)
-        with resolver.bounded_towards(host):
-            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        with resolver.towards(host, port) as address:
+            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
         super().__init__(prefix, store)
         self.name, self.awaited = prefix, list[str]()
         self._over = over

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import logging
 import os
 import select
@@ -18,10 +17,10 @@ import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any, TextIO
 
 from rank_monitor.contract.console_line import console_line
+from rank_monitor.contract.processes import torch_log
 
 MAX_HELD_BYTES = 4 << 20
 """As many lines as a terminal shows in a few seconds. What ranks print is in their log files as well."""
@@ -31,11 +30,6 @@ _DRAIN_S = 10.0
 """Seconds at the launcher's end, for a console that reads slowly."""
 _PIECE = 16 << 10
 """Bytes of one write: a quarter of a pipe, so that progress is seen also when the reader is slow."""
-_LEVEL = "TORCH_CPP_LOG_LEVEL"
-# The symbol of the flag in torch's C++ library c10.
-_FLAG = "FLAGS_caffe2_log_level"
-_FATAL = 3
-"""The level of c10's log above INFO (0), WARNING (1) and ERROR (2)."""
 
 
 class Console:
@@ -172,18 +166,9 @@ def quiet_torch() -> None:
     """Makes torch's C++ code print only what is fatal in this process, unless the user sets TORCH_CPP_LOG_LEVEL.
 
     Each connection that breaks makes the launcher's stores print twenty lines and a C++ stack to standard error. The
-    same arrives as a Python exception, which is reported in one line.
-
-    torch reads that variable once, when it is imported, into a flag of its C++ library; processes forked before keep
-    theirs. A torch without that flag goes on printing.
+    same arrives as a Python exception, which is reported in one line. Processes forked before keep their level.
     """
-    if _LEVEL in os.environ:
-        return
-    import torch
+    if torch_log.LEVEL not in os.environ:
+        import torch
 
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        # There is no call for it: the flag of the loaded library itself is set.
-        ctypes.c_int.in_dll(library, _FLAG).value = _FATAL
-    except (OSError, ValueError):
-        pass
+        torch_log.only_fatal(torch)

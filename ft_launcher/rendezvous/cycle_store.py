@@ -98,12 +98,12 @@ class PortHolder:
         return CycleStore(cycle, host, server.port, server, ranks_port)
 
     def _serve_at(self, listener: socket.socket) -> TCPStore:
-        towards = local_address.towards(self._address)
-        with resolver.bounded_towards(towards):
+        port = listener.getsockname()[1]
+        with resolver.towards(local_address.towards(self._address), port) as address:
             return TCPStore(
                 # The listening socket is handed over, so that no other program can take the port in between.
-                host_name=towards,
-                port=listener.getsockname()[1],
+                host_name=address,
+                port=port,
                 is_master=True,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=60),

@@ -358,8 +358,8 @@ class NodeRendezvous(OwnRendezvous):
         """Makes a client of a cycle's store."""
         # Not less than the node timeout: until then the host may only be slow, and not lost.
         limit = timedelta(seconds=max(_CONNECT_S, self._settings.timeout_s))
-        with resolver.bounded_towards(store.host):
-            return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=limit)
+        with resolver.towards(store.host, store.port) as address:
+            return TCPStore(address, store.port, is_master=False, wait_for_workers=False, timeout=limit)
 
     def _info(self, link: NodeLink, place: RankAssigned, store: Any, connect: Callable[[], Any]) -> RendezvousInfo:
         assert self.cycle_store is not None

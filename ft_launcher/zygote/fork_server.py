@@ -32,7 +32,7 @@ from ft_launcher.zygote.learned_modules import Surroundings
 from rank_monitor.contract import env
 from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import FtError
-from rank_monitor.contract.processes import proc
+from rank_monitor.contract.processes import peer_names, proc
 from rank_monitor.contract.processes.descriptor import moved_up
 from rank_monitor.contract.processes.fork import fork
 
@@ -197,9 +197,12 @@ class Zygote:
             if why:
                 return {"unfit": why}
         self._kept = open_descriptors() - {self._connection.fileno()}
+        import torch.distributed
+
         from ft_client import bootstrap  # here: it is not the agent's to know
 
         bootstrap.load()
+        peer_names.look_up_no_more(torch)  # nor do the ranks, when they make their groups
         return self._ready()
 
     def _ready(self) -> dict[str, Any]:

@@ -109,7 +109,7 @@ TABLE = [
     Row("port taken", "--master-port {port} train.py", ("{port}", "in use"), code=81, runs=True),
     Row(
         "endpoint does not resolve",
-        "--rdzv-backend c10d --rdzv-endpoint no-such-host.invalid:1 train.py",
+        "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint no-such-host.invalid:1 train.py",
         ("no-such-host.invalid:1", "does not resolve"),
         code=81,
         runs=True,

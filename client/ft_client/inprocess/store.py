@@ -12,6 +12,7 @@ from typing import Any
 from torch import distributed
 
 from rank_monitor.contract.iterations.barrier import Arrivals, Entry
+from rank_monitor.contract.processes import resolver
 
 
 class BarrierError(Exception):
@@ -88,16 +89,17 @@ class TCPStore(StoreMixin, distributed.TCPStore):  # type: ignore[misc]
         host, port = address(host_name, port)
         if world_size is None:
             world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        super().__init__(
-            host_name=host,
-            port=port,
-            world_size=world_size,
-            is_master=is_master,
-            timeout=timeout,
-            wait_for_workers=wait_for_workers and is_master,
-            multi_tenant=multi_tenant,
-            use_libuv=use_libuv,
-        )
+        with resolver.towards(host, port) as found:
+            super().__init__(
+                host_name=found,
+                port=port,
+                world_size=world_size,
+                is_master=is_master,
+                timeout=timeout,
+                wait_for_workers=wait_for_workers and is_master,
+                multi_tenant=multi_tenant,
+                use_libuv=use_libuv,
+            )
 
 
 class FileStore(StoreMixin, distributed.FileStore):  # type: ignore[misc]

@@ -1,15 +1,17 @@
-"""Bounds how long look-ups of names take in this process, unless the user has set RES_OPTIONS. glibc only.
+"""Finds the addresses of hosts, and bounds how long look-ups of names take in this process. The bounds: glibc only.
 
-torch's stores look up the name of each peer, for log lines. Where no resolver answers, each of these look-ups takes
-10 s, in the server's only thread too. A bound on them must not reach other look-ups: a resolver that answers after 3 s
-works for a program, and no longer does where RES_OPTIONS says `timeout:1`. So nothing is put into an environment: glibc
-reads the variable once for a process, at the first look-up, and has numbers of its own for each thread (`_res`).
+torch's stores look up the name of each peer, for log lines (`peer_names.py`). Where no resolver answers, each of these
+look-ups takes 10 s, in the server's only thread too. A bound on them must not reach other look-ups: a resolver that
+answers after 3 s works for a program, and no longer does where RES_OPTIONS says `timeout:1`. So nothing is put into an
+environment: glibc reads the variable once for a process, at the first look-up, and has numbers of its own for each
+thread (`_res`). Where the user has set RES_OPTIONS, that bounds the look-ups, and nothing here.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import ipaddress
 import os
 import socket
 import time
@@ -25,6 +27,10 @@ _USUAL = (5, 2)
 # Well above a look-up in /etc/hosts or a cache, and below the shortest wait for a resolver that does not answer, 1 s.
 _QUICK_S = 0.5
 _INITIALISED = 1  # RES_INIT
+_REACH_S = 1.0
+"""Seconds for a first connection. A host that takes longer is looked up again, which does no harm."""
+_known: dict[str, str] = {}
+"""Name of a host -> its address at which a server was reached."""
 
 
 class _State(ctypes.Structure):
@@ -55,6 +61,49 @@ def usual() -> Iterator[None]:
 
 
 @contextmanager
+def unasked() -> Iterator[None]:
+    """A context in which no look-up of this thread asks a resolver: what /etc/hosts does not say fails at once."""
+    with _with_numbers(_state_of_thread(), (_BOUND[0], 0)):
+        yield
+
+
+@contextmanager
+def towards(host: str, port: int) -> Iterator[str]:
+    """A context for a client of torch's store at `host`: gives the address to use, as `address_of` finds it.
+
+    With an address torch looks up nothing but the name of the peer, and that is bounded.
+    """
+    address = address_of(host, port)
+    with _lasting(_BOUND):
+        yield address
+
+
+def address_of(host: str, port: int) -> str:
+    """Returns an address of `host`, if possible one at which a server listens at `port`. Blocks for look-ups.
+
+    A name is looked up once, and again where nobody listens at the address that it had: no restart waits for a
+    resolver. A name that is not found is returned as it is: whoever connects then reports it.
+    """
+    if _is_address(host):
+        return host
+    known = _known.get(host)
+    if known is not None and _listens(known, port):
+        return known
+    with usual():
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return host
+    # IPv4 first, as in `local_address.py`.
+    addresses = sorted((str(entry[4][0]) for entry in found), key=lambda address: ":" in address)
+    for address in addresses:
+        if _listens(address, port):
+            _known[host] = address
+            return address
+    return addresses[0]
+
+
+@contextmanager
 def bounded_towards(*hosts: str) -> Iterator[None]:
     """A context in which look-ups of this thread are bounded, for connections of torch to these hosts.
 
@@ -67,6 +116,22 @@ def bounded_towards(*hosts: str) -> Iterator[None]:
             bound = _USUAL
     with _lasting(bound):
         yield
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), _REACH_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _is_found_quickly(host: str) -> bool:
@@ -84,6 +149,13 @@ def _lasting(wanted: tuple[int, int]) -> Iterator[None]:
         state = None
     else:
         state = _state_of_thread()
+    with _with_numbers(state, wanted):
+        yield
+
+
+@contextmanager
+def _with_numbers(state: Any, wanted: tuple[int, int]) -> Iterator[None]:
+    """A context in which `state` has these seconds and attempts; None: nothing is changed."""
     if state is None:
         yield
         return

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.arguments import Arguments, path_of
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
@@ -28,7 +30,7 @@ from ft_client.monitoring import process
 from rank_monitor.contract import env
 from rank_monitor.contract.iterations.barrier import Entry, Store
 from rank_monitor.contract.iterations.iteration import Closed, Iteration, closing_of, current, joining
-from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.processes import peer_names
 from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger("ft_client.inprocess")
@@ -126,11 +128,11 @@ def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> C
         OSError: a file of the monitor process cannot be written, or the store's port is taken.
         RuntimeError: the store cannot be reached.
     """
-    with resolver.bounded_towards(str(arguments.store_kwargs.get("host_name") or os.environ.get("MASTER_ADDR", ""))):
-        if is_launched():
-            logfile = _opened(arguments.monitor_process_logfile, state)
-            return replace(_meet_at_agent(arguments, make_store), logfile=logfile)
-        return _meet_alone(arguments, make_store, state)
+    peer_names.look_up_no_more(torch)  # neither here nor in the iterations, whose groups are made over new connections
+    if is_launched():
+        logfile = _opened(arguments.monitor_process_logfile, state)
+        return replace(_meet_at_agent(arguments, make_store), logfile=logfile)
+    return _meet_alone(arguments, make_store, state)
 
 
 def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coordination:

@@ -39,7 +39,7 @@ from ft_client.inprocess.standalone.watched_call import (
 from ft_client.inprocess.wait_daemon import COMPANION
 from rank_monitor.contract.iterations.iteration import depart
 from rank_monitor.contract.iterations.iteration_stores import serve_iterations
-from rank_monitor.contract.processes import proc, resolver
+from rank_monitor.contract.processes import peer_names, proc, resolver
 from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.spawn import Template
 from rank_monitor.contract.processes.wait import readable
@@ -177,8 +177,9 @@ class CompanionWatch:
         order, folder = self._order, Path(self._order.folder)
         self._say(f"watches process {order.rank_pid}; this is process {os.getpid()}")
         template = Template.start(order.tag, folder)
-        import torch.distributed  # noqa: F401  (here: the template starts meanwhile, and threads do not begin with it)
+        import torch.distributed  # here: the template starts meanwhile, and threads do not begin with it
 
+        peer_names.look_up_no_more(torch)
         readable({self._rank, *self._open_connection()}, _FIRST_CALL_S)
         self._hear_rank()  # a store that is to be served comes first: ranks wait for it
         start = CycleStart(
@@ -244,7 +245,7 @@ class CompanionWatch:
         if self._sidecar is not None:
             self._sidecar.state = ""
         for listener in listeners:
-            self._servers[call.port] = store_host.serve(listener, call.host)
+            self._servers[call.port] = store_host.serve(listener)
             self._say(f"the store is served at port {call.port}")
         if call.iterations_host:
             self._iteration_servers = {}  # those of the call before end here

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from ft_client.inprocess.standalone.watched_call import CallMembers
-from rank_monitor.contract.processes import local_address, proc
+from rank_monitor.contract.processes import local_address, proc, resolver
 from rank_monitor.contract.processes.descriptor import socket_copy
 
 # TCP_ESTABLISHED of the kernel, as in the first byte of TCP_INFO.
@@ -42,14 +42,15 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(error.errno, f"the store of the ranks cannot be served at {host}:{port}: {problem}") from None
 
 
-def serve(listener: socket.socket, host: str) -> Any:
+def serve(listener: socket.socket) -> Any:
     """Starts a `TCPStore` server, which serves as long as the returned object lives. It takes over `listener`."""
     import torch
     from torch.distributed import TCPStore
 
+    here, port = listener.getsockname()[:2]
     return TCPStore(
-        host_name=host,
-        port=listener.getsockname()[1],
+        host_name=local_address.towards(here),
+        port=port,
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
@@ -67,7 +68,7 @@ def serve_anywhere(host: str) -> tuple[Any, int]:
         listener = listen(host, 0)
         port = listener.getsockname()[1]
         if all(_is_free(host, port + offset) for offset in range(1, _FREE_AFTER + 1)):
-            return serve(listener, host), port
+            return serve(listener), port
         listener.close()
     raise OSError(f"no free port at {host}")
 
@@ -79,7 +80,8 @@ def own_address(towards: tuple[str, int] | None) -> str:
     """
     if towards is None:
         return local_address.loopback()
-    family, kind, _, _, where = socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)[0]
+    address = resolver.address_of(*towards)
+    family, kind, _, _, where = socket.getaddrinfo(address, towards[1], type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(where)
         own = str(probe.getsockname()[0])

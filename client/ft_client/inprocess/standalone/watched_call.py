@@ -87,8 +87,8 @@ class WatchedCall:
 
         if self.host:
             wait = datetime.timedelta(seconds=min(limit_s, _STORE_TIMEOUT_S))
-            with resolver.bounded_towards(self.host):
-                return TCPStore(self.host, self.port, is_master=False, timeout=wait, wait_for_workers=False)
+            with resolver.towards(self.host, self.port) as address:
+                return TCPStore(address, self.port, is_master=False, timeout=wait, wait_for_workers=False)
         if make_store is None:
             raise RuntimeError("the store of this call can only be made by its own factory, which is not known here")
         return make_store()
