@@ -17,7 +17,7 @@ from ft_launcher.agent.ranks import Ranks
 from ft_launcher.attribution import BAD_LOSS, Fault, FaultClass, FaultKind, RankEvidence, all_nodes
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle import nccl_ras
-from ft_launcher.cycle.evidence import fault_in, gather, iteration_reached, of_node, with_own_locks
+from ft_launcher.cycle.evidence import as_decided, fault_in, gather, iteration_reached, of_node, with_own_locks
 from ft_launcher.nodes.node_messages import JobOver, RankAssigned
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, headline_in, inputs_in
 from ft_launcher.policy.restart_history import CycleLife
@@ -153,6 +153,7 @@ def _stop(ranks: Ranks, hung: bool, stop_began: float) -> CycleEvidence:
     ranks.hear(is_over=True)
     gathered = _gathered(ranks, stopped, stopping.killed)
     if hung:
+        gathered = as_decided(gathered, ranks.monitors)
         gathered = with_own_locks(gathered, stop_began, time.monotonic() - ranks.processes.started_ns / 1e9)
     evidence = ranks.in_process.of_the_end(gathered)
     if hung:

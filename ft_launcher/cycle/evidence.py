@@ -28,6 +28,7 @@ from ft_launcher.ranks.monitors import NodeMonitors
 from ft_launcher.ranks.rank_context import ERROR_FILES_S, RankContext, RankExit
 from ft_launcher.record.contained import contained, log_contained
 from rank_monitor.contract.wire.foreign import open_regular, read_file
+from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 _T = TypeVar("_T")
@@ -97,6 +98,27 @@ def gather(
             )
         )
     return evidence
+
+
+def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors) -> list[RankEvidence]:
+    """Returns the ranks; where this node has ended one of them by `hang_timeout`, all are as they were at the look by
+    which that was decided.
+
+    The end of that rank breaks the connections of the others. Until the stop asks them they may have ended, or be on
+    their way out, and what they show then is a consequence of the decision.
+    """
+    if not any(rank.condemned and rank.verdict is not None and rank.verdict.limit == HANG for rank in ranks):
+        return list(ranks)
+    found = []
+    for rank in ranks:
+        seen = monitors.found(rank.local_rank).at_decision
+        if seen is None or not seen.process:  # its monitor gave no stacks in time
+            found.append(rank)
+            continue
+        last = rank.snapshot or seen
+        snapshot = replace(last, frames=seen.frames, process=seen.process, groups=seen.groups)
+        found.append(replace(rank, snapshot=snapshot))
+    return found
 
 
 def fault_in(evidence: CycleEvidence) -> Fault | None:

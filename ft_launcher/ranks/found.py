@@ -55,7 +55,8 @@ class Found:
     when it was last about to exceed a limit, `returned_at` when it returned from its program, and `standstills` how
     often its monitor has found that it stands still. `failed` says that its program has ended with an error: before the
     exception, which comes next if it can be told. `before_group`: the rank that sent `last_output` had certainly made
-    no process group.
+    no process group. `at_decision` is the snapshot of the look by which the launcher decided that the job hangs: after
+    it the rank may have lost the one that is ended for the hang.
     """
 
     start: CycleStart | None = None
@@ -73,6 +74,7 @@ class Found:
     returned_at: float | None = None
     suspect_result: ResultInDoubt | None = None
     snapshot: Snapshot | None = None
+    at_decision: Snapshot | None = None
     was_attached: bool = False
     times: RankTimes | None = None
     reading: Snapshot | None = None

@@ -173,7 +173,12 @@ class NodeMonitors:
         self._send(slot, message)
 
     def end_hang(self, local_rank: int, message: HangOverdue) -> None:
-        """Has a monitor end its rank for a hang, with a verdict, as for any other limit."""
+        """Has a monitor end its rank for a hang, with a verdict, as for any other limit.
+
+        Keeps where all ranks were at the last `snapshots`, by which the launcher has decided this.
+        """
+        for seen in self._slots:
+            seen.found.at_decision = seen.found.snapshot
         slot = self._slots[local_rank]
         if slot.start is not None:
             self._send(slot, message)
