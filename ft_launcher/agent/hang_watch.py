@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from ft_launcher.agent.hang_exchange import HangExchange, Others
 from ft_launcher.agent.membership import EventSource
-from ft_launcher.agent.rank_usage import RankUsage
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.attribution import rank_view
 from ft_launcher.attribution.hang_clocks import Hang, HangClocks, RankLook
 from ft_launcher.cycle.cycle import Event
 from ft_launcher.cycle.evidence import gather, with_own_locks
+from ft_launcher.processes.rank_usage import RankUsage
 from ft_launcher.record.contained import contained
 from ft_launcher.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.wire.launcher_messages import HangOverdue

@@ -7,7 +7,7 @@ time. There are two cases:
    that group that is finished sets it back, and so does a report of the rank that has not come. CPU time does not: on a
    GPU a rank that waits spins.
 2. Nobody waits for anybody. The clock of a rank runs while its main thread executes no Python and nothing of its
-   `Usage` changes.
+   `Usage` (`processes/rank_usage.py`) changes.
 
 Where it is not known for whom ranks wait, the whole job must stand still. Before the first collective is finished, or
 the first iteration is reported, ranks load, compile and download: the limit is an hour at least then.
@@ -29,33 +29,10 @@ from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _FIRST_LIMIT_S = 3600.0
 """As long as NVIDIA's limit until a rank's first sign of life: compilers and downloads at the start take so long."""
-_IDLE_CPU_S, _IDLE_PART = 0.05, 0.002
-"""CPU time that is no activity, in seconds and as part of the time that has passed: what a dump of the stacks takes,
-and workers of a data loader, each of which looks every 5 s whether its parent lives (0.1 ms). A child that sleeps
-most of the time takes 1 % of a core and works."""
 _DEBUGGER = re.compile(
     r"python3[.\dt]*/(pdb|bdb|code|codeop)\.py|(ipdb|pudb|pydevd|debugpy|remote_pdb|IPython/terminal)\b"
 )
 """Frames of a debugger that waits for its user."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a rank has used so far: its main thread's CPU time, bytes read and written without stacks, the processes
-    that descend from it, and their CPU time."""
-
-    main_cpu_s: float = 0.0
-    io_bytes: int = 0
-    descendants: frozenset[int] = frozenset()
-    descendants_cpu_s: float = 0.0
-
-    def is_beyond(self, before: Usage, passed_s: float) -> bool:
-        """Returns whether the rank did something since `before`, which was read `passed_s` seconds earlier."""
-        idle_s = _IDLE_CPU_S + _IDLE_PART * passed_s
-        has_computed = self.main_cpu_s - before.main_cpu_s > idle_s
-        # The sum falls when one of them ends.
-        has_computed |= self.descendants_cpu_s - before.descendants_cpu_s > idle_s
-        return has_computed or self.io_bytes != before.io_bytes or bool(self.descendants - before.descendants)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
+from ft_launcher.processes.rank_usage import Usage, usage_of
 from rank_monitor.contract.processes import proc
 
 _LEAST_S = 1.0
@@ -22,24 +22,8 @@ _LONGEST_PERIOD_S, _PERIODS = 1.0, 4
 _CPU_S, _IO_BYTES = 0.02, 1 << 16
 """Less than this within the limit is no work. In 15 s an upload of 1 MB/s over TLS takes 39 ms of CPU time, and an idle
 rank without the threads that poll 2 ms (measured)."""
-_POLLING = ("gloo_", "pt_", "NCCL", "cuda-")
-"""How the names of threads begin that torch, NCCL and CUDA start: gloo's takes 30 ms in 15 s while nothing happens."""
 _PROMPTS = ("tty", "woken", "select", "poll")
 """What the kernel calls the wait of a process for a line of its terminal, as under a debugger."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the processes of a rank have done so far: CPU time (seconds), bytes read and written, and which they are."""
-
-    cpu_s: float = 0.0
-    io_bytes: int = 0
-    pids: frozenset[int] = frozenset()
-
-    def is_more_than(self, before: Work) -> bool:
-        """Whether they have worked since, or one of them has started or ended."""
-        is_busy = self.cpu_s >= before.cpu_s + _CPU_S or self.io_bytes >= before.io_bytes + _IO_BYTES
-        return is_busy or self.pids != before.pids
 
 
 @dataclass
@@ -49,7 +33,7 @@ class _Failed:
     pid: int
     exit_code: int
     since: float
-    work: Work
+    work: Usage
     worked_at: float
     next_check: float
 
@@ -63,7 +47,7 @@ class FailedPrograms:
         look: pid -> what its processes have done so far; None: a debugger or a prompt holds it, which is no end.
     """
 
-    def __init__(self, idle_s: float, busy_s: float | None, look: Callable[[int], Work | None]) -> None:
+    def __init__(self, idle_s: float, busy_s: float | None, look: Callable[[int], Usage | None]) -> None:
         self._idle_s = max(idle_s, _LEAST_S)
         self._busy_s = None
         if busy_s is not None:
@@ -79,7 +63,7 @@ class FailedPrograms:
         """
         if not 0 < exit_code < 256 and exit_code != -signal.SIGINT:
             exit_code = 1
-        self._failed[local_rank] = _Failed(pid, exit_code, now, Work(), now, now + self._period_s)
+        self._failed[local_rank] = _Failed(pid, exit_code, now, Usage(), now, now + self._period_s)
 
     def forget(self, local_rank: int) -> None:
         """Forgets a rank that has ended."""
@@ -111,7 +95,7 @@ class FailedPrograms:
         work = self._look(failed.pid)
         if work is None:
             failed.since = failed.worked_at = now
-        elif work.is_more_than(failed.work):
+        elif _has_worked(work, failed.work):
             failed.work, failed.worked_at = work, now
         if self._busy_s is not None and now >= failed.since + self._busy_s:
             return f"it has not ended {self._busy_s:g} s later (--ft-linger)"
@@ -120,24 +104,25 @@ class FailedPrograms:
         return ""
 
 
-def work_of(pid: int) -> Work | None:
-    """Returns what a rank and all that it started have done; None while a debugger holds it or it shows a prompt."""
-    import psutil  # here: it takes 20 ms, which only such a rank must wait
-
+def work_of(pid: int) -> Usage | None:
+    """Returns what a rank has used so far; None while a debugger holds it or it shows a prompt."""
     if proc.status(pid).get("TracerPid", "0") != "0" or _shows_prompt(pid):
         return None
-    cpu_s, io_bytes, pids = 0.0, 0, set()
-    with suppress(psutil.Error):
-        rank = psutil.Process(pid)
-        for process in (rank, *rank.children(recursive=True)):
-            with suppress(psutil.Error):  # it has ended, or is another user's
-                pids.add(process.pid)
-                cpu_s += sum(process.cpu_times()[:4])  # its own, and that of children which it has waited for
-                polling = (thread for thread in process.threads() if proc.name_of(thread.id).startswith(_POLLING))
-                cpu_s -= sum(thread.user_time + thread.system_time for thread in polling)
-                moved = process.io_counters()
-                io_bytes += moved.read_chars + moved.write_chars
-    return Work(cpu_s, io_bytes, frozenset(pids))
+    return usage_of([pid])[pid]
+
+
+def _has_worked(usage: Usage, before: Usage) -> bool:
+    """Whether any thread of the rank or any descendant has worked since, or one of these has started or ended."""
+    is_busy = _cpu_s(usage) >= _cpu_s(before) + _CPU_S or _io_bytes(usage) >= _io_bytes(before) + _IO_BYTES
+    return is_busy or usage.descendants != before.descendants
+
+
+def _cpu_s(usage: Usage) -> float:
+    return usage.main_cpu_s + usage.threads_cpu_s + usage.descendants_cpu_s
+
+
+def _io_bytes(usage: Usage) -> int:
+    return usage.io_bytes + usage.descendants_io_bytes
 
 
 def _shows_prompt(pid: int) -> bool:

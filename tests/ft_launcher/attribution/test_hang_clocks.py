@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ft_launcher.attribution.fault import HangKind
-from ft_launcher.attribution.hang_clocks import Hang, HangClocks, RankLook, Usage, of_record, to_record
+from ft_launcher.attribution.hang_clocks import Hang, HangClocks, RankLook, of_record, to_record
 from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
 from rank_monitor.contract.errors import ProtocolError
@@ -223,33 +223,3 @@ def test_the_longest_standstill_counts() -> None:
 def test_one_that_waits_for_others_is_not_alone() -> None:
     """It stands still as well, and longer than the rank is awaited."""
     assert waited(waits(0, 39.0, still_s=500.0), absent(1, report_age_s=1.0)) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("after", "passed_s", "is_active"),
-    [
-        (Usage(1.0, 100, frozenset({7}), 2.0), 10.0, False),
-        (Usage(1.06, 100, frozenset({7}), 2.0), 10.0, False),
-        (Usage(1.3, 100, frozenset({7}), 2.0), 10.0, True),
-        (Usage(1.0, 101, frozenset({7}), 2.0), 10.0, True),
-        (Usage(1.0, 100, frozenset({7, 8}), 2.0), 10.0, True),
-        (Usage(1.0, 100, frozenset(), 0.0), 10.0, False),
-        (Usage(1.0, 100, frozenset({7}), 2.3), 10.0, True),
-        (Usage(1.2, 100, frozenset({7}), 2.2), 100.0, False),
-        (Usage(1.0, 100, frozenset({7}), 2.4), 40.0, True),
-    ],
-    ids=[
-        "nothing",
-        "a dump of stacks",
-        "computes",
-        "I/O",
-        "starts a child",
-        "a child ends",
-        "a child works",
-        "idles",
-        "a child works a little",
-    ],
-)
-def test_what_is_activity(after: Usage, passed_s: float, is_active: bool) -> None:
-    before = Usage(1.0, 100, frozenset({7}), 2.0)
-    assert after.is_beyond(before, passed_s) == is_active
