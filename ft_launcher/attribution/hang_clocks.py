@@ -15,6 +15,7 @@ the first iteration is reported, ranks load, compile and download: the limit is 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -127,10 +128,13 @@ class HangClocks:
         self._finished: dict[str, tuple[int, float | None]] = {}
         """Group -> number of the last collective that a rank has finished, and when a look first saw that it had become
         another (None: it has not)."""
+        self._suspended_at = -math.inf
+        """When a look last saw that the clocks do not run for any rank."""
 
     def begin(self) -> None:
         """Forgets the looks before: nobody stood still since the last one."""
         self._finished.clear()
+        self._suspended_at = -math.inf
 
     def judge(self, ranks: Sequence[RankLook], all_ranks: bool, now: float) -> Hang | None:
         """Returns the wait or the standstill that has lasted longest; None: no clock runs.
@@ -144,6 +148,7 @@ class HangClocks:
         present = [rank for rank in ranks if not rank.view.ended]
         # Somebody debugs the job, or has stopped all of it.
         if any(rank.is_debugged for rank in present) or all(rank.is_stopped for rank in present):
+            self._suspended_at = now
             return None
         limit_s = self._limit_s
         if not _has_begun(ranks):
@@ -153,7 +158,8 @@ class HangClocks:
             waited_s = self._waited_s(blame, {rank.view.rank: rank for rank in present}, all_ranks, now)
             if waited_s is None:
                 return None
-            return Hang(waited_s, limit_s, _for_all(blame, present))
+            # The others have waited meanwhile, and the rank goes on where it was.
+            return Hang(min(waited_s, now - self._suspended_at), limit_s, _for_all(blame, present))
         alone = [rank for rank in present if not (rank.has_own_limit or rank.is_stopped or _is_in_wrapper(rank))]
         longest = max(alone, key=lambda rank: rank.quiet_s, default=None)
         if longest is None or longest.quiet_s == 0:

@@ -134,6 +134,28 @@ def test_a_job_that_is_stopped_as_a_whole_does_not_hang() -> None:
     assert waited(RankLook(view(0, COMPUTES, 6, 6, STOPPED), 500.0, still_s=500.0)) is None
 
 
+IN_PDB = absent(1, frame="python3.12/pdb.py:300 in interaction")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        (waits(0, 500.0), IN_PDB),
+        tuple(RankLook(view(rank, COMPUTES, 6, 6, STOPPED), 500.0, still_s=500.0) for rank in range(2)),
+    ],
+    ids=["a rank was debugged", "the job was stopped"],
+)
+def test_after_a_debugger_and_a_stop_the_clock_begins_anew(before: Sequence[RankLook]) -> None:
+    """The others have waited meanwhile; the rank goes on where it was, and needs its time for that."""
+    clocks = HangClocks(LIMIT_S)
+    assert clocks.judge(before, True, 1000.0) is None
+    soon, later = (clocks.judge([waits(0, 500.0), absent(1)], True, now) for now in (1005.0, 1040.0))
+    assert soon is not None and later is not None and (soon.waited_s, later.waited_s) == (5.0, LIMIT_S)
+    clocks.begin()
+    fresh = clocks.judge([waits(0), absent(1)], True, 1041.0)
+    assert fresh is not None and fresh.waited_s == 39.0
+
+
 def test_ranks_that_have_returned_are_not_waited_for_when_nobody_waits() -> None:
     gone = RankLook(replace(view(1, "", 6, 6), ended=True), None)
     assert waited(RankLook(view(0, COMPUTES, 6, 6), 39.0, still_s=38.0), gone) == 38.0
