@@ -124,7 +124,8 @@ class FileThread:
             # Not known yet: a disk may be slow for a moment.
             later = threading.Timer(STALLED_S, self._say_if_stalled)
             later.daemon = True
-            later.start()
+            with contextlib.suppress(RuntimeError):  # the system has no thread left, and the line is all that is lost
+                later.start()
         return is_done
 
     def _say_if_stalled(self) -> None:

@@ -91,3 +91,15 @@ def test_lines_of_a_journal_wait_within_bounds(tmp_path: Path, monkeypatch: pyte
     lines = path.read_text().splitlines()
     assert len([line for line in lines if '"rank_exit"' in line]) == 101 - journal.dropped
     assert f'"lines": {journal.dropped}' in path.read_text(), "the gap is told"
+
+
+def test_where_no_thread_starts_a_slow_disk_is_no_error() -> None:
+    files = FileThread()
+    disk = Disk(files)
+    before = threading.stack_size(1 << 46)  # more than there are addresses
+    try:
+        assert not files.flush(0.0)
+        files.close(0.0)
+    finally:
+        threading.stack_size(before)
+        disk.answers.set()
