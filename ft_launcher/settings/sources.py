@@ -275,6 +275,6 @@ def _about_values(layers: Iterable[RawSetting], found: Mapping[str, tuple[Any, s
         instead = options.declaration_of(key).instead
         if instead:
             warnings.append(f"{key} (from {source}) is accepted and does nothing here: {instead}")
-        elif kinds.means_none(winners[key]) and value not in (None, (), {}):
+        elif kinds.means_none(winners[key]) and value not in (None, (), {}, (kinds.NONE,)):
             warnings.append(f"{key} (from {source}) cannot be none; its default {value} holds")
     return warnings

@@ -24,4 +24,4 @@ def test_faults_change_nothing_in_the_weights_and_the_report_says_what_they_cost
     assert str(page) in shown and page.read_text().startswith("<!DOCTYPE html>")
     assert re.search(r"goodput without faults: \d+\.\d% .*\n  goodput with faults: \d+\.\d% ", shown)
     for fault in ("signal of rank 1", "hang of rank 1", "exception of rank 0"):
-        assert re.search(rf"  {fault} on .*\n    .*stop .*first_step ", shown), fault
+        assert re.search(rf"  [\d-]+ [\d:]+ {fault} on .*\n    .*stop .*first_step ", shown), fault

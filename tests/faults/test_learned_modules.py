@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job
 from tests.faults.test_attribution import script
@@ -51,6 +53,12 @@ dist.destroy_process_group()
 LEARNS_S = 90.0
 
 
+@pytest.fixture(autouse=True)
+def no_folder_of_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import of `torch._dynamo` sets this variable, also in the process of the tests."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+
 def run(start_job: StartJob, folder: Path, preload: str = "auto") -> Job:
     """A job of which a rank dies after it has told what it imports."""
     job = start_job(Plan(), 2, "--max-restarts=1", f"--ft-preload={preload}", script=script(folder, TRAINING))
@@ -78,6 +86,7 @@ def test_none_learns_nothing(start_job: StartJob, tmp_path: Path) -> None:
     assert job.finish() == 0, job.tail()
     assert job.output.count("cycle 1: hidden True, ran 2, had None, has True, there True") == 2, job.tail()
     assert job.journal("modules_preloaded") == []
+    assert "cannot be none" not in job.output, job.tail()
 
 
 def test_a_script_that_changes_later_what_they_read_imports_anew(start_job: StartJob, tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ def look_up_no_more(torch: ModuleType) -> None:
     Does nothing with an older torch, with another C library than glibc, and where /etc/hosts has the name. No look-up
     of names that lead to addresses is changed.
 
+    The server does without libuv. That has a pipe for its signals, made once in a process, and an own handler of forks,
+    which closes these two descriptors in each child. A rank closes all descriptors of the zygote that it is a fork of:
+    its own would then have the same numbers, and each child of the rank would lose two of them.
+
     Args:
         torch: the module, which nothing here may import; its part `distributed` has been imported.
     """
@@ -43,6 +47,7 @@ def look_up_no_more(torch: ModuleType) -> None:
                 wait_for_workers=False,
                 timeout=_LIMIT,
                 master_listen_fd=listener.detach(),
+                use_libuv=False,
             )
     except (OSError, RuntimeError):
         pass  # no loopback interface, no descriptors: look-ups stay as they are, and whoever needs these says so

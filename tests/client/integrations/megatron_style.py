@@ -65,6 +65,9 @@ class Training:
             write(state_file, json.dumps(state))
         self.client.shutdown_workload_monitoring()
         Detector.shutdown()
+        # torch 2.13 can end in a deadlock where a DDP model holds the last reference to a group: its destructor waits,
+        # with the GIL, for the thread of gloo, which needs the GIL to let go of the last collective.
+        del model, optimizer
         dist.barrier()
         dist.destroy_process_group()
 
