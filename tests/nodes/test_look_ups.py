@@ -113,3 +113,21 @@ def test_nodes_look_up_a_name_once(tmp_path: Path) -> None:
     asked = run(tmp_path, LONE, "queries", LOCAL, "sh", "-c", BOTH, "sh", *LAUNCH, *words)
     assert set(asked) == {name}
     assert [read(tmp_path / f"queries{rank}.1") for rank in (0, 1)] == [read(tmp_path / "queries0.0")] * 2
+
+
+FORKS = """
+import os, sys
+import torch
+pipes = {end: os.fstat(end).st_ino for _ in range(8) for end in os.pipe()}
+child = os.fork()
+if child == 0:
+    os._exit(sum(os.fstat(end).st_ino == number for end, number in pipes.items()))
+print("descriptors in a child:", os.waitpid(child, 0)[1] >> 8)
+"""
+
+
+def test_the_store_that_ends_look_ups_costs_children_of_ranks_no_descriptors(tmp_path: Path) -> None:
+    """libuv, by which torch's stores work, closes its own in each fork; those of a rank have other owners by then."""
+    (tmp_path / "train.py").write_text(FORKS)
+    shown = output_of([*LAUNCH, "--ft-warm-start=on", "train.py"], tmp_path, LIMIT_S)
+    assert "descriptors in a child: 16\n" in shown
