@@ -268,8 +268,8 @@ def test_a_training_that_makes_no_steps(browser: Browser, job: Simulation) -> No
     """Neither green nor red, in both themes; the sentence says why."""
     job.starts(ranks=8)
     show(browser, job)
-    job.stall = Stall(steps=18_231, waited_s=262.0, usual_s=1.92, since_ns=0)
     job.status.read(job.readings, "rank 2 is stopped, 7 ranks wait for it")
+    job.stall = Stall(steps=18_231, waited_s=262.0, usual_s=1.92, since_ns=0)
     browser.until(lambda: browser.text("h1").startswith("stalled in cycle 0"), "the stall")
     assert browser.text("h1").endswith(
         ": no step for 262 s, 136 times the usual one; rank 2 is stopped, 7 ranks wait for it"
