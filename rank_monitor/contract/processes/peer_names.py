@@ -49,5 +49,6 @@ def look_up_no_more(torch: ModuleType) -> None:
                 master_listen_fd=listener.detach(),
                 use_libuv=False,
             )
-    except (OSError, RuntimeError):
-        pass  # no loopback interface, no descriptors: look-ups stay as they are, and whoever needs these says so
+    except (OSError, RuntimeError, TypeError, ValueError):
+        # No loopback interface, no descriptors, a torch without one of these arguments: look-ups stay as they are.
+        pass
