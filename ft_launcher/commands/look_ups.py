@@ -14,7 +14,8 @@ from rank_monitor.contract.processes import resolver
 _SLOW_S = 0.1
 """A restart on one node takes that long."""
 _LIMIT_S = 2.0
-"""Whoever asks for settings does not wait for a resolver that never answers, as ranks do for 10 s."""
+"""Seconds that `validate` waits for a look-up. With a resolver that never answers a rank waits for 10 s; a user who
+only asks for the settings should not."""
 _PEER = "::ffff:127.0.0.1"
 """What a client of torch's store has connected to where that is 127.0.0.1: torch's sockets are of IPv6."""
 _OWN_INTERFACE = "GLOO_SOCKET_IFNAME"

@@ -126,7 +126,9 @@ def _leads_to_installed(package: str) -> bool:
     spec = PathFinder.find_spec(package)
     if spec is None:
         return False
-    return all(map(is_installed, [spec.origin] if spec.origin else spec.submodule_search_locations or ()))
+    if spec.origin:
+        return is_installed(spec.origin)
+    return all(is_installed(folder) for folder in spec.submodule_search_locations or ())
 
 
 def _is_installed(part: Part) -> bool:

@@ -82,7 +82,8 @@ def address_of(host: str, port: int) -> str:
     """Returns an address of `host`, if possible one at which a server listens at `port`. Blocks for look-ups.
 
     A name is looked up once, and again where nobody listens at the address that it had: no restart waits for a
-    resolver. A name that is not found is returned as it is: whoever connects then reports it.
+    resolver. A name that is not found is returned unchanged: the connection that follows then fails,
+    and its error names it.
     """
     if _is_address(host):
         return host
