@@ -7,7 +7,6 @@ and a program that knows IPv4 only finds the server too. A loopback interface ma
 from __future__ import annotations
 
 import functools
-import ipaddress
 import socket
 
 _IPV4, _IPV6 = "127.0.0.1", "::1"
@@ -28,6 +27,9 @@ def where_to_listen(host: str) -> str:
 
     It is a loopback address if `host` is one, else that of all interfaces.
     """
+    # Imported here: a forked rank, which has this module from its zygote, would find `ipaddress` imported.
+    import ipaddress
+
     if host == _LOCAL:
         return loopback()
     try:

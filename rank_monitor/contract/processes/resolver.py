@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import ipaddress
 import os
 import socket
 import time
@@ -120,9 +119,10 @@ def bounded_towards(*hosts: str) -> Iterator[None]:
 
 
 def _is_address(host: str) -> bool:
+    # Not `ipaddress`: a forked rank, which has this module from its zygote, would find that module imported.
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
+        socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
         return False
     return True
 
