@@ -446,3 +446,10 @@ def test_the_monitor_runs_on_a_bare_interpreter() -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + "".join(f"import {name}\n" for name in names)
     code += "assert not {'torch', 'numpy'} & set(sys.modules)"
     run([sys.executable, "-I", "-S", "-c", code], check=True)
+
+
+def test_what_forks_monitors_loads_no_large_library() -> None:
+    """OpenSSL alone is a tenth of a monitor's memory."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport rank_monitor.template\n"
+    code += "assert not {'hashlib', '_hashlib', '_ssl', 'asyncio', 'multiprocessing'} & set(sys.modules)"
+    run([sys.executable, "-I", "-S", "-c", code], check=True)

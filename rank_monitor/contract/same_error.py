@@ -5,7 +5,6 @@ The launcher compares the errors of cycles by it, and the in-process wrapper tho
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 _DIGITS = re.compile(r"\d+")
@@ -28,4 +27,7 @@ def digest(text: str) -> str:
 
     It goes into stores, journals and bundles, and the text may hold what is nobody's business.
     """
+    # Imported here: it loads OpenSSL, a tenth of a monitor's memory, and monitors compare no errors.
+    import hashlib
+
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:_DIGEST]
