@@ -30,12 +30,15 @@ dist.destroy_process_group()
 """
 # torch's own client of the store is in the group: ranks without one show what the launcher asks.
 LONE = """
-import os, shutil, signal, sys
+import os, shutil, sys, time
 cycle, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 if os.path.exists("queries"):
     shutil.copy("queries", f"queries{rank}.{cycle}")
 open(f"rank{rank}.{cycle}", "w").write("2")
-sys.exit(int(cycle == "0" and rank == "1"))
+if cycle == "0" and rank == "1":
+    while not os.path.exists("rank0.0"):  # else the launcher may end rank 0 before it has looked
+        time.sleep(0.05)
+    sys.exit(1)
 """
 WRAPPED = """
 import os
