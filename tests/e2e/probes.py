@@ -91,8 +91,12 @@ def beside():
 if sys.argv[1:]:
     threading.Thread(target=beside, daemon=True).start()
 print(threading.enumerate(), threading.active_count(), threading.current_thread() is threading.main_thread())
+ended = threading.Event()
+def work():
+    ended.wait()
+    time.sleep(0.05)
 pool = concurrent.futures.ThreadPoolExecutor(1)
-pool.submit(time.sleep, 0.05).add_done_callback(lambda done: (print("the pool's work is done"), worked.set()))
+pool.submit(work).add_done_callback(lambda done: (print("the pool's work is done"), worked.set()))
 class Last:
     def __init__(self, name):
         self.name = name
@@ -115,6 +119,7 @@ libc.fopen.restype = ctypes.c_void_p
 by_c = libc.fopen(b"written_by_c", b"w")
 libc.fputs(b"flushed by C", ctypes.c_void_p(by_c))
 print("end")
+ended.set()
 """
 
 IN_MAIN = """

@@ -124,15 +124,23 @@ def look(file):
     assert removed is not os.path.exists(file)
     return "removed" if removed else "left"
 
+def look_until_removed(file):
+    # What a process that is just ending has open cannot be read, and nothing is removed while there is such a process.
+    deadline = time.monotonic() + float(sys.argv[1])
+    while look(file) == "left":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return "removed"
+
 file = leave()
-print("free", look(file))
+print("free", look_until_removed(file))
 file = leave()
 with open(file, "r+b") as opened:
     print("open", look(file))
     mapped = mmap.mmap(opened.fileno(), 0)
 print("mapped", look(file))
 mapped.close()
-print("closed", look(file))
+print("closed", look_until_removed(file))
 file = leave()
 there, at_work = os.pipe()
 namespace = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "echo; exec sleep 3600"]
@@ -142,11 +150,7 @@ os.read(there, 1)
 print("shared", look(file))
 other.kill()
 other.wait()
-deadline = time.monotonic() + float(sys.argv[1])
-while look(file) == "left":  # the process in the namespace ends a moment later
-    assert time.monotonic() < deadline
-    time.sleep(0.02)
-print("alone removed")
+print("alone", look_until_removed(file))
 """
 
 
