@@ -247,7 +247,7 @@ class Rungs:
         if last.state == WrapperState.LEFT:
             if self._any_goes_on() or self._is_finished(last.prefix):
                 return []
-            return [TakeOver(local_rank, _NOBODY)]
+            return [TakeOver(local_rank, self._why_nobody_goes_on())]
         if self._is_left_behind(slot) and self._is_finished(last.prefix):
             return []
         why_not = self._why_not(last)
@@ -303,7 +303,7 @@ class Rungs:
                 return f"{self._name(number)} is not in the wrapped function"
         if self._any_goes_on():
             return ""
-        return _NOBODY
+        return self._why_nobody_goes_on()
 
     # Restarts.
 
@@ -377,9 +377,16 @@ class Rungs:
         if slot.state == WrapperState.ABORTED:
             return self._gave_up(local_rank)
         if slot.state == WrapperState.LEFT:
-            return _NOBODY
+            return self._why_nobody_goes_on()
         limit_s = _limit_s(slot.last)
         return f"{self._name(local_rank)} did not come to the end of the restart within {limit_s:g} s"
+
+    def _why_nobody_goes_on(self) -> str:
+        """Returns the reason of a rank whose wrapper gave up, if there is one: other ranks end because of it."""
+        for number, slot in enumerate(self._slots):
+            if slot.state == WrapperState.ABORTED:
+                return self._gave_up(number)
+        return _NOBODY
 
     def _gave_up(self, local_rank: int) -> str:
         last = self._slots[local_rank].last

@@ -106,8 +106,10 @@ def test_the_users_own_limit_decides_first(start_job: StartJob, monkeypatch: pyt
     job = start_job(Plan(), 2, "--max-restarts=0", script=SCRIPT)
     assert job.finish() == 1, job.tail()
     (taken,) = job.journal("taken_over")
-    assert "iteration=5 is beyond max_iterations=5" in taken["reason"]
-    assert [line["iteration"] for line in job.journal("in_process_restart")] == [1, 2, 3, 4, 5]
+    assert re.search(r"gave up: iteration=[56] is beyond max_iterations=5", taken["reason"])
+    restarts = [line["iteration"] for line in job.journal("in_process_restart")]
+    # The end of the rank that checks first may interrupt the other before its own check, which is in the next one then.
+    assert restarts in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]), job.tail()
 
 
 def test_a_spare_takes_over(start_job: StartJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -218,6 +218,17 @@ def test_the_reason_with_which_a_wrapper_gave_up_is_passed_on() -> None:
     assert "rank 5 gave up: the same error 3 times" in taken_over(node.die(1, 1))
 
 
+@pytest.mark.parametrize("last", ["handling_completed", "left"])
+def test_that_reason_is_told_also_where_the_end_of_another_rank_is_known_first(last: str) -> None:
+    node = Node()
+    node.say("handling_starting")
+    node.on(Heard(1, Restarter("aborted", 5, 0, PREFIX, LIMIT_S, reason="the same error 3 times")))
+    for other in (0, 2):
+        node.say(last, other, iteration=1)
+    node.die(2, 1)
+    assert "rank 5 gave up: the same error 3 times" in taken_over(node.die(0, 1))
+
+
 # The limit.
 
 
