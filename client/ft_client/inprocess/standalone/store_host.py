@@ -15,7 +15,7 @@ import socket
 import time
 from typing import Any
 
-from ft_client.inprocess.standalone.watched_call import CallMembers
+from ft_client.inprocess.standalone.watched_call import MAKES_STORE, CallMembers
 from rank_monitor.contract.processes import local_address, proc, resolver
 from rank_monitor.contract.processes.descriptor import socket_copy
 
@@ -48,14 +48,15 @@ def serve(listener: socket.socket) -> Any:
     from torch.distributed import TCPStore
 
     here, port = listener.getsockname()[:2]
-    return TCPStore(
-        host_name=local_address.towards(here),
-        port=port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-        use_libuv=torch.__version__ >= "2.8",  # older releases: only the server without it takes a listening socket
-    )
+    with MAKES_STORE:
+        return TCPStore(
+            host_name=local_address.towards(here),
+            port=port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+            use_libuv=torch.__version__ >= "2.8",  # older releases: only the server without it takes a listening socket
+        )
 
 
 def serve_anywhere(host: str) -> tuple[Any, int]:

@@ -17,6 +17,7 @@ import math
 import os
 import secrets
 import socket
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -37,6 +38,10 @@ OVER, FINISHED = b"over", b"finished"
 _ALL_ENDED = "finished"
 """The key that is set when every member has finished."""
 
+MAKES_STORE = threading.Lock()
+"""Held while a thread of a companion makes a store of torch. The constructor of `TCPStore` writes to pybind11's table
+of objects without the lock of the interpreter. With torch 2.6 one start in about 40 ended a companion with the words
+"pybind11_object_dealloc(): Tried to deallocate unregistered instance!" while two of its threads made stores."""
 # torch's default timeout of a store.
 _STORE_TIMEOUT_S = 300.0
 # Each look is an operation of the store, as each beat is.
@@ -87,23 +92,27 @@ class WatchedCall:
 
         if self.host:
             wait = datetime.timedelta(seconds=min(limit_s, _STORE_TIMEOUT_S))
-            with resolver.towards(self.host, self.port) as address:
+            with resolver.towards(self.host, self.port) as address, MAKES_STORE:
                 return TCPStore(address, self.port, is_master=False, timeout=wait, wait_for_workers=False)
         if make_store is None:
             raise RuntimeError("the store of this call can only be made by its own factory, which is not known here")
-        return make_store()
+        with MAKES_STORE:
+            return make_store()
 
     def keys(self, store: Any) -> Any:
         """The call's part of a store."""
         from torch.distributed import PrefixStore
 
-        return PrefixStore(self.prefix, store)
+        with MAKES_STORE:
+            return PrefixStore(self.prefix, store)
 
     def members(self, store: Any) -> CallMembers:
         """The members of the call in a store."""
         from torch.distributed import PrefixStore
 
-        return CallMembers(PrefixStore(_OWN, self.keys(store)), self.world_size)
+        keys = self.keys(store)
+        with MAKES_STORE:
+            return CallMembers(PrefixStore(_OWN, keys), self.world_size)
 
 
 class CallMembers:
