@@ -69,9 +69,12 @@ def came_to(folder: Path, number: int, run: dict[str, Any], start: Start) -> lis
         process = start(run, out, err)
     code = ended(process)
     written = {file.name: file.read_text() for file in sorted(place.glob("written*"))}
+    printed = [file.read_text(errors="replace") for file in files]
+    for file in files:
+        file.unlink()  # what a process that outlives its script prints later is in no other run's file
     os.chdir(folder)
     shutil.rmtree(place)
-    return [code, *(file.read_text(errors="replace") for file in files), written]
+    return [code, *printed, written]
 
 
 def ended(process: Any) -> int:
