@@ -29,6 +29,7 @@ from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, Verdict
 from rank_monitor.contract.wire.messages import Heartbeat
 from rank_monitor.limits import HARD, NS_PER_S, SOFT, Deadline, nanoseconds
+from rank_monitor.look_ups import waits_for_look_ups, words_for
 from rank_monitor.watch import RankWatch
 
 # A dump of the stacks takes about 1 ms. Asked for this early, it is there at the deadline, on a busy machine as well,
@@ -78,6 +79,11 @@ class AskUsualGap:
 
 
 @dataclass(frozen=True)
+class AskLookUp:
+    """Find out whether the rank waits for a resolver, and call `on_look_up`: a limit that has passed may wait then."""
+
+
+@dataclass(frozen=True)
 class TellStandstill:
     """Tell the agent that the rank stands still: only the launcher can see whether that is a hang."""
 
@@ -89,7 +95,9 @@ class Note:
     text: str
 
 
-Action: TypeAlias = DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | AskUsualGap | TellStandstill | Note
+Action: TypeAlias = (
+    DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | AskUsualGap | AskLookUp | TellStandstill | Note
+)
 """What the server is to do. It performs them in their order."""
 
 
@@ -269,15 +277,41 @@ class HangDetector:
         if now_ns < first.at_ns:
             self._step(DetectorEvent.LEAD)
             return dump
+        if self._alarm is DetectorState.INTERRUPTED or not waits_for_look_ups(first):
+            return dump + self._judge_missed(first, now_ns)
+        self._step(DetectorEvent.LEAD)
+        return [*dump, AskLookUp()]
+
+    def on_look_up(self, asks_resolver: bool, now_ns: int) -> list[Action]:
+        """Handles the answer to `AskLookUp`: the limit that has passed waits for the look-up, or acts."""
+        first = self.watch.first_deadline()
+        if first is None or now_ns < first.at_ns:
+            return []
+        if self.watch.look_ups.spare(first, asks_resolver, now_ns):
+            actions = self._tell_look_up(first, now_ns)
+        else:
+            actions = self._judge_missed(first, now_ns)
+        self._arm()
+        return actions
+
+    def _tell_look_up(self, spared: Deadline, now_ns: int) -> list[Action]:
+        start, look_ups = self.watch.start, self.watch.look_ups
+        if start is None or look_ups.is_told:
+            return []
+        look_ups.is_told = True
+        waited_s = limits.waited_s(spared, now_ns)
+        return [Note(words_for(start.rank, limits.setting(spared), waited_s))]
+
+    def _judge_missed(self, missed: Deadline, now_ns: int) -> list[Action]:
         if not self.watch.wrapper.is_there:
             number = self._settings.rank_termination_signal
-            return dump + self._condemn(first, now_ns, number, self._grace_ns, [Kill()])
-        if first.limit == HARD:
-            return dump + self._condemn_wrapped(first, now_ns)
+            return self._condemn(missed, now_ns, number, self._grace_ns, [Kill()])
+        if missed.limit == HARD:
+            return self._condemn_wrapped(missed, now_ns)
         if self._alarm is not DetectorState.INTERRUPTED:
             self._step(DetectorEvent.ASK)
-            return [*dump, Interrupt(self._verdict(first, now_ns, condemned=False))]
-        return self._judge_asked(first, now_ns)
+            return [Interrupt(self._verdict(missed, now_ns, condemned=False))]
+        return self._judge_asked(missed, now_ns)
 
     def _judge_asked(self, missed: Deadline, now_ns: int) -> list[Action]:
         """Judges a rank whose wrapper was asked to restart the training and has not begun to."""

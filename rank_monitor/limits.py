@@ -215,6 +215,11 @@ def reason(deadline: Deadline, now_ns: int) -> str:
     return f"{what}; the limit is {deadline.limit_s:g} s ({origin}), exceeded by {late_s:.3f} s"
 
 
+def setting(deadline: Deadline) -> str:
+    """The setting that the limit comes from."""
+    return _texts(deadline)[2]
+
+
 def _texts(deadline: Deadline) -> tuple[str, str, str]:
     if deadline.limit.startswith(SECTION):
         return _TEXTS[SECTION]

@@ -13,6 +13,7 @@ from typing import Any
 from rank_monitor import stacks
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
+from rank_monitor.look_ups import asks_resolver
 
 _ANSWERS_S = 0.5
 """A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this. At a limit the
@@ -68,6 +69,10 @@ class RankProcess:
     def is_stopped(self) -> bool:
         """Whether the process is stopped, by a signal or a debugger."""
         return proc.status(self.pid).get("State", "")[:1] in ("T", "t")
+
+    def asks_resolver(self) -> bool:
+        """Whether its main thread waits for a resolver. Takes 1 ms; does not block."""
+        return asks_resolver(proc.waits_in(self.pid), proc.sockets_of(self.pid), proc.udp_tables(self.pid))
 
     def has_stacks_since(self, moment: float) -> bool:
         """Whether its stacks were asked for since a moment (monotonic seconds)."""

@@ -54,6 +54,7 @@ from rank_monitor.contract.wire.messages import (
 from rank_monitor.flight_recorder import FlightRecorder
 from rank_monitor.hang_detector import (
     Action,
+    AskLookUp,
     AskUsualGap,
     DumpStacks,
     HangDetector,
@@ -357,14 +358,7 @@ class RankMonitorServer:
         for action in actions:
             match action:
                 case DumpStacks():
-                    start = self._detector.watch.start
-                    if start is not None:
-                        is_wrapped = self._detector.watch.wrapper.is_there
-                        self._agent.send(Suspected(start.cycle, start.rank, is_wrapped))
-                    if self._process is not None and start is not None:
-                        if not self._process.is_stopped():  # then nothing answers
-                            self._recorder.ask(start.recorder_socket, time.monotonic() - _RECENT_S)
-                        self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
+                    self._dump_stacks()
                 case SendVerdict(verdict):
                     self._agent.send(self._with_process(verdict))
                     lines.append(verdict.line)
@@ -382,6 +376,9 @@ class RankMonitorServer:
                     since = time.monotonic() - _RECENT_S
                     usual_gap_s = self._recorder.usual_gap_s(_RECORDER_WAIT_S, since)
                     self._act(self._detector.on_usual_gap(usual_gap_s, time.monotonic_ns()))
+                case AskLookUp():
+                    asks = self._process is not None and self._process.asks_resolver()
+                    self._act(self._detector.on_look_up(asks, time.monotonic_ns()))
                 case TellStandstill():
                     start = self._detector.watch.start
                     if start is not None:
@@ -390,6 +387,18 @@ class RankMonitorServer:
                     self._log.info(text)
         for line in lines:
             self._log.warning(line)
+
+    def _dump_stacks(self) -> None:
+        """Tells the agent that a limit of the rank is about to pass, and asks the rank for its stacks."""
+        start = self._detector.watch.start
+        if start is None:
+            return
+        is_wrapped = self._detector.watch.wrapper.is_there
+        self._agent.send(Suspected(start.cycle, start.rank, is_wrapped))
+        if self._process is not None:
+            if not self._process.is_stopped():  # then nothing answers
+                self._recorder.ask(start.recorder_socket, time.monotonic() - _RECENT_S)
+            self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
 
     def _with_process(self, verdict: Verdict) -> Verdict:
         if self._process is None:

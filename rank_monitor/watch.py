@@ -27,6 +27,7 @@ from rank_monitor.contract.wire.messages import (
 )
 from rank_monitor.contract.wire.rank_times import STEP, RankTimes, rank_times
 from rank_monitor.limits import HARD, LOG, NS_PER_S, SECTION, SOFT, Deadline, WatchLimits, nanoseconds
+from rank_monitor.look_ups import LookUps
 from rank_monitor.standstill import Standstill
 from rank_monitor.time_ledger import TimeLedger
 from rank_monitor.watched_wrapper import WatchedWrapper
@@ -84,6 +85,7 @@ class RankWatch:
         self._warned = False
         self.usual_gap_s: float | None = None
         """The usual time between two collectives, if it was asked for since the last stamp."""
+        self.look_ups = LookUps()
         self._standstill = Standstill(settings.hang_timeout)
         self._hang_overdue: Deadline | None = None
         self._log_silent_ns: int | None = None
@@ -281,7 +283,8 @@ class RankWatch:
 
     def first_deadline(self) -> Deadline | None:
         """The earliest of all deadlines in force; None when nothing is judged."""
-        return min(self._deadlines(), key=lambda deadline: deadline.at_ns, default=None)
+        in_force = map(self.look_ups.postponed, self._deadlines())
+        return min(in_force, key=lambda deadline: deadline.at_ns, default=None)
 
     def stall(self) -> Deadline | None:
         """The deadline of the stall warning; None if the stall was reported or the main thread sends no stamps."""

@@ -12,7 +12,8 @@ import torch
 from tests.nodes import deaf_resolver
 from tests.nodes.conftest import require
 from tests.nodes.netns import unavailable
-from tests.program import output_of
+from tests.program import clean_environment, output_of
+from tests.program import run as run_program
 
 LIMIT_S = 120
 GROUP = """
@@ -116,6 +117,49 @@ def test_nodes_look_up_a_name_once(tmp_path: Path) -> None:
     asked = run(tmp_path, LONE, "queries", LOCAL, "sh", "-c", BOTH, "sh", *LAUNCH, *words)
     assert set(asked) == {name}
     assert [read(tmp_path / f"queries{rank}.1") for rank in (0, 1)] == [read(tmp_path / "queries0.0")] * 2
+
+
+# Gloo looks up the host's own name. torch's flight recorder has nothing to do with that.
+LIMITED = """
+import os, signal
+from datetime import timedelta
+import torch, torch.distributed as dist
+import ft_client as ft
+from ft_client.inprocess import Wrapper
+
+def train():
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    cycle, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], dist.get_rank()
+    with open("calls", "a") as calls:
+        calls.write(f"{rank}.{cycle}\\n")
+    dist.destroy_process_group()
+
+if HOW == "wrapped":
+    Wrapper(soft_timeout=timedelta(seconds=1.5), hard_timeout=timedelta(seconds=2))(train)()
+else:
+    ft.init()
+    with ft.section("setup"):
+        train()
+"""
+
+
+@pytest.mark.parametrize("how", ["wrapped", "section"])
+def test_a_limit_waits_for_a_resolver(tmp_path: Path, how: str) -> None:
+    """A look-up takes 3 s here, and no restart follows from it: neither of the rank nor in process."""
+    require(unavailable())
+    (tmp_path / "train.py").write_text(LIMITED.replace("HOW", repr(how)))
+    within = ("unshare", "--net", "--mount", sys.executable, deaf_resolver.__file__, "queries", "127.0.0.1 localhost")
+    words = ("--nproc-per-node=2", "--ft-rank-section-timeouts=setup:1", "train.py")
+    environ = clean_environment(OMP_NUM_THREADS="1")
+    bounded = ("env", "RES_OPTIONS=timeout:3 attempts:1")
+    done = run_program(
+        [*within, *bounded, *LAUNCH, *words], folder=tmp_path, limit_s=LIMIT_S, environ=environ, check=True
+    )
+    assert set(read(tmp_path / "queries")) >= {socket.gethostname()}
+    assert sorted(read(tmp_path / "calls")) == ["0.0", "1.0"], done.stderr
+    assert "waits for a resolver" in done.stderr
 
 
 FORKS = """

@@ -86,9 +86,9 @@ def test_a_verdict_exactly_when_the_first_deadline_is_over(story: list[tuple[int
         due = oracle.deadlines()
         first = min(due.values())
         while (wake := line.detector.next_deadline()) is not None and wake < min(then, first):
-            assert verdicts(line.detector.on_tick(wake)) == []
+            assert verdicts(line.tick(wake)) == []
         if first < then:
-            (verdict,) = verdicts(line.detector.on_tick(first))
+            (verdict,) = verdicts(line.tick(first))
             assert due[verdict.limit] == first
             assert line.detector.state is DetectorState.CONDEMNED
             return
@@ -113,7 +113,7 @@ def test_woken_late_it_still_judges_each_deadline(story: list[tuple[int, tuple[s
             wakes += 1
             now = at
             overdue = [limit for limit, moment in oracle.deadlines().items() if moment <= now]
-            found = verdicts(line.detector.on_tick(now))
+            found = verdicts(line.tick(now))
             assert [verdict.limit in overdue for verdict in found] == [True] * bool(overdue)
             if found:
                 return
@@ -133,13 +133,13 @@ def test_pauses_kill_nobody(story: list[tuple[int, tuple[str, str]]], pauses: li
         then = now + wait_ms * MS
         while (wake := line.detector.next_deadline()) is not None and wake <= then:
             at = max(wake, now)
-            if verdicts(line.detector.on_tick(at)):
+            if verdicts(line.tick(at)):
                 assert min(oracle.deadlines().values()) <= lived + at - now
                 return
         lived, now = lived + wait_ms * MS, then
         if index in where:
             now += where[index] * MS
-            assert verdicts(line.detector.on_tick(now)) == []
+            assert verdicts(line.tick(now)) == []
         real[lived] = now
         message = oracle.act(act, lived)
         if isinstance(message, Sections):

@@ -21,7 +21,7 @@ from rank_monitor.contract.wire.messages import (
     RankException,
     Sections,
 )
-from rank_monitor.hang_detector import Action, AskUsualGap, HangDetector, SendVerdict
+from rank_monitor.hang_detector import Action, AskLookUp, AskUsualGap, HangDetector, SendVerdict
 
 NO_LIMITS = MonitorSettings(
     initial_rank_heartbeat_timeout=None, rank_heartbeat_timeout=None, stall_warning=None, termination_grace_time=5.0
@@ -67,6 +67,7 @@ class Timeline:
     def __init__(self, settings: MonitorSettings, **start: object) -> None:
         self.detector = HangDetector(settings)
         self.usual_gap_s: float | None = None
+        self.asks_resolver = False
         self.now = STARTED_S
         begin = CycleStart(cycle=1, rank=3, rank_pid=RANK_PID, started_ns=ns(self.now), stack_file="")
         self.say(replace(begin, **start))  # type: ignore[arg-type]
@@ -99,7 +100,7 @@ class Timeline:
         while (due := self.detector.next_deadline()) is not None and (due <= ns(at) if last else due < ns(at)):
             before = due, self.detector.state
             moment_ns = max(due, ns(self.now))
-            done += self._answered(self.detector.on_tick(moment_ns), moment_ns)
+            done += self.tick(moment_ns)
             self.now = max(self.now, due / 1e9)
             assert (self.detector.next_deadline(), self.detector.state) != before, "woken for nothing, again and again"
         self.now = at
@@ -108,14 +109,20 @@ class Timeline:
     def sleep(self, at: float) -> list[Action]:
         """Time passes while the monitor stands still; it is woken then."""
         self.now = at
-        return self._answered(self.detector.on_tick(ns(at)), ns(at))
+        return self.tick(ns(at))
+
+    def tick(self, now_ns: int) -> list[Action]:
+        """The detector is woken."""
+        return self._answered(self.detector.on_tick(now_ns), now_ns)
 
     def _answered(self, actions: list[Action], now_ns: int) -> list[Action]:
-        """The actions, those in place of `AskUsualGap` that follow from its answer."""
+        """The actions, those in place of `AskUsualGap` and `AskLookUp` that follow from its answer."""
         found: list[Action] = []
         for action in actions:
             if isinstance(action, AskUsualGap):
                 found += self.detector.on_usual_gap(self.usual_gap_s, now_ns)
+            elif isinstance(action, AskLookUp):
+                found += self.detector.on_look_up(self.asks_resolver, now_ns)
             else:
                 found.append(action)
         return found

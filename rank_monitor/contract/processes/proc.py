@@ -71,6 +71,22 @@ def descriptors_of(pid: int) -> list[int]:
     return _descriptors(f"/proc/{pid}/fd")
 
 
+def sockets_of(pid: int) -> set[str]:
+    """The inodes of the sockets that another process has."""
+    found = set()
+    for number in descriptors_of(pid):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            kind, _, inode = os.readlink(f"/proc/{pid}/fd/{number}").partition(":[")  # noqa: PTH115 (as above)
+            if kind == "socket":
+                found.add(inode.rstrip("]"))
+    return found
+
+
+def udp_tables(pid: int) -> list[str]:
+    """The kernel's tables of UDP sockets, for IPv4 and IPv6, of the network namespace that a process is in."""
+    return [_text(f"/proc/{pid}/net/{name}") for name in ("udp", "udp6")]
+
+
 def own_descriptors() -> list[int]:
     """The open descriptors of this process, and that of the listing, which is closed again."""
     return _descriptors("/proc/self/fd")
