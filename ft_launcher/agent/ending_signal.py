@@ -147,6 +147,34 @@ class EndingSignal(EventSource):
             call.close()
         return call.result()
 
+    def call_at_end(self, work: Callable[[], object], after_signal_s: float) -> bool:
+        """Runs a blocking call of the job's end (the departure from the rendezvous) in a thread; returns whether it has
+        returned. A signal shortens it and changes nothing else: how the job has ended stays.
+
+        Args:
+            after_signal_s: how long it may take once a signal has arrived, also one that had arrived before (seconds).
+                A signal that hurries the end shortens this. Then the thread is left behind.
+        """
+        try:
+            call = BlockingCall(work)
+        except RuntimeError:  # the system starts no further thread: better without an ear for signals than not at all
+            work()
+            return True
+        deadline = math.inf
+        try:
+            while not call.is_done and time.monotonic() < deadline:
+                if self.number is not None:
+                    deadline = min(deadline, time.monotonic() + min(after_signal_s, self._time_to_end()))
+                left_s = max(0.0, deadline - time.monotonic())
+                readable([call.fileno(), self.signals.fileno()], min(left_s, SAMPLE_S))
+                self._ranks.reap_orphans()
+                self.note(*self.signals.read())
+        finally:
+            call.close()
+        if call.is_done:
+            call.result()
+        return call.is_done
+
     # For ranks that save before they end.
 
     def preempt(self, number: int) -> int:

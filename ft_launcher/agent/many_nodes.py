@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds after a signal in which the other nodes' end may arrive. The training is complete here: nothing else is lost.
 _ENDS_AFTER_SIGNAL_S = 5.0
+_THREADS_END_S = 2.0
+"""Seconds for the threads of the link to end, beyond the time in which the rendezvous closes (`close_timeout`)."""
 # The actions of `ControlRequest`, as the client names them: how the coordinator hears of each, and what this node does.
 _REQUESTS = {
     "exclude_this_node": (EndReason.LEFT, Action.LEAVE, int(ExitCode.NODE_EXCLUDED)),
@@ -350,8 +352,7 @@ class ManyNodes(Membership):
         if end is not None and end.how != EndReason.SUCCEEDED:
             return self._after_failure_elsewhere(end)
         self._parts.recorder.cycle_ended(self._ranks.cycle, "succeeded")
-        self._ending.signals.attended_at = time.monotonic() + stop.exit_barrier_timeout
-        self._nodes.leave(self._why_leaving, stop.exit_barrier_timeout)
+        self._leave(stop.exit_barrier_timeout)
         self._results.linger()
         return JobEnd(int(ExitCode.OK), "", result)
 
@@ -405,14 +406,29 @@ class ManyNodes(Membership):
         limit_s = None
         if job_end is not None and job_end.exit_code == ExitCode.OK:
             limit_s = self._parts.settings.stop.exit_barrier_timeout
-            self._ending.signals.attended_at = time.monotonic() + limit_s
         number = self._preempting_signal()
         if number:
             self._why_leaving = told_to_end(number)
         if self._nodes.hosts_store:
             self._await_other_ranks()
-        self._nodes.leave(self._why_leaving, limit_s, number)
+        self._leave(limit_s, number)
         self._nodes.lease.close()
+
+    def _leave(self, limit_s: float | None, number: int = 0) -> None:
+        """As `NodeRendezvous.leave`. A signal to this launcher shortens it, also where the store does not answer."""
+        if self._ending.number is not None:
+            limit_s = None
+
+        def leave() -> None:
+            self._nodes.leave(self._why_leaving, limit_s, number)
+
+        after_signal_s = self._nodes.close_s + _THREADS_END_S
+        if not self._ending.call_at_end(leave, after_signal_s):
+            logger.warning(
+                "this node ends before it has left the rendezvous, for which a signal leaves %g s: the other nodes may "
+                "count it as lost",
+                after_signal_s,
+            )
 
     def _await_other_ranks(self) -> None:
         """After a preemption: waits while ranks of other nodes save, which would lose the store that this node hosts.

@@ -54,7 +54,7 @@ class SignalPipe:
     Only the main thread can install handlers. Without signals the pipe can be made in any thread, and stays empty.
 
     `were_ignored`: those of the signals that this process ignored before. `arrived`: those that were read, in order.
-    `attended_at`: when they were read last (monotonic seconds); code that waits for long sets it ahead.
+    `attended_at`: when they were read last (monotonic seconds).
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -80,7 +80,7 @@ class SignalPipe:
 
     def read(self) -> list[int]:
         """Returns the signals since the last call, in order, without others that Python handles. Does not block."""
-        self.attended_at = max(self.attended_at, time.monotonic())
+        self.attended_at = time.monotonic()
         arrived = self._take()
         if arrived:
             self.arrived = [*self.arrived, *arrived]

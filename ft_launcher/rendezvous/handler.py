@@ -208,6 +208,11 @@ class NodeRendezvous(OwnRendezvous):
         return coordination.members
 
     @property
+    def close_s(self) -> float:
+        """How long `leave` takes at most where it has no other limit (seconds)."""
+        return self._settings.close_s
+
+    @property
     def check_s(self) -> float:
         """How often `NodeLink.cut` must be called while ranks run (seconds)."""
         # A node must give up before others count it as lost; `beat_schedule.py` reckons with this quarter.
@@ -252,14 +257,16 @@ class NodeRendezvous(OwnRendezvous):
 
         Args:
             reason: for the other nodes.
-            limit_s: of that wait, in seconds; None: `NodeSettings.close_s`.
+            limit_s: of that wait, in seconds; None: `close_s`.
             number: of the signal that preempts this node; 0: none does.
+
+        Blocks in the store beyond that where the store does not answer: the agent calls it in a thread.
         """
         if not self._closed:
             self._closed = True
             self.lease.end()
             if limit_s is None:
-                limit_s = self._settings.close_s
+                limit_s = self.close_s
             if self._link is not None:
                 self._link.close(Left(self._me.node, reason, number), limit_s)
 

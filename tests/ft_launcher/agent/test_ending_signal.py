@@ -95,3 +95,46 @@ def test_a_signal_ends_the_wait_for_a_call(ending: EndingSignal) -> None:
         ending.call(work)
     assert told.value.sigval == signal.SIGUSR1
     over.set()
+
+
+def test_a_call_at_the_end_returns_or_raises_as_without_a_thread(ending: EndingSignal) -> None:
+    done: list[int] = []
+    assert ending.call_at_end(lambda: done.append(1), 0.0) and done == [1]
+    with pytest.raises(ZeroDivisionError):
+        ending.call_at_end(lambda: 1 // 0, 0.0)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_signal_leaves_a_call_at_the_end_behind_and_is_noted(ending: EndingSignal, is_before: bool) -> None:
+    over = threading.Event()
+
+    def work() -> None:
+        if not is_before:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        over.wait()
+
+    if is_before:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        ending.time_left()
+    assert not ending.call_at_end(work, 0.1)
+    assert ending.number == signal.SIGUSR1 and ending.exit_code is None, "how the job has ended stays"
+    over.set()
+
+
+def test_a_third_ctrl_c_leaves_a_call_at_the_end_no_time(ending: EndingSignal) -> None:
+    over = threading.Event()
+    ending.note(signal.SIGINT, signal.SIGINT, signal.SIGINT)
+    assert not ending.call_at_end(over.wait, 3600.0)
+    over.set()
+
+
+def test_a_call_at_the_end_is_made_where_no_thread_can_be_started(
+    ending: EndingSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert ending.call_at_end(lambda: done.append(1), 0.0) and done == [1]
