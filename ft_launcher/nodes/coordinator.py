@@ -14,6 +14,7 @@ Messages of an ended cycle change nothing later: each carries its cycle's number
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from enum import Enum, auto
 
@@ -31,6 +32,7 @@ from ft_launcher.nodes.node_messages import (
     Left,
     Members,
     RankAssigned,
+    RanksEnded,
     Reply,
     ToCoordinator,
     Work,
@@ -153,11 +155,12 @@ class Coordinator:
             case Ended():
                 return self._ended(message, now)
             case Left():
-                return self._left(message, now)
+                return [*self._ranks_ended([message.node]), *self._left(message, now)]
 
     def on_lost(self, node: str, now: float) -> list[Work]:
         """Processes the loss of a node: it has not beaten for too long."""
-        return self._away_now(node, EndReason.LOST, "gave no sign of life", now)
+        ended = self._ranks_ended([node])
+        return [*ended, *self._away_now(node, EndReason.LOST, "gave no sign of life", now)]
 
     def on_tick(self, now: float) -> list[Work]:
         """Processes the passing of time: what is due at `now`."""
@@ -179,10 +182,14 @@ class Coordinator:
         # A deposed coordinator arrives again under a new id; messages under the old one may still be in the inbox.
         if arrival.node in self._ignored:
             return []
+        is_repeated = self._roster.has(arrival)
+        gone: list[Work] = []
+        if not is_repeated:
+            gone = self._ranks_ended([arrival.node])
         if self.phase is Phase.OVER:
             self._notified.add(arrival.node)
-            return [Reply(arrival.node, arrival.seq, self._over)]
-        if self._roster.has(arrival):
+            return [*gone, Reply(arrival.node, arrival.seq, self._over)]
+        if is_repeated:
             return []
         if arrival.rank >= self._rules.size.maximum:
             reason = f"node rank {arrival.rank} is not below the number of nodes, {self._rules.size.maximum}"
@@ -195,7 +202,7 @@ class Coordinator:
         if self.phase is Phase.RUNNING and self._roster.lives(arrival.node):
             ending = self._end_cycle(EndReason.FAILED, f"node {arrival.name} started again", now)
         self._roster.waiting[arrival.node] = arrival
-        return ending + self.on_tick(now)
+        return gone + ending + self.on_tick(now)
 
     def _settle_rank_claims(self, now: float) -> list[Work]:
         let_in, refused = self._rank_claims.settle(self._roster.present(), now)
@@ -206,16 +213,19 @@ class Coordinator:
         # A message of an ended cycle, or of a node that was counted as lost, changes nothing.
         if ended.cycle != self._roster.cycle or not self._roster.lives(ended.node):
             return []
-        if ended.how in (EndReason.FAILED, EndReason.HUNG, EndReason.AGREED):
+        if ended.how in (EndReason.FAILED, EndReason.HUNG, EndReason.STOOD_STILL, EndReason.AGREED):
             self._roster.failed.append(ended.node)
         if ended.how == EndReason.PREEMPTED:
             return self._preempted(ended.node, ended.signal, ended.reason, now)
+        gone: list[Work] = []
+        if ended.how == EndReason.SUCCEEDED:
+            gone = self._ranks_ended([ended.node])
         if self.phase is not Phase.RUNNING:
-            return []
+            return gone
         match ended.how:
             case EndReason.SUCCEEDED:
                 self._roster.done.add(ended.node)
-                return self._succeed_if_all()
+                return gone + self._succeed_if_all()
             case EndReason.STOP:
                 return self._finish(EndReason.STOP, ended.exit_code, ended.reason)
             case EndReason.RESTART:
@@ -242,16 +252,29 @@ class Coordinator:
         roster = self._roster
         arrival = roster.waiting.pop(node, None) or roster.members[node]
         roster.away[node] = EndReason.PREEMPTED
+        gone = self._ranks_ended(roster.without_ranks)
         if self.phase is Phase.OVER:
-            return []
+            return gone
         reason = f"node {arrival.name} is preempted: {reason}"
         self._formation.preempted = reason
         self._preempted_by = number
         if self._rules.hosts and node == self._me:
-            return self._finish(EndReason.PREEMPTED, int(ExitCode.PREEMPTED), reason)
+            return gone + self._finish(EndReason.PREEMPTED, int(ExitCode.PREEMPTED), reason)
         if self.phase is Phase.RUNNING:
-            return self._lose_member(node, EndReason.PREEMPTED, reason, now)
-        return self.on_tick(now)
+            return gone + self._lose_member(node, EndReason.PREEMPTED, reason, now)
+        return gone + self.on_tick(now)
+
+    def _ranks_ended(self, nodes: Iterable[str]) -> list[Work]:
+        """Returns the word that the ranks of these members of the cycle have ended, if another member is preempted.
+
+        Members that hear of a preemption say so themselves. These may not have heard of it: they are lost, have left,
+        were done, or arrived again after a fault. A preempted node that hosts a store would stay for them in vain.
+        """
+        roster = self._roster
+        if EndReason.PREEMPTED not in roster.away.values():
+            return []
+        ranks = {node: rank for rank, node in enumerate(roster.members)}
+        return [RanksEnded(roster.cycle, ranks[node]) for node in nodes if node in ranks]
 
     def _away_now(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:
         roster = self._roster

@@ -27,6 +27,7 @@ from ft_launcher.nodes.node_messages import (
     JoinRequest,
     Left,
     Members,
+    RanksEnded,
     Reply,
     Work,
     decode,
@@ -70,7 +71,8 @@ def host_key(cycle: int) -> str:
 
 
 def stopped_key(cycle: int, rank: int) -> str:
-    """Returns the key that the node with this node rank writes once its ranks have ended after a preemption."""
+    """Returns the key that says that the ranks of the node with this node rank have ended after a preemption: that node
+    writes it, or the coordinator in its place."""
     return f"stopped/{cycle}/{rank}"
 
 
@@ -356,6 +358,8 @@ class CoordinatorService:
                     texts[reply_key(item.node, item.seq)] = encode(item.answer)
                 case CycleEnd():
                     texts |= {host_key(item.cycle): "", end_key(item.cycle): encode(item)}
+                case RanksEnded():
+                    texts[stopped_key(item.cycle, item.rank)] = "1"
         if formed is not None:
             self._agree(store, formed)
         standing = self._machine.standing() or self._standing

@@ -32,6 +32,8 @@ class EndReason(str, Enum):
     FAILED = "failed"
     HUNG = "hung"
     """It failed by a hang: every node keeps the stacks of its ranks before it stops them."""
+    STOOD_STILL = "stood still"
+    """As `HUNG`, by `hang_timeout`: on every node what counts is where its ranks were when that was decided."""
     AGREED = "agreed"
     """Its ranks exit after the same step, each when it has saved, with a code that the launcher acts on."""
     PREEMPTED = "preempted"
@@ -175,6 +177,15 @@ class Members:
 
 
 @dataclass(frozen=True)
+class RanksEnded:
+    """The ranks of a member of a cycle have ended. A preempted node that hosts a store waits for this of all others."""
+
+    cycle: int
+    rank: int
+    """The member's node rank."""
+
+
+@dataclass(frozen=True)
 class Reply:
     """Answers a node's arrival number `seq`."""
 
@@ -185,7 +196,7 @@ class Reply:
 
 ToCoordinator: TypeAlias = "JoinRequest | Ended | Left"
 Answer: TypeAlias = "RankAssigned | JobOver"
-Work: TypeAlias = "Formed | Reply | CycleEnd"
+Work: TypeAlias = "Formed | Reply | CycleEnd | RanksEnded"
 """What the coordinator wants done, in order. `Formed` must be agreed on before anything after it is done."""
 NodeMessage: TypeAlias = "JoinRequest | Ended | Left | RankAssigned | JobOver | CycleEnd | Formed | Members"
 

@@ -59,6 +59,12 @@ class Roster:
         return {node for node in self.members if self.away.get(node) not in _NOT_BACK}
 
     @property
+    def without_ranks(self) -> list[str]:
+        """The members whose ranks have ended for good: they are lost, have left, succeeded, or arrived again."""
+        ended = [node for node, reason in self.away.items() if reason in (EndReason.LEFT, EndReason.LOST)]
+        return [node for node in self.members if node in ended or node in self.done or node in self.waiting]
+
+    @property
     def complete(self) -> bool:
         """Whether all living members wait for the next cycle."""
         return all(node in self.waiting or node in self.away for node in self.members)

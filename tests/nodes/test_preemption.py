@@ -206,3 +206,26 @@ def test_the_host_of_a_store_does_not_stay_beyond_its_grace(on_loopback: StartAg
     assert agents[0].finish(30) == PREEMPTED, agents.tail()
     (tmp_path / "saved").touch()
     agents.until(lambda: agents[1].process.poll() is not None, "the end of the other node")
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "meanwhile"])
+def test_the_host_of_a_store_does_not_stay_for_a_node_that_is_lost(
+    on_loopback: StartAgents, tmp_path: Path, is_before: bool
+) -> None:
+    """Its own grace of an hour is no reason: the coordinator says that the ranks of that node have ended."""
+    script = tmp_path / "script.py"
+    script.write_text(SAVER)
+    loss = ("--ft-node-timeout=2", "--ft-node-beat=0.2", "--ft-restart-policy=min-healthy")
+    agents = on_loopback(0, Plan(), "--nnodes=1:2", *loss, "--ft-preemption-grace=3600", script=script)
+    for number in (0, 1):
+        agents.join(f"--node-rank={number}", nproc=1)
+    agents.until(lambda: all((tmp_path / f"runs-{rank}").exists() for rank in (0, 1)), "the ranks")
+    assert agents[0].global_ranks(0) == {0}, agents.tail()
+    if is_before:
+        agents.lose(agents[1])
+        agents.stay(4)  # longer than the node timeout: min-healthy goes on without that node
+    agents[0].process.send_signal(signal.SIGTERM)
+    if not is_before:
+        agents.until((tmp_path / "saves-1").exists, "rank 1 to save")
+        agents.lose(agents[1])
+    assert agents[0].finish(60) == PREEMPTED, agents.tail()

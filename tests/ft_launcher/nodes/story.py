@@ -14,6 +14,7 @@ from ft_launcher.nodes.node_messages import (
     JobOver,
     Left,
     RankAssigned,
+    RanksEnded,
     Reply,
     Work,
 )
@@ -21,12 +22,16 @@ from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, node
 
 
 class Story:
-    """Nodes are single letters. Each method returns what was told by it, in order; `Formed` records are kept apart."""
+    """Nodes are single letters. Each method returns what was told by it, in order; `Formed` records are kept apart.
+
+    `without_ranks`: of which node ranks it was told that their ranks have ended, in order.
+    """
 
     def __init__(self, minimum: int, maximum: int, **rules: Any) -> None:
         self.machine = coordinator(minimum, maximum, **rules)
         self.now = 0.0
         self.formed: Formed | None = None
+        self.without_ranks = ""
         self._seq: dict[str, int] = {}
         self._cycle: dict[str, int] = {}
 
@@ -86,6 +91,8 @@ class Story:
             match one:
                 case Formed():
                     self.formed = one
+                case RanksEnded(_, rank):
+                    self.without_ranks += str(rank)
                 case CycleEnd():
                     lines.append(f"end {one.cycle}: {one.how}" + ("" if one.exit_code is None else f" {one.exit_code}"))
                 case Reply(name, seq, RankAssigned(cycle, rank, count)):

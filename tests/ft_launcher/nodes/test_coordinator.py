@@ -316,6 +316,41 @@ def test_a_node_without_a_place_that_leaves_ends_nothing(signal: int) -> None:
     assert story.left("c", signal) == []
 
 
+GONE: dict[str, Setup] = {
+    "it is lost": lambda story: story.lost("b"),
+    "it leaves": lambda story: story.left("b"),
+    "its ranks are done": lambda story: story.ended("b", EndReason.SUCCEEDED, cycle=0),
+    "its ranks failed and it waits for a place": lambda story: story.failed("b") + story.come("b"),
+    "it leaves after a preemption of its own": lambda story: story.ended("b", EndReason.PREEMPTED) + story.left("b"),
+}
+"""How the ranks of node b come to their end without its word, which it has for a preemption that it hears of."""
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("how", GONE)
+@pytest.mark.parametrize("rules", [{}, {"hosts": True}, {"minimum": 1, "keep_healthy": True}])
+def test_a_preempted_node_is_told_whose_ranks_have_ended(how: str, is_before: bool, rules: dict[str, object]) -> None:
+    """It may host a store, and stay for them."""
+    story = running("abc", **rules)  # type: ignore[arg-type]
+    if is_before:
+        GONE[how](story)
+    story.ended("a", EndReason.PREEMPTED, cycle=0)
+    if not is_before:
+        assert story.without_ranks == ""
+        GONE[how](story)
+    assert story.without_ranks.replace("11", "1") == "1", "not of c, whose ranks save"
+
+
+def test_without_a_preemption_nobody_asks_whose_ranks_have_ended() -> None:
+    story = running("abc", minimum=1)
+    story.failed("c")
+    story.lost("b")
+    story.come("ac")
+    story.ended("a", EndReason.SUCCEEDED)
+    story.left("c")
+    assert story.without_ranks == ""
+
+
 # Losses, spares and size.
 
 
