@@ -17,7 +17,15 @@ from ft_launcher.agent.ranks import Ranks
 from ft_launcher.attribution import BAD_LOSS, Fault, FaultClass, FaultKind, RankEvidence, all_nodes
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle import nccl_ras
-from ft_launcher.cycle.evidence import as_decided, fault_in, gather, iteration_reached, of_node, with_own_locks
+from ft_launcher.cycle.evidence import (
+    as_decided,
+    ended_by_hang_timeout,
+    fault_in,
+    gather,
+    iteration_reached,
+    of_node,
+    with_own_locks,
+)
 from ft_launcher.nodes.node_messages import JobOver, RankAssigned
 from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, headline_in, inputs_in
 from ft_launcher.policy.restart_history import CycleLife
@@ -90,6 +98,21 @@ def failed_by_hang(ranks: Ranks) -> bool:
     return hangs or aborted or (fault.collateral and _was_suspect(ranks, fault.local_rank))
 
 
+def failed_by_standstill(ranks: Ranks) -> bool:
+    """Returns whether the cycle failed by a hang that `hang_timeout` has ended, on this node or on another one.
+
+    The rank that is ended closes its connections. A rank of this node that waited for it may fail by that before this
+    node hears of the end of the cycle: it stood still when the nodes looked at their ranks last.
+    """
+    if ranks.request is not None or ranks.parts.settings.monitor.hang_timeout is None:
+        return False
+    gathered = _gathered(ranks)
+    if any(ended_by_hang_timeout(rank) for rank in gathered):
+        return True
+    fault = fault_in(CycleEvidence(gathered))
+    return fault is not None and fault.collateral and ranks.monitors.stood_still(fault.local_rank) is not None
+
+
 def _was_suspect(ranks: Ranks, local_rank: int) -> bool:
     """Whether a rank was about to exceed a limit itself when it lost a peer: one of another node that was ended."""
     suspected_at = ranks.monitors.found(local_rank).suspected_at
@@ -106,15 +129,16 @@ def stop_what_is_left(ranks: Ranks) -> NodeFindings:
     return NodeFindings(views=views)
 
 
-def stop_and_attribute(ranks: Ranks, hung: bool) -> NodeFindings:
+def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> NodeFindings:
     """Stops the ranks, and returns what failed first, and where they were.
 
     Args:
         hung: some ranks hang or hold up others, so the stacks of all are kept.
+        stood_still: as `failed_by_standstill` says, or the node that has ended a rank for the hang.
     """
     stop_began = time.monotonic()
     recorder, times = ranks.parts.recorder, ranks.parts.times
-    known = _stop(ranks, hung, stop_began)
+    known = _stop(ranks, hung, stood_still, stop_began)
     views: dict[str, Any] = {}
     with contained("where the ranks were cannot be passed on to the other nodes"):
         views = all_nodes.to_record(known.ranks, stop_began, hung, known.nccl)
@@ -135,7 +159,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool) -> NodeFindings:
     return NodeFindings(fault, life, views)
 
 
-def _stop(ranks: Ranks, hung: bool, stop_began: float) -> CycleEvidence:
+def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> CycleEvidence:
     """Stops the ranks; returns all that is known of them. What can be seen only while they run is asked before."""
     tree = ranks.tree()
     if hung:
@@ -153,7 +177,7 @@ def _stop(ranks: Ranks, hung: bool, stop_began: float) -> CycleEvidence:
     ranks.hear(is_over=True)
     gathered = _gathered(ranks, stopped, stopping.killed)
     if hung:
-        gathered = as_decided(gathered, ranks.monitors)
+        gathered = as_decided(gathered, ranks.monitors, stood_still)
         gathered = with_own_locks(gathered, stop_began, time.monotonic() - ranks.processes.started_ns / 1e9)
     evidence = ranks.in_process.of_the_end(gathered)
     if hung:

@@ -111,7 +111,7 @@ class HangWatch(EventSource):
     def _look(self, others: Others) -> None:
         """Looks at the ranks of this node, beside what those of the other nodes have shown, and decides."""
         own = self._states()
-        if not any((rank.idle_s or 0.0) >= self._limit_s / _FIRST_LOOK for rank in own):
+        if not any(map(self._is_idle, own)):
             self._stop_looking()
             return
         hang = self._clocks.judge([*own, *others.ranks], others.is_complete, time.monotonic())
@@ -155,8 +155,13 @@ class HangWatch(EventSource):
                     report_age_s=snapshot.report_age_s,
                     has_own_limit=snapshot.has_own_limit,
                 )
+            if self._is_idle(state):
+                ranks.monitors.note_standstill(rank.local_rank)
             found.append(state)
         return found
+
+    def _is_idle(self, rank: RankLook) -> bool:
+        return (rank.idle_s or 0.0) >= self._limit_s / _FIRST_LOOK
 
     def _stop_looking(self) -> None:
         self._look_at, self._is_asking = None, False

@@ -202,18 +202,21 @@ class ManyNodes(Membership):
         The report goes out before the stop, so that all nodes stop together; the coordinator decides what follows.
         """
         ranks = self._ranks
-        hung = failed_cycle.failed_by_hang(ranks)
+        stood_still = failed_cycle.failed_by_standstill(ranks)
+        hung = stood_still or failed_cycle.failed_by_hang(ranks)
         # A request is reported by `_after_request`, with what it asks for.
         if ranks.request is None:
             end_reason = EndReason.FAILED
             if ranks.have_agreed:
                 end_reason = EndReason.AGREED
+            elif stood_still:
+                end_reason = EndReason.STOOD_STILL
             elif hung:
                 end_reason = EndReason.HUNG
             self._nodes.report_end(end_reason, "a rank failed")
         if ranks.have_agreed:
             self._await_agreed_exits()
-        found = failed_cycle.stop_and_attribute(ranks, hung)
+        found = failed_cycle.stop_and_attribute(ranks, hung, stood_still)
         if ranks.request is not None:
             self._last_end.keep(NodeFindings(views=found.views), is_recorded=True)
             return self._after_request(*ranks.request)
@@ -236,7 +239,10 @@ class ManyNodes(Membership):
         self._parts.times.ended_elsewhere(self._end.how)
         if self._end.how == EndReason.AGREED:
             self._await_agreed_exits()
-        found = failed_cycle.stop_and_attribute(self._ranks, hung=self._end.how == EndReason.HUNG)
+        # A rank of this node may have been ended for the hang, and its peers' word that they lost it has come first.
+        stood_still = self._end.how == EndReason.STOOD_STILL or failed_cycle.failed_by_standstill(self._ranks)
+        hung = stood_still or self._end.how == EndReason.HUNG
+        found = failed_cycle.stop_and_attribute(self._ranks, hung, stood_still)
         if self._end.exit_code is not None:
             return self._over(JobOver(self._end.exit_code, self._end.reason))
         self._last_end.keep(found)

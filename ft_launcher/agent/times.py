@@ -101,7 +101,7 @@ class NodeTimes:
         match how:
             case EndReason.GREW | EndReason.LEFT:
                 self.membership_changes()
-            case EndReason.HUNG:
+            case EndReason.HUNG | EndReason.STOOD_STILL:
                 # When it began is not known here: the ranks of this node have waited since their last progress.
                 self.failed(0.0)
             case EndReason.FAILED | EndReason.AGREED | EndReason.LOST:

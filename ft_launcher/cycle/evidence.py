@@ -100,18 +100,28 @@ def gather(
     return evidence
 
 
-def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors) -> list[RankEvidence]:
+def ended_by_hang_timeout(rank: RankEvidence) -> bool:
+    """Returns whether this node has ended the rank for a hang, by `hang_timeout`."""
+    return rank.condemned and rank.verdict is not None and rank.verdict.limit == HANG
+
+
+def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_still: bool = False) -> list[RankEvidence]:
     """Returns the ranks; where this node has ended one of them by `hang_timeout`, all are as they were at the look by
-    which that was decided.
+    which that was decided. Where another node has (`stood_still`), those that stood still are as they were at the last
+    look, which that node had asked for.
 
     The end of that rank breaks the connections of the others. Until the stop asks them they may have ended, or be on
     their way out, and what they show then is a consequence of the decision.
     """
-    if not any(rank.condemned and rank.verdict is not None and rank.verdict.limit == HANG for rank in ranks):
+    is_own = any(ended_by_hang_timeout(rank) for rank in ranks)
+    if not is_own and not stood_still:
         return list(ranks)
     found = []
     for rank in ranks:
-        seen = monitors.found(rank.local_rank).at_decision
+        if is_own:
+            seen = monitors.found(rank.local_rank).at_decision
+        else:
+            seen = monitors.stood_still(rank.local_rank)
         if seen is None or not seen.process:  # its monitor gave no stacks in time
             found.append(rank)
             continue

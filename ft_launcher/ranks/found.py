@@ -56,7 +56,8 @@ class Found:
     often its monitor has found that it stands still. `failed` says that its program has ended with an error: before the
     exception, which comes next if it can be told. `before_group`: the rank that sent `last_output` had certainly made
     no process group. `at_decision` is the snapshot of the look by which the launcher decided that the job hangs: after
-    it the rank may have lost the one that is ended for the hang.
+    it the rank may have lost the one that is ended for the hang. `stood_still` is the snapshot of the last look at
+    which this rank stood still, at `stood_still_at`: where another node decides, this node knows no other moment.
     """
 
     start: CycleStart | None = None
@@ -75,6 +76,8 @@ class Found:
     suspect_result: ResultInDoubt | None = None
     snapshot: Snapshot | None = None
     at_decision: Snapshot | None = None
+    stood_still: Snapshot | None = None
+    stood_still_at: float | None = None
     was_attached: bool = False
     times: RankTimes | None = None
     reading: Snapshot | None = None

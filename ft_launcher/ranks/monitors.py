@@ -35,6 +35,7 @@ from rank_monitor.contract.wire.launcher_messages import (
     HangOverdue,
     LogOverdue,
     LogStep,
+    Snapshot,
     SnapshotRequest,
     StandsStill,
     Suspected,
@@ -56,6 +57,10 @@ logger = logging.getLogger(__name__)
 STOPPED_GRACE_S = 1.0
 # Seconds. A restart is delayed by this at most when a monitor does not answer; a rank needs longer for its stacks.
 _SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
+_STANDSTILL_SHARE = 4
+"""Part of `hang_timeout` for which a look at a rank that stood still counts: the next one is due after an eighth."""
+_DECISION_S = 5.0
+"""And seconds beside it, from such a look to the end of the cycle: all nodes answer first, and the end is written."""
 
 
 @dataclass
@@ -182,6 +187,25 @@ class NodeMonitors:
         slot = self._slots[local_rank]
         if slot.start is not None:
             self._send(slot, message)
+
+    def note_standstill(self, local_rank: int) -> None:
+        """Keeps where a rank was at the last `snapshots`: it stands still, and another node may end the rank that holds
+        it up."""
+        found = self.found(local_rank)
+        found.stood_still, found.stood_still_at = found.snapshot, time.monotonic()
+
+    def stood_still(self, local_rank: int) -> Snapshot | None:
+        """Returns where a rank stood still at the last looks for a hang; None: it did not.
+
+        The time from such a look to the end of the cycle is bounded. After a longer one the rank has gone on.
+        """
+        found, limit_s = self.found(local_rank), self._settings.hang_timeout
+        if limit_s is None or found.stood_still_at is None:
+            return None
+        counts_s = limit_s / _STANDSTILL_SHARE + self._settings.termination_grace_time + _DECISION_S
+        if time.monotonic() - found.stood_still_at > counts_s:
+            return None
+        return found.stood_still
 
     def fail(self, local_rank: int, why: RankException) -> None:
         """Notes why the launcher takes a rank for failed. What the rank reported itself before stays the reason."""

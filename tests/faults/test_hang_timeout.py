@@ -143,6 +143,25 @@ def test_two_nodes_restart_for_the_rank_of_one_of_them(start_job: StartJob, tmp_
         assert [line["cycle"] for line in node.journal("cycle_start")] == [0, 1], node.tail()
 
 
+def test_what_ranks_of_another_node_do_once_they_lost_the_rank_is_no_evidence(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """The node whose rank is ended decides, and the other one says where its ranks were at that moment."""
+    flags = (
+        *("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=pair"),
+        *("--rdzv-conf=join_timeout=60,last_call_timeout=1", "--ft-node-beat=0.5"),
+        *("--ft-rank-termination-signal=SIGTERM", "--ft-termination-grace-time=1.5", "--workers-stop-timeout=1"),
+    )
+    training = script(tmp_path, LOSES.replace("HOW", repr("sleeps")))
+    nodes = [start_job(Plan(), 2, *LIMITED, *flags, name=name, script=training) for name in ("first", "second")]
+    assert [node.finish(120) for node in nodes] == [0, 0], "\n".join(node.tail() for node in nodes)
+    hangs, waits = sorted(nodes, key=lambda node: min(global_ranks(node)))
+    (fault,) = hangs.journal("fault")
+    named = [fault[name] for name in ("rank", "limit", "finding", "blamed", "waiting")]
+    assert named == [1, "hang", "behind", [1], 3], hangs.tail()
+    assert waits.journal("fault") == [], waits.tail()
+
+
 PATIENT = f"""
 import os, pdb, subprocess, sys, threading, time
 import torch, torch.distributed as dist
