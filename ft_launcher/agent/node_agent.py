@@ -167,6 +167,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._closed = True
             self._parts.zygotes.close()
             self._parts.injected.close()
+            self._parts.health.close()
+            if self._parts.health_watch is not None:
+                self._parts.health_watch.close()
             self._ranks.close()
             self._parts.ports.close()
             self._parts.cycle_info.close()

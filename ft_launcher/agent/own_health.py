@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
+from torch.distributed.elastic.multiprocessing import SignalException
+
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
@@ -49,8 +51,10 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
             return state.reason
         parts.recorder.memory_kept(cycle, ending.call(parts.memory.wait))
         return ""
-    finally:
+    except SignalException:  # the thread of a check goes on, and no further round follows
         parts.health.close()
+        raise
+    finally:
         parts.memory.close()
         parts.times.begins(Category.RENDEZVOUS)
 

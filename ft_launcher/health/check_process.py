@@ -37,6 +37,7 @@ class CheckProcess:
 
     def __init__(self, order: Order, tag: str) -> None:
         self.order = order
+        self.is_killed = False
         self.started = time.monotonic()
         self.output = bytearray()
         environ = dict(os.environ)
@@ -79,9 +80,17 @@ class CheckProcess:
 
     def kill(self) -> None:
         """Sends SIGKILL to its process group."""
+        self.is_killed = True
         if self._process.returncode is None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the number is its own
+
+    def late(self) -> Reading:
+        """Returns the reading of this process, which has given no answer in time and is still there."""
+        stuck_pid = None
+        if self.is_killed:
+            stuck_pid = self.pid
+        return too_late(self.order, bytes(self.output), time.monotonic() - self.started, stuck_pid)
 
     def gone(self) -> bool:
         """Whether the process has ended; reaps it then."""
@@ -113,7 +122,8 @@ class CheckRound:
         self._tag = tag
         self._readings: list[Reading] = []
         self._running: dict[str, CheckProcess] = {}
-        self._stuck: dict[str, CheckProcess] = {}
+        self._left: dict[str, CheckProcess] = {}
+        """Those that are not waited for any more: while one is there, its check gives its reading at once."""
         self._deadline = 0.0
         self._is_late = False
 
@@ -164,29 +174,33 @@ class CheckRound:
 
     def stop(self) -> None:
         """Ends a round: kills its checks, and waits at most 2 s for them. Its readings are lost."""
-        self.close()
+        self._kill_running()
         self._is_late = True
         self._deadline = time.monotonic() + _AFTER_SIGKILL_S
         self.wait()
 
     def pids(self) -> set[int]:
-        """Returns the pids of running checks, and of those that SIGKILL did not end."""
-        return {process.pid for process in (*self._running.values(), *self._stuck.values())}
+        """Returns the pids of running checks, and of those that are not waited for any more."""
+        return {process.pid for process in (*self._running.values(), *self._left.values())}
 
     def close(self) -> None:
-        """Kills the running checks, without waiting for their end. Any thread may call it."""
+        """Kills all checks, without waiting for their end: no further round follows. Any thread may call it."""
+        self._kill_running()
+        for process in list(self._left.values()):
+            process.kill()
+
+    def _kill_running(self) -> None:
         for process in list(self._running.values()):
             process.kill()
 
     def _start(self, order: Order) -> None:
         """Starts the check; adds a reading instead, where it cannot be started."""
-        before = self._stuck.get(order.check)
+        before = self._left.get(order.check)
         if before is not None:
             if not before.gone():
-                took_s = time.monotonic() - before.started
-                self._readings.append(too_late(order, bytes(before.output), took_s, before.pid))
+                self._readings.append(before.late())
                 return
-            del self._stuck[order.check]
+            del self._left[order.check]
         try:
             self._running[order.check] = CheckProcess(order, self._tag)
         except (OSError, ValueError) as error:
@@ -202,14 +216,19 @@ class CheckRound:
         return reading
 
     def _give_up(self) -> None:
-        """Kills the checks that are late. Those that SIGKILL has not ended some time later are kept as stuck."""
-        if not self._is_late:
-            self._is_late = True
-            self._deadline = time.monotonic() + _AFTER_SIGKILL_S
-            self.close()
+        """Kills the checks that are late, but those of which the training can do without the answer: these go on, so
+        that their end tells of it. Those that SIGKILL has not ended some time later are left, too."""
+        if self._is_late:
+            self._leave(list(self._running))
             return
-        for check, process in self._running.items():
-            self._stuck[check] = process
-            took_s = time.monotonic() - process.started
-            self._readings.append(too_late(process.order, bytes(process.output), took_s, process.pid))
-        self._running.clear()
+        self._is_late = True
+        self._deadline = time.monotonic() + _AFTER_SIGKILL_S
+        self._leave([check for check, process in self._running.items() if process.order.late == "warning"])
+        self._kill_running()
+
+    def _leave(self, checks: Iterable[str]) -> None:
+        """Ends the wait for some running checks with their readings."""
+        for check in checks:
+            process = self._running.pop(check)
+            self._left[check] = process
+            self._readings.append(process.late())

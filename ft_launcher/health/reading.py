@@ -26,8 +26,9 @@ class Order:
     Attributes:
         argv: the command line of the process.
         answers: the process prints its findings as JSON; else its exit code is the result.
-        late: the state of the reading when no answer comes in time. A warning stays one where the process hangs in the
-            kernel: of the launcher's own folders, which the training can do without.
+        late: the state of the reading when no answer comes in time. `warning`, of the launcher's own folders, which the
+            training can do without: it stays one where the process hangs in the kernel, and the process is not killed;
+            later rounds do not wait for that folder before this one has its answer.
     """
 
     check: str
