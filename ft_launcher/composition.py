@@ -170,6 +170,8 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
                 recorder.job_ended(outcome.code, outcome.reason, times.finish())
     finally:
         run_folder.close()
+        for handler in logger.handlers:
+            handler.close()
         files.close(_LAST_FILES_S)
     return outcome
 

@@ -33,7 +33,8 @@ _MAX_WORKS = 1000
 
 
 class NoAnswer(OSError):
-    """The file system has not answered in time. The work is done when it answers."""
+    """A work has no result in time: the file system does not answer, and the work is done when it does; or the work was
+    not taken."""
 
 
 class FileThread:
@@ -59,29 +60,35 @@ class FileThread:
 
     def do(self, work: Callable[[], object]) -> bool:
         """Appends a work. Does not block. Returns False where too many wait, or no thread starts: it is not done."""
+        return not self._refused(work)
+
+    def _refused(self, work: Callable[[], object]) -> str:
+        """Appends a work; returns why that cannot be done, empty: it is done."""
         if os.getpid() != self._pid:
             _contain(work)
-            return True
+            return ""
         with self._changed:
-            if len(self._works) >= _MAX_WORKS or self._is_closed:
-                return False
+            if self._is_closed:
+                return "the run is over, and nothing is written or read for it any more"
+            if len(self._works) >= _MAX_WORKS:
+                return f"the file system does not answer, and {_MAX_WORKS} writes and reads wait for it already"
             self._works.append(work)
             if self._thread is None:
                 thread = threading.Thread(target=self._run, daemon=True, name="ft_files")
                 try:
                     thread.start()
-                except RuntimeError:  # the system has none left; the next work tries again
+                except RuntimeError as error:  # the system has none left; the next work tries again
                     self._works.pop()
-                    return False
+                    return f"the thread that writes and reads files cannot be started: {error}"
                 self._thread = thread
             self._changed.notify_all()
-        return True
+        return ""
 
     def ask(self, work: Callable[[], _T], limit_s: float) -> _T:
         """Returns the result of a work, which is done after those before it. Waits `limit_s` seconds at most.
 
         Raises:
-            NoAnswer: it is not done yet.
+            NoAnswer: it is not done yet, or not taken.
             Exception: what `work` raised.
         """
         results: list[_T] = []
@@ -97,17 +104,21 @@ class FileThread:
             finally:
                 is_done.set()
 
-        if self.do(run):
-            deadline = time.monotonic() + limit_s
-            while not is_done.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
-                if time.monotonic() >= deadline or (self.is_stalled and not is_begun.is_set()):
-                    break
+        refused = self._refused(run)
+        if refused:
+            raise NoAnswer(refused)
+        deadline = time.monotonic() + limit_s
+        while not is_done.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline or (self.is_stalled and not is_begun.is_set()):
+                break
         if errors:
             raise errors[0]
-        if not results:
-            self.say_stalled()
-            raise NoAnswer("the file system does not answer")
-        return results[0]
+        if results:
+            return results[0]
+        self.say_stalled()
+        if is_begun.is_set():
+            raise NoAnswer(f"the file system has not answered within {limit_s:g} s")
+        raise NoAnswer("the file system does not answer: an earlier write or read still waits for it")
 
     def flush(self, limit_s: float) -> bool:
         """Waits until all works are done, `limit_s` seconds at most; returns whether they are."""
@@ -176,11 +187,33 @@ class FileHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
     def __init__(self, file: TextIO, files: FileThread) -> None:
         super().__init__(file)
         self._files = files
+        self._is_closed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See base class."""
-        text = self.format(record) + self.terminator
+        """See base class. After `close` it does nothing."""
+        if self._is_closed:
+            return
+        try:
+            text = self.format(record) + self.terminator
+        except Exception:  # as the base class: a line that cannot be formatted ends nothing
+            self.handleError(record)
+            return
         self._files.do(partial(self._write, text))
+
+    def close(self) -> None:
+        """Has the thread of files close the file, after the lines that wait. To be called before `FileThread.close`.
+
+        Closing a file may wait for the file system as well, and a file that nobody closes is closed by whichever thread
+        drops it last: in `launch()` one of the user's.
+        """
+        super().close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._files.do(self._close_file)
+
+    def _close_file(self) -> None:
+        with contextlib.suppress(OSError):
+            self.stream.close()
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a full disk: the same lines are on the console

@@ -61,6 +61,7 @@ class Journal:
     """
 
     def __init__(self, max_mb: float | None = None, files: FileThread | None = None) -> None:
+        self._pid = os.getpid()
         self._files = files or FileThread()
         self._owns_files = files is None
         self._max_bytes = None
@@ -100,7 +101,10 @@ class Journal:
         return self._held_dropped + self._file.dropped
 
     def write(self, event: Event) -> None:
-        """Appends one event; never raises. Any thread may call this."""
+        """Appends one event; never raises. Any thread may call this. In a fork of the process it does nothing: the
+        journal is its parent's, and so is the thread that writes."""
+        if os.getpid() != self._pid:
+            return
         line = as_line(event, time.time())
         self._tell(event)
         with self._lock:
@@ -108,6 +112,8 @@ class Journal:
 
     def report(self, event: Event) -> None:
         """As `write`, for what a rank sent: bounded over the whole run, so that no rank can fill the disk."""
+        if os.getpid() != self._pid:
+            return
         line = as_line(event, time.time())
         self._tell(event)
         with self._lock:

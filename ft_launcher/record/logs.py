@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TypeAlias
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std, to_map
@@ -309,18 +310,32 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
         """
         if not self._goes_to_files(len(envs)):
             return self._destinations(envs, False, False)
+        # Copies, and a mark: what is left behind must neither change the environments of ranks that run by then, nor
+        # make files that no rank writes to.
+        completed, is_given_up = {local_rank: dict(rank_env) for local_rank, rank_env in envs.items()}, Event()
+        make = partial(self._destinations, completed, self._run.asked_for, True, is_given_up)
         try:
-            return self._run.files.ask(partial(self._destinations, envs, self._run.asked_for, True), _RANKS_FILES_S)
+            dest = self._run.files.ask(make, _RANKS_FILES_S)
         except NoAnswer:
+            is_given_up.set()
             logger.warning("the folder of the logs does not answer: the ranks of this cycle print to the console")
             return self._destinations(envs, False, False)
+        for local_rank, rank_env in completed.items():
+            envs[local_rank].update(rank_env)
+        return dest
 
     def _goes_to_files(self, ranks: int) -> bool:
         tee, redirects = to_map(self._tee, ranks), to_map(self._redirects, ranks)
         return self._run.asked_for or any((*tee.values(), *redirects.values()))
 
-    def _destinations(self, envs: dict[int, dict[str, str]], is_kept: bool, may_go_to_files: bool) -> LogsDest:
-        """As `reify`; `is_kept`: in the folder of the run, else in the runtime folder."""
+    def _destinations(
+        self, envs: dict[int, dict[str, str]], is_kept: bool, may_go_to_files: bool, is_given_up: Event | None = None
+    ) -> LogsDest:
+        """As `reify`; `is_kept`: in the folder of the run, else in the runtime folder.
+
+        Raises:
+            NoAnswer: `is_given_up` was set meanwhile.
+        """
         dest = LogsDest()
         # torch passes no cycle; the number is the same on all nodes.
         cycle = int(next(iter(envs.values())).get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -335,6 +350,8 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
             parent = self._runtime
         folder = parent / f"cycle_{cycle}"
         for local_rank, rank_env in envs.items():
+            if is_given_up is not None and is_given_up.is_set():
+                raise NoAnswer("nobody waits for these files any more")
             of_rank = folder / str(local_rank)
             self._run.access.make_folder(of_rank)
             self._add_streams(dest, of_rank, local_rank, to_files[local_rank], tee[local_rank])

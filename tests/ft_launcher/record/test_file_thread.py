@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ft_launcher.record.events import RankExit
-from ft_launcher.record.file_thread import FileThread, NoAnswer
+from ft_launcher.record.file_thread import FileHandler, FileThread, NoAnswer
 from ft_launcher.record.journal import Journal
 from tests.patience import patient
 
@@ -103,3 +107,91 @@ def test_where_no_thread_starts_a_slow_disk_is_no_error() -> None:
     finally:
         threading.stack_size(before)
         disk.answers.set()
+
+
+def full(files: FileThread, disk: Disk) -> None:
+    while files.do(int):
+        pass
+
+
+def closed(files: FileThread, disk: Disk) -> None:
+    disk.answers.set()
+    files.close(LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("happens", "why"),
+    [
+        (lambda files, disk: None, "an earlier write or read still waits for it"),
+        (full, "2 writes and reads wait for it already"),
+        (closed, "the run is over"),
+    ],
+    ids=["behind another", "full", "closed"],
+)
+def test_no_answer_has_its_own_reason(
+    monkeypatch: pytest.MonkeyPatch, happens: Callable[[FileThread, Disk], None], why: str
+) -> None:
+    monkeypatch.setattr("ft_launcher.record.file_thread._MAX_WORKS", 2)
+    files = FileThread()
+    disk = Disk(files)
+    happens(files, disk)
+    with pytest.raises(NoAnswer, match=why):
+        files.ask(int, LIMIT_S)
+    disk.answers.set()
+
+
+def test_a_work_that_is_slow_itself_is_no_answer_within_the_limit() -> None:
+    files, over = FileThread(), threading.Event()
+    with pytest.raises(NoAnswer, match=r"not answered within 0\.01 s"):
+        files.ask(over.wait, 0.01)
+    over.set()
+
+
+def record_of(text: str, *values: object) -> logging.LogRecord:
+    return logging.LogRecord("ft_launcher", logging.WARNING, "file", 1, text, values, None)
+
+
+def test_the_log_file_is_closed_by_the_thread_after_its_lines(tmp_path: Path) -> None:
+    """Closing it may wait for the disk, too: no thread of a program that called `launch()` must do that."""
+    files = FileThread()
+    file = (tmp_path / "log").open("w")
+    handler = FileHandler(file, files)
+    disk = Disk(files)
+    handler.emit(record_of("first"))
+    for _ in range(2):
+        handler.close()
+    handler.emit(record_of("too late"))
+    assert not file.closed
+    disk.answers.set()
+    files.close(LIMIT_S)
+    assert file.closed and (tmp_path / "log").read_text() == "first\n"
+
+
+def test_a_line_that_cannot_be_formatted_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = FileThread()
+    handler = FileHandler((tmp_path / "log").open("w"), files)
+    handler.handle(record_of("%d", "no number"))
+    handler.close()
+    files.close(LIMIT_S)
+    assert (tmp_path / "log").read_text() == "" and "no number" in capsys.readouterr().err
+
+
+def test_a_fork_writes_nothing_to_the_journal(tmp_path: Path) -> None:
+    journal = Journal()
+    journal.open(tmp_path / "journal.jsonl")
+    child = os.fork()
+    if child == 0:
+        journal.write(RankExit(0, 1, 1))
+        journal.report(RankExit(0, 1, 1))
+        os._exit(0)
+    deadline, ended = time.monotonic() + LIMIT_S, (0, 0)
+    while ended == (0, 0) and time.monotonic() < deadline:
+        ended = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0), "it waited for a lock for ever"
+    journal.write(RankExit(0, 0, 0))
+    journal.close()
+    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 1

@@ -1,11 +1,13 @@
 """Where files lie, with and without a log folder."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing import Std
 
+from ft_launcher.record.file_thread import FileThread
 from ft_launcher.record.logs import KEPT_RUNS, CycleLogs, RunFolder, StdMap, default_parents
 from rank_monitor.contract.errors import ConfigError
 
@@ -45,6 +47,23 @@ def test_a_log_folder_has_a_folder_per_cycle_and_rank(tmp_path: Path) -> None:
     second, _ = reify(tmp_path, run, Std.ALL, Std.NONE, cycle=1)
     assert second.stderrs[11] == str(run.path / "cycle_1" / "11" / "stderr.log")
     assert Path(first.stdouts[0]).read_text() == "kept"
+
+
+def test_a_folder_that_does_not_answer_is_left_alone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks print to the console then: no files for them, and nothing that changes their environments later."""
+    monkeypatch.setattr("ft_launcher.record.logs._RANKS_FILES_S", 0.01)
+    files, answers = FileThread(), threading.Event()
+    run = RunFolder(str(tmp_path / "logs"), "id", files=files)
+    files.do(answers.wait)
+    dest, envs = reify(tmp_path, run, Std.ALL, Std.NONE)
+    before = {rank: dict(environ) for rank, environ in envs.items()}
+    answers.set()
+    files.close(60.0)
+    assert envs == before and set(dest.stdouts.values()) == {""}
+    assert Path(envs[3]["TORCHELASTIC_ERROR_FILE"]).parent == tmp_path / "runtime" / "cycle_0" / "3"
+    assert list(run.path.glob("**/*.log")) == []
 
 
 def test_maps_take_any_local_rank(tmp_path: Path) -> None:
