@@ -188,7 +188,7 @@ class FunctionContext(RankContext):
 
     def _add(self, local_rank: int, pair: _Pair, pid: int, poll: Any, close: Any = lambda: None) -> None:
         process = self._processes[local_rank] = FunctionProcess(pid, poll, pair[0], close)
-        self.subprocess_handlers[local_rank] = ForkedHandler(process, local_rank, None, None)
+        self.subprocess_handlers[local_rank] = ForkedHandler(process, local_rank)
 
     def _function(self, local_rank: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         bound = function_rank.bound(self.entrypoint.function, local_rank, self._binding)

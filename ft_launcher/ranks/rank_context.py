@@ -80,8 +80,6 @@ class ForkedHandler:
 
     proc: Any
     local_rank_id: int
-    _stdout: IO[str] | None
-    _stderr: IO[str] | None
 
 
 class _RankHandler(SubprocessHandler):  # type: ignore[misc]
@@ -269,7 +267,6 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
     def _start_rank_again(self, local_rank: int) -> None:
         """Starts one rank again and replaces its handler."""
-        before = self.subprocess_handlers[local_rank]
         # torch's handler requires the argument from torch 2.9 on, and has none before.
         binding: dict[str, Any] = {}
         if "_numa_options" in vars(self):
@@ -282,7 +279,6 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
                 local_rank_id=local_rank,
                 **binding,
             )
-        _close_streams(before)
 
     def _execute(self, local_rank_id: int, stdout: str = "", stderr: str = "", **known: Any) -> _RankHandler:
         """Replaces torch's `get_subprocess_handler`, whose arguments it takes: opens the rank's streams as a fork's."""
@@ -291,7 +287,6 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             with descriptor_limit.of_user() as give_back:
                 handler = _RankHandler(streams, local_rank_id=local_rank_id, **known)
                 give_back(handler.proc.pid)
-            files.pop_all()
         return handler
 
     def _fork(self, local_ranks: Iterable[int]) -> bool:
@@ -302,12 +297,13 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             pids = self._zygotes.start_ranks(orders, numa=self._binding is not None)
             if pids is None:
                 return False
-            files.pop_all()
-        for (rank, opened), pid in zip(streams.items(), pids, strict=True):
-            self.subprocess_handlers[rank] = ForkedHandler(ForkedProcess(pid), rank, opened.get(1), opened.get(2))
+        for rank, pid in zip(streams, pids, strict=True):
+            self.subprocess_handlers[rank] = ForkedHandler(ForkedProcess(pid), rank)
         return True
 
     def _open_streams(self, local_rank: int, files: ExitStack) -> dict[int, IO[str]]:
+        """Opens what a rank prints to, until the rank has it. At the end of the cycle the file system may not answer,
+        and closing a file may wait for it."""
         paths = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
         if local_rank in self.exits or self._spooled.of(local_rank):
             # Started again in this cycle, or both streams go to one file.
@@ -353,13 +349,11 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             self.reap(local_rank)
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        """torch's hook to stop the ranks, which have been stopped by then: takes exit codes and closes streams."""
+        """torch's hook to stop the ranks, which have been stopped by then: takes exit codes."""
         deadline = time.monotonic() + _LAST_THREADS_S
         for pidfd in list(self.pidfds.values()):
             readable([pidfd], max(0.0, deadline - time.monotonic()))
         self.reap_all()
-        for handler in self.subprocess_handlers.values():
-            _close_streams(handler)
         if self._together is not None:
             self._together.stop()
 
@@ -381,9 +375,3 @@ def _set_aside_unreadable(error_file: Path) -> None:
         logger.warning("the error file %s is unreadable: %s: %s", error_file, type(problem).__name__, problem)
         with suppress(OSError):
             error_file.rename(error_file.with_name(f"{error_file.name}.unreadable"))
-
-
-def _close_streams(handler: Any) -> None:
-    for stream in (handler._stdout, handler._stderr):
-        if stream is not None:
-            stream.close()
