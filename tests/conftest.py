@@ -54,6 +54,7 @@ EVERY_TORCH = (
     "tests/ft_launcher/zygote/test_fork_server.py::test_off_says_so_and_starts_by_exec",
     "tests/ft_launcher/attribution/test_known_errors.py::test_the_words_of_this_torch",
     "tests/ft_launcher/nodes/test_job_store.py::",
+    "tests/client/monitoring/test_fork_warning.py::",
     "tests/client/start/test_after_import.py::",
     "tests/client/start/test_script.py::",
     "tests/client/inprocess/restart/test_interrupt.py::",

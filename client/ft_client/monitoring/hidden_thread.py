@@ -13,6 +13,18 @@ from collections.abc import Callable
 # Sent to the thread that caused them. Such a fault while its signal is blocked has no defined result (sigprocmask(2)).
 _OF_THE_THREAD = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
+_alive: set[object] = set()
+
+
+def count() -> int:
+    """Returns how many such threads this process has."""
+    return len(_alive)
+
+
+def forget() -> None:
+    """Called in a forked child, which has none of its parent's threads."""
+    _alive.clear()
+
 
 def start(run: Callable[[], object], takes: int | None = None) -> None:
     """Calls `run` in such a thread, which ends with the process.
@@ -25,7 +37,19 @@ def start(run: Callable[[], object], takes: int | None = None) -> None:
     """
     # A new thread inherits the mask of the one that starts it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {takes} - _OF_THE_THREAD)
+    counted = object()
+    _alive.add(counted)
     try:
-        _thread.start_new_thread(run, ())
+        _thread.start_new_thread(_run, (run, counted))
+    except RuntimeError:
+        _alive.discard(counted)
+        raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _run(run: Callable[[], object], counted: object) -> None:
+    try:
+        run()
+    finally:
+        _alive.discard(counted)

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from ft_client.monitoring import fork_warning
 from ft_client.monitoring.link import Link
 from ft_client.monitoring.watchdog import Watchdog
 from rank_monitor.contract import env
@@ -45,6 +46,7 @@ def start(own: bool = False, environment: Mapping[str, str] | None = None, tells
     stack_signal = _register_stack_dump(environment)
     _link = Link(Path(path), own)
     os.register_at_fork(after_in_child=_in_child)
+    fork_warning.keep_away()
     _link.reconnect()
     with contextlib.suppress(OSError, AttributeError, RuntimeError):
         Watchdog(_link, tells_modules).start(stack_signal)
