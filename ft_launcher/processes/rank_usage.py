@@ -17,10 +17,16 @@ from rank_monitor.contract.processes import proc
 
 _POLLING = ("gloo_", "pt_", "NCCL", "cuda-")
 """How the names of threads begin that torch, NCCL and CUDA start: gloo's takes 30 ms in 15 s while nothing happens."""
+_COMPUTING = ("pt_autograd", "pt_dist_engine")
+"""Those of them that compute: the main thread waits for them in `backward()`."""
 _IDLE_CPU_S, _IDLE_PART = 0.05, 0.002
 """CPU time that is no activity, in seconds and as part of the time that has passed: what a dump of the stacks takes,
 and workers of a data loader, each of which looks every 5 s whether its parent lives (0.1 ms). A child that sleeps
 most of the time takes 1 % of a core and works."""
+_IDLE_THREADS_PART = 0.1
+"""CPU time of the other threads of a rank that is no activity, as part of the time that has passed. A thread that looks
+again each millisecond whether it is needed takes up to 5 % of a core (measured in Python); one that computes has less
+than a tenth only where more than ten share each core."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,13 @@ class Usage:
     def is_beyond(self, before: Usage, passed_s: float) -> bool:
         """Returns whether the rank did something since `before`, which was read `passed_s` seconds earlier.
 
-        Other threads than the main one do not count, since those of libraries run while the rank waits; nor what its
-        descendants read and write, since a logger among them writes for as long as the job lives.
+        Of other threads than the main one only much counts: those of libraries wake now and then while the rank waits,
+        but the main thread may wait for one that computes. What its descendants read and write does not count, since a
+        logger among them writes for as long as the job lives.
         """
         idle_s = _IDLE_CPU_S + _IDLE_PART * passed_s
         has_computed = self.main_cpu_s - before.main_cpu_s > idle_s
+        has_computed |= self.threads_cpu_s - before.threads_cpu_s > _IDLE_CPU_S + _IDLE_THREADS_PART * passed_s
         # The sum falls when one of them ends that nobody waits for.
         has_computed |= self.descendants_cpu_s - before.descendants_cpu_s > idle_s
         return has_computed or self.io_bytes != before.io_bytes or bool(self.descendants - before.descendants)
@@ -106,12 +114,17 @@ def _of_process(pid: int) -> _OfProcess:
         for thread in process.threads():
             if thread.id == pid:
                 found.main_cpu_s = thread.user_time + thread.system_time
-            elif not proc.name_of(thread.id).startswith(_POLLING):
+            elif _may_compute(proc.name_of(thread.id)):
                 found.threads_cpu_s += thread.user_time + thread.system_time
         moved = process.io_counters()
         # What is read through a mapping of a file is in `read_bytes` alone.
         found.io_bytes = moved.read_chars + moved.write_chars + moved.read_bytes
     return found
+
+
+def _may_compute(name: str) -> bool:
+    """Whether the CPU time of a thread with this name may be work: not where it is known to poll."""
+    return name.startswith(_COMPUTING) or not name.startswith(_POLLING)
 
 
 def _children() -> dict[int, list[int]]:

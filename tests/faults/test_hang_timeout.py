@@ -192,6 +192,10 @@ for step in range(4):  # an evaluation on one rank, each time below the limit
     dist.barrier()
 subprocess.run([sys.executable, "-c", BUSY])  # a compiler
 dist.barrier()
+thread = threading.Thread(target=exec, args=(BUSY,))  # threads of a library, for which the main thread waits
+thread.start()
+thread.join()
+dist.barrier()
 if first:
     with ft.section("checkpointing"):
         time.sleep(LONG_S)
