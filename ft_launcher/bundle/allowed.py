@@ -1,8 +1,8 @@
 """What of a journal's events, and of what a running job says of itself, may be passed on to others. Pure.
 
-An allow-list: only fields that `FIELDS` names, and of texts only those that this program wrote, or that have the form
-of a name, a number or a place in a program. `TEXTS` are the fields in free words, of ranks, users and commands: they
-are left out unless the user asks for them. What is in neither is never passed on.
+Of an event only the fields pass whose marks allow that (`record/events/sharing.py`). Texts pass only where this program
+wrote them, or where they have the form of a name, a number or a place in a program; texts in free words of ranks, users
+and commands pass where the user asks for them.
 """
 
 from __future__ import annotations
@@ -12,93 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ft_launcher.record import surroundings
+from ft_launcher.record.events import EVENTS
+from ft_launcher.record.events.sharing import Sharing, sharing_of
 
 Facts = Mapping[str, Any]
-
-FIELDS: dict[str, str] = {
-    "job_start": "run_id node max_restarts nprocs limits versions environment",
-    "job_end": "exit_code restarts_in_process started_again taken_over console_lines_dropped seconds wall_s "
-    "goodput goodput_saved",
-    "ledger": "cycle has_ended since until seconds steps iteration resumed points saved saved_s saves recovery "
-    "durations total goodput goodput_saved",
-    "health": "cycle healthy readings",
-    "health_change": "cycle check before state",
-    "gpu_memory": "cycle",
-    "decision": "cycle action reason charged restarts_left exit_code wait_s not_restartable inputs budget",
-    "signal": "signal",
-    "preempted_elsewhere": "cycle",
-    "fenced": "cycle ranks silent_s limit_s",
-    "store_silent": "",
-    "reports_end": "after_bytes",
-    "journal_piece": "run_id node started piece lost_bytes",
-    "lines_dropped": "lines",
-    "save_interval": "cycle interval_s reason faults save_s mtbf_s",
-    "cycle_start": "cycle node_rank nodes master ranks",
-    "cycle_end": "cycle how lived_s iteration",
-    "fault": "cycle kind rank local_rank pid exit_code what where hint iteration limit learned_limit detail "
-    "agreed_exit_code error error_text before_group collateral fault_class doubt failed finding blamed waiting",
-    "evidence": "cycle of_rank ranks node_evidence stop_began all_ranks",
-    "stacks": "cycle ranks",
-    "stall": "cycle ranks",
-    "limits_cannot_act": "cycle",
-    "limit_doubled": "limit factor",
-    "modules_preloaded": "modules mib seconds",
-    "fault_on_purpose": "cycle fault rank local_rank at",
-    "killed": "cycle pids",
-    "left_over": "cycle pids",
-    "lingers": "cycle",
-    "background_ended": "cycle pids signal",
-    "rank_exit": "cycle rank exit_code",
-    "verdict": "cycle rank pid limit limit_s waited_s learned iteration sections reason frames process condemned",
-    "interruption": "cycle rank pid limit limit_s waited_s learned iteration sections reason frames process condemned",
-    "exception": "cycle rank type traceback wall_time before_group",
-    "nan_loss": "cycle rank iteration loss fault",
-    "printed_steps": "cycle rank durations",
-    "monitor_replaced": "cycle rank",
-    "never_ends": "cycle rank why",
-    "limits": "cycle rank initial subsequent sections out_of_section learned",
-    "interrupted_again": "cycle rank iteration waited_s",
-    "section_times": "cycle rank sections gpu",
-    "result_in_doubt": "cycle finding rank iteration node device",
-    "control_request": "cycle rank action",
-    "in_process_decision": "cycle happened known follows",
-    "in_process_fault": "cycle rank pid exit_code where hint fault_class",
-    "in_process_restart": "cycle iteration took_s why skipped",
-    "in_process_blame": "cycle iteration finding ranks text",
-    "started_again": "cycle rank local_rank pid",
-    "stays_away": "cycle rank",
-    "joined": "cycle rank iteration",
-    "late_rank_ended": "cycle rank",
-    "finished_without": "cycle ranks",
-    "taken_over": "cycle rank",
-}
-"""Event -> the fields that are passed on, some of them in part (`_PARTS`)."""
-
-TEXTS: dict[str, str] = {
-    "job_start": "job_name",
-    "job_end": "reason",
-    "health": "readings",
-    "health_change": "reason",
-    "gpu_memory": "why",
-    "preempted_elsewhere": "why",
-    "store_silent": "error",
-    "cycle_end": "why next",
-    "fault": "what detail others",
-    "stall": "what",
-    "limits_cannot_act": "why",
-    "exception": "message traceback",
-    "modules_preloaded": "packages left_out",
-    "monitor_replaced": "why",
-    "interrupted_again": "why stack",
-    "control_request": "description",
-    "in_process_decision": "happened known follows",
-    "in_process_fault": "what",
-    "in_process_restart": "why",
-    "stays_away": "reason",
-    "late_rank_ended": "reason",
-    "taken_over": "reason",
-}
-"""Event -> the fields that are passed on as they are where the user asks for texts."""
 
 _FRAME = re.compile(r"[\w./<>+-]{1,300}:\d{1,9} in [\w.<>]{1,200}")
 _ERROR = re.compile(r"([\w.]{1,100}|loss is not finite)( at [\w./<>+ -]{1,300}:\d{1,9})?")
@@ -133,20 +50,39 @@ _OF_STATUS = _words(
 
 
 def of_event(event: str, facts: Facts, with_texts: bool = False) -> dict[str, Any] | None:
-    """Returns what of an event may be passed on; None: nothing, this release does not know it."""
-    if event not in FIELDS:
+    """Returns what of an event may be passed on; None: nothing, this release does not know it.
+
+    Args:
+        event: its name.
+        facts: its fields, as a journal has them.
+        with_texts: the user asks for the texts in free words, too.
+    """
+    kind = EVENTS.get(event)
+    if kind is None:
         return None
-    names = set(FIELDS[event].split())
-    found = {name: value for name, value in facts.items() if name in names}
-    if event == "decision" and (_is_asked_for(facts) or _quotes_an_error(facts)):
-        found.pop("reason", None)  # a rank's words are in it
-    found = _in_part(found)
-    if event == "fault" and "what" in found and not _is_ours(facts):
-        found["what"] = _what(facts)
+    marks = sharing_of(kind)  # type: ignore[arg-type]  # a class is hashable, whatever mypy holds of it
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        match marks.get(name):
+            case Sharing.WHOLE:
+                found[name] = value
+            case Sharing.PART | Sharing.PART_OR_TEXT:
+                found |= _part(name, facts)
     if with_texts:
-        texts = set(TEXTS.get(event, "").split())
-        found |= {name: value for name, value in facts.items() if name in texts}
+        texts = (Sharing.TEXT, Sharing.PART_OR_TEXT)
+        found |= {name: value for name, value in facts.items() if marks.get(name) in texts}
     return found
+
+
+def _part(name: str, facts: Facts) -> dict[str, Any]:
+    """Returns a field that is marked to be passed on in part; empty where nothing of it passes."""
+    if name == "reason":
+        return _reason(facts)
+    if name == "what":
+        return {name: _what(facts)}
+    if name not in _PARTS:
+        return {}
+    return {name: _PARTS[name](facts[name])}
 
 
 def of_status(status: Facts) -> dict[str, Any]:
@@ -154,7 +90,7 @@ def of_status(status: Facts) -> dict[str, Any]:
     found = _in_part({name: value for name, value in status.items() if name in _OF_STATUS})
     faults = [fault for fault in _list(status.get("faults")) if isinstance(fault, Mapping)]
     # Unlike the event, a fault here does not tell which limit was exceeded: its words may be those of a wrapper.
-    found["faults"] = [(of_event("fault", fault) or {}) | {"what": _what(fault)} for fault in faults]
+    found["faults"] = [(of_event("fault", fault) or {}) | {"what": _kind_in_words(fault)} for fault in faults]
     return found
 
 
@@ -172,6 +108,13 @@ def of_stacks(answer: Facts) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 def _in_part(facts: Facts) -> dict[str, Any]:
     """Returns the facts, of those that hold words of others only the parts that are numbers, names and places."""
     return {name: _PARTS[name](value) if name in _PARTS else value for name, value in facts.items()}
+
+
+def _reason(facts: Facts) -> dict[str, Any]:
+    """Returns the reason of a decision, unless words of a rank or of a program may be in it."""
+    if _is_asked_for(facts) or _quotes_an_error(facts):
+        return {}
+    return {"reason": facts["reason"]}
 
 
 def _is_asked_for(facts: Facts) -> bool:
@@ -192,7 +135,15 @@ def _is_ours(fault: Facts) -> bool:
     return fault.get("kind") != "exception" and fault.get("limit") != "in_process" and "raised" not in what
 
 
-def _what(fault: Facts) -> str:
+def _what(fault: Facts) -> Any:
+    """Returns what a fault says, where it is ours; else the kind of the fault."""
+    if _is_ours(fault):
+        return fault["what"]
+    return _kind_in_words(fault)
+
+
+def _kind_in_words(fault: Facts) -> str:
+    """Returns the kind of a fault with its error or exit code, without words of others."""
     error = str(fault.get("error", ""))
     if fault.get("kind") == "exception" and error and _ERROR.fullmatch(error):
         return f"exception: {error}"
@@ -329,4 +280,4 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "versions": _names,
     "why": _each(frozenset({"rank", "member", "interruption"})),
 }
-"""Name of a field -> what is passed on of it."""
+"""Name of a field -> the part of its value that is passed on; `reason` and `what` have functions of their own."""

@@ -1,4 +1,4 @@
-"""`ft_launcher bundle`: one file with what others need to look at an incident, and only what a list allows.
+"""`ft_launcher bundle`: one file with what others need to look at an incident, and only what may be passed on.
 
 `cli.py` runs it. Reads journals as streams, asks a job that runs, and writes the file at once; `bundle/` says what may
 be in it.
@@ -40,7 +40,7 @@ _TEXTS = "WITH texts of ranks, users and commands, which may hold anything: read
 @click.command(
     help="Writes one file with what others need to look at an incident: a page to read first, stacks, collectives, "
     "health, versions, and a slice of the journals. RUN is a file, a folder that is searched for journal.*.jsonl, or "
-    "the name or run id of a job of this user on this host, or its beginning. Only what is on a list is in it."
+    "the name or run id of a job of this user on this host, or its beginning. Only what may be passed on is in it."
 )
 @click.argument("run", metavar="RUN")
 @click.option("-o", "output", required=True, metavar="FILE.zip", type=click.Path(path_type=Path), help="The file.")

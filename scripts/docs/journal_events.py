@@ -36,6 +36,9 @@ _WORDS = {
 }
 """Names of Python's types -> words for JSON's."""
 
+_MARKS = ("Shared", "InPart", "InPartOrText", "FreeText", "Private")
+"""The marks of `ft_launcher/record/events/sharing.py`: the type of a field stands in one of them."""
+
 _TOP = Path(__file__).with_name("journal_top.md")
 """What the page says before the events."""
 
@@ -102,6 +105,8 @@ def _of_syntax(node: ast.expr) -> str:
         if isinstance(node.right, ast.Name) and node.right.id == "Absent":
             joined_by = ", "
         return f"{_of_syntax(node.left)}{joined_by}{_of_syntax(node.right)}"
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) in _MARKS:
+        return _of_syntax(node.slice)
     if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("list", "Sequence"):
         return f"list of {_of_syntax(node.slice)}"
     if isinstance(node, ast.Subscript):

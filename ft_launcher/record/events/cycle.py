@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.record.events.event import ABSENT, Absent, Event, OfCycle
+from ft_launcher.record.events.sharing import FreeText, InPart, InPartOrText, Private, Shared
 
 
 @dataclass(frozen=True)
 class CycleStart(Event, name="cycle_start"):
     """The ranks of a cycle run on this node."""
 
-    cycle: int
+    cycle: Shared[int]
     """The number of the cycle, the same on all nodes; from 0."""
-    node_rank: int
+    node_rank: Shared[int]
     """This node's rank among the nodes."""
-    nodes: int
+    nodes: Shared[int]
     """How many nodes take part."""
-    master: str
+    master: Shared[str]
     """Address and port of the ranks' store."""
-    ranks: Sequence[Mapping[str, int]]
+    ranks: InPart[Sequence[Mapping[str, int]]]
     """The ranks of this node, each with `rank`, `local_rank`, `pid`."""
 
 
@@ -29,17 +30,17 @@ class CycleStart(Event, name="cycle_start"):
 class SaveInterval(Event, name="save_interval"):
     """How often the ranks of the next cycle are to save (`--ft-save-interval auto`), as the node of rank 0 chose it."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that begins now."""
-    interval_s: float
+    interval_s: Shared[float]
     """Seconds of training between two saves."""
-    reason: str
+    reason: Shared[str]
     """Why, in words."""
-    faults: int
+    faults: Shared[int]
     """How many faults the job had so far, as far as the journals say."""
-    save_s: float | None
+    save_s: Shared[float | None]
     """For how long the training waited for a save, in the mean (seconds); null: none was measured."""
-    mtbf_s: float | None
+    mtbf_s: Shared[float | None]
     """The time of the job so far for each of its faults (seconds); null: it had none."""
 
 
@@ -47,18 +48,18 @@ class SaveInterval(Event, name="save_interval"):
 class CycleEnd(Event, name="cycle_end"):
     """The cycle is over on this node."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that ended."""
-    how: str
+    how: Shared[str]
     """`succeeded`, `failed`, `failed elsewhere` (on another node), `membership changed`, `asked for: ACTION` or
     `job over`."""
-    why: str | Absent = ABSENT
+    why: FreeText[str | Absent] = ABSENT
     """What ended it, where neither a fault nor a request of this node did."""
-    next: str | Absent = ABSENT
+    next: FreeText[str | Absent] = ABSENT
     """After `failed elsewhere`: the decision in words."""
-    lived_s: float | Absent = ABSENT
+    lived_s: Shared[float | Absent] = ABSENT
     """After `failed`: for how many seconds its ranks ran."""
-    iteration: int | Absent | None = ABSENT
+    iteration: Shared[int | Absent | None] = ABSENT
     """After `failed`: the iteration that they reached; -1: none was reported, null: it is unknown."""
 
 
@@ -66,56 +67,56 @@ class CycleEnd(Event, name="cycle_end"):
 class Fault(Event, name="fault"):
     """The cycle failed by a rank of this node. The decision follows in the next line."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that failed."""
-    kind: str
+    kind: Shared[str]
     """How the rank failed: `exception`, `signal`, `exit` or `hang`."""
-    rank: int
+    rank: Shared[int]
     """The rank that failed first."""
-    local_rank: int
+    local_rank: Shared[int]
     """Its number on this node."""
-    pid: int
+    pid: Shared[int]
     """Its process."""
-    exit_code: int
+    exit_code: Shared[int]
     """Its exit code; minus the number of the signal that ended it."""
-    what: str
+    what: InPartOrText[str]
     """What happened, in words."""
-    where: str
+    where: Shared[str]
     """Where the rank was in its training: its section and iteration."""
-    hint: str
+    hint: Shared[str]
     """The likely cause; empty: none is known."""
-    iteration: int
+    iteration: Shared[int]
     """The iteration it had reported; -1: none."""
-    limit: str
+    limit: Shared[str]
     """The limit that it exceeded; empty: none."""
-    learned_limit: bool
+    learned_limit: Shared[bool]
     """Whether that limit was learned."""
-    detail: Sequence[str]
+    detail: InPartOrText[Sequence[str]]
     """Lines for the console: of the traceback, or the frames of a hang."""
-    others: Sequence[str]
+    others: FreeText[Sequence[str]]
     """What the other ranks did, a line for each."""
-    agreed_exit_code: int | None
+    agreed_exit_code: Shared[int | None]
     """The exit code that all ranks agreed on (16 or 17); null: none."""
-    error: str
+    error: InPart[str]
     """Type and place of an exception of the program: equal when the same line raises the same type."""
-    error_text: str
+    error_text: Shared[str]
     """A digest of the text of that exception: equal when the text is."""
-    before_group: bool
+    before_group: Shared[bool]
     """Whether the rank certainly had made no process group when it raised that exception."""
-    collateral: bool
+    collateral: Shared[bool]
     """Whether the failure is the consequence of another rank's."""
-    fault_class: str
+    fault_class: Shared[str]
     """The class of the fault; docs/restart_policy.md lists them."""
-    doubt: Mapping[str, Any] | None
+    doubt: Shared[Mapping[str, Any] | None]
     """The suspect result because of which all ranks agreed to exit, with the fields of `result_in_doubt`."""
-    failed: Sequence[int]
+    failed: Shared[Sequence[int]]
     """All ranks of this node that failed by themselves."""
-    finding: str
+    finding: Shared[str]
     """Of a hang in which ranks wait for others: `gone`, `behind`, `deadlock`, `mismatch`, `transport` or `unknown`
     (docs/hangs.md); `returned`: it lost a rank that had returned from the program; else empty."""
-    blamed: Sequence[int]
+    blamed: Shared[Sequence[int]]
     """The ranks that hold up the others then: several for a deadlock or a mismatch, none if it is not known."""
-    waiting: int
+    waiting: Shared[int]
     """How many ranks of this node waited then."""
 
 
@@ -126,27 +127,27 @@ class Evidence(Event, name="evidence"):
     Written before `fault` and `in_process_fault`, and at a hang also where no rank of this node failed.
     """
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle."""
-    of_rank: int | None
+    of_rank: Shared[int | None]
     """The rank that ended while the others went on in process; null: the cycle has ended, this is of all its ranks."""
-    ranks: Sequence[Mapping[str, Any]]
+    ranks: InPart[Sequence[Mapping[str, Any]]]
     """Each with `rank`, `local_rank`, `pid`, and what is known of `exit_code`, `died_at`, `verdict`, `verdict_at`,
     `exception`, `exception_at`, `snapshot` (its last state by its monitor), `was_stopped`, `killed_by_us`. Times are
     seconds of this node's monotonic clock."""
-    node_evidence: Mapping[str, Any]
+    node_evidence: Shared[Mapping[str, Any]]
     """Of this node: `oom_kills` in this cycle, and `shm_free`, bytes; null: unknown."""
-    stop_began: float | None
+    stop_began: Shared[float | None]
     """When the launcher began to stop the ranks (monotonic seconds); null: it has not."""
-    all_ranks: bool
+    all_ranks: Shared[bool]
     """Whether these are all ranks of the job."""
-    otherwise: Mapping[str, Any] | None
+    otherwise: Private[Mapping[str, Any] | None]
     """The fault where no rank failed by itself: a restart in process failed, or all ranks are zombies."""
-    suspect_results: Mapping[str, Any]
+    suspect_results: Private[Mapping[str, Any]]
     """Local rank -> its suspect result, with the fields of `result_in_doubt`."""
-    on_purpose: Mapping[str, str]
+    on_purpose: Private[Mapping[str, str]]
     """Local rank -> the fault on purpose that struck it in this cycle."""
-    nccl: Mapping[str, Any] | None
+    nccl: Private[Mapping[str, Any] | None]
     """After a hang, what NCCL's RAS said of the job ([hangs.md](hangs.md)): `processes` it knows, of which `missing`
     (`missing_count` in all) it did not reach, each with `host`, `pid`, `is_dead` (it has given it up), and `rank` in a
     communicator of `size`; and ranks that have launched fewer operations than others, `late`. null: it said nothing."""
@@ -156,9 +157,9 @@ class Evidence(Event, name="evidence"):
 class Stacks(Event, name="stacks"):
     """Where each rank of this node was before the stop of a cycle that failed by a hang."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that failed."""
-    ranks: Sequence[Mapping[str, Any]]
+    ranks: InPart[Sequence[Mapping[str, Any]]]
     """Each with `rank`, `place` (`stopped`, `in_kernel`, `collective`, `wrapper`, `blocked`, `locked`, `outside` or
     `unknown`), `frames` of its main thread (the innermost first), `process` as /proc has it, with the path of the
     innermost frame's `file` and where its `other_threads` are, `stacks`, the file with all of them (empty: none), and
@@ -169,9 +170,9 @@ class Stacks(Event, name="stacks"):
 class Stall(OfCycle, Event, name="stall"):
     """Ranks stand still for longer than `--ft-stall-warning`. They are not stopped."""
 
-    what: str
+    what: FreeText[str]
     """What is known of it, in words."""
-    ranks: Sequence[Mapping[str, Any]]
+    ranks: InPart[Sequence[Mapping[str, Any]]]
     """Where each rank of this node is, with the fields of `stacks` but the file."""
 
 
@@ -179,7 +180,7 @@ class Stall(OfCycle, Event, name="stall"):
 class LimitsCannotAct(OfCycle, Event, name="limits_cannot_act"):
     """The user set limits, and the training has not asked to be watched."""
 
-    why: str
+    why: FreeText[str]
     """Which ranks, and what is missing."""
 
 
@@ -187,9 +188,9 @@ class LimitsCannotAct(OfCycle, Event, name="limits_cannot_act"):
 class LimitDoubled(Event, name="limit_doubled"):
     """A learned limit ended a rank; a longer one applies from the next cycle on."""
 
-    limit: str
+    limit: Shared[str]
     """The name of the limit."""
-    factor: float
+    factor: Shared[float]
     """How many times the learned limit applies then."""
 
 
@@ -197,13 +198,13 @@ class LimitDoubled(Event, name="limit_doubled"):
 class FaultOnPurpose(OfCycle, Event, name="fault_on_purpose"):
     """A fault on purpose (`--ft-inject`) strikes a rank. Written before it happens."""
 
-    fault: str
+    fault: Shared[str]
     """The fault, as `--ft-inject` names it."""
-    rank: int
+    rank: Shared[int]
     """The rank that it strikes."""
-    local_rank: int
+    local_rank: Shared[int]
     """Its number on this node."""
-    at: str
+    at: Shared[str]
     """The place in the training."""
 
 
@@ -211,9 +212,9 @@ class FaultOnPurpose(OfCycle, Event, name="fault_on_purpose"):
 class Killed(Event, name="killed"):
     """Processes of the cycle did not end by SIGTERM in time and got SIGKILL."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that was stopped."""
-    pids: list[int]
+    pids: Shared[list[int]]
     """Their pids."""
 
 
@@ -221,9 +222,9 @@ class Killed(Event, name="killed"):
 class LeftOver(Event, name="left_over"):
     """Processes that even SIGKILL did not end."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that was stopped."""
-    pids: list[int]
+    pids: Shared[list[int]]
     """Their pids."""
 
 
@@ -231,9 +232,9 @@ class LeftOver(Event, name="left_over"):
 class Lingers(Event, name="lingers"):
     """All ranks succeeded, and background processes that they started still run (`--ft-linger`)."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that succeeded."""
-    processes: Mapping[str, str]
+    processes: Private[Mapping[str, str]]
     """Pid -> command."""
 
 
@@ -241,9 +242,9 @@ class Lingers(Event, name="lingers"):
 class BackgroundEnded(Event, name="background_ended"):
     """Background processes of successful ranks are ended."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that succeeded."""
-    pids: list[int]
+    pids: Shared[list[int]]
     """Their pids."""
-    signal: int | None
+    signal: Shared[int | None]
     """The signal to the launcher because of which they are ended; null: their time was over."""

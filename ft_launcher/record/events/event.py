@@ -1,7 +1,8 @@
 """The base class of all events of the journal, and the table of their names. Pure.
 
 An event is a frozen dataclass. Its docstring says when it is written, and a docstring follows each field:
-`scripts/docs/journal_events.py` makes docs/journal.md of both.
+`scripts/docs/journal_events.py` makes docs/journal.md of both. The type of each field says whether the field may be
+passed on to others (`sharing.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
+
+from ft_launcher.record.events.sharing import Shared
 
 EVENTS: dict[str, type[Event]] = {}
 """Name in the file -> class."""
@@ -65,7 +68,7 @@ class Event:
 class OfCycle:
     """What an event begins with that is written while a cycle runs."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that runs."""
 
 
@@ -73,7 +76,7 @@ class OfCycle:
 class OfRank(OfCycle):
     """What an event of one rank begins with."""
 
-    rank: int
+    rank: Shared[int]
     """The rank."""
 
 

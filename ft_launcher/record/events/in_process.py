@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.record.events.event import Event, OfCycle, OfRank
+from ft_launcher.record.events.sharing import FreeText, InPart, InPartOrText, Shared
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,17 @@ class InProcessDecision(OfCycle, Event, name="in_process_decision"):
     a step.
     """
 
-    happened: Mapping[str, Any]
+    happened: InPartOrText[Mapping[str, Any]]
     """`what`: `heard` (a `message` of the wrapper of `local_rank`), `died` (with `exit_code`), `loss_notified` (the
     others know that it is gone, or the `problem` with that) or `deadline` (one of `known` has passed)."""
-    known: Mapping[str, Any]
+    known: InPartOrText[Mapping[str, Any]]
     """What the launcher knew before: `ranks` of this node; `rejoin` (dead ranks are started again); `final_codes`
     (exit codes that end the cycle); where ranks restart, `since_s` (seconds since the first sign of the fault) and
     `failed` (the iteration); `wrappers`, each with the `local_ranks` for which it holds: of the last message `state`,
     `iteration`, `prefix`, `limit_s`, `reason`, and `member` where it is not the rank; and only where they apply
     `exit_code`, `is_new` (started again, not let in yet), `is_lost`, `starts` (how often it was started again),
     `is_next` (to be started again), `is_ended` (killed for its deadline), `due_s` (seconds to the deadline of each)."""
-    follows: Sequence[Mapping[str, Any]] | None
+    follows: InPartOrText[Sequence[Mapping[str, Any]] | None]
     """The steps, each with its name `step`: `notify_loss`, `start_again`, `stay_away`, `joined`, `restarted`,
     `end_rank` or `take_over`; none: the others go on. null: the death ends the cycle, as without wrappers."""
 
@@ -35,17 +36,17 @@ class InProcessDecision(OfCycle, Event, name="in_process_decision"):
 class InProcessFault(OfRank, Event, name="in_process_fault"):
     """The process of a rank ended, and the other ranks go on in process."""
 
-    pid: int
+    pid: Shared[int]
     """Its process."""
-    exit_code: int | None
+    exit_code: Shared[int | None]
     """Its exit code; minus the number of the signal that ended it; null: it is not known."""
-    what: str
+    what: FreeText[str]
     """What happened, in words."""
-    where: str
+    where: Shared[str]
     """Where the rank was in its training; empty: unknown."""
-    hint: str
+    hint: Shared[str]
     """The likely cause; empty: none is known."""
-    fault_class: str
+    fault_class: Shared[str]
     """The class of the fault; empty where no fault was found."""
 
 
@@ -53,13 +54,13 @@ class InProcessFault(OfRank, Event, name="in_process_fault"):
 class InProcessRestart(OfCycle, Event, name="in_process_restart"):
     """The ranks of this node run again, in the same processes."""
 
-    iteration: int
+    iteration: Shared[int]
     """The iteration of the wrapper that begins."""
-    took_s: float
+    took_s: Shared[float]
     """Seconds from the fault to the restart, as this launcher saw them."""
-    why: Sequence[Mapping[str, Any]]
+    why: InPartOrText[Sequence[Mapping[str, Any]]]
     """What the ranks wrote of the fault: each with `rank`, `interruption` and more."""
-    skipped: int = 0
+    skipped: Shared[int] = 0
     """How many restarts came just before, while the launcher stood still: they are counted and have no event each."""
 
 
@@ -68,13 +69,13 @@ class InProcessBlame(OfCycle, Event, name="in_process_blame"):
     """Who held up the others when ranks were asked to restart in process because they made no progress. The node that
     hosts the ranks' store says it, for those of all nodes."""
 
-    iteration: int
+    iteration: Shared[int]
     """The iteration of the wrapper that is interrupted."""
-    finding: str
+    finding: Shared[str]
     """As in `fault`: `gone`, `behind`, `deadlock`, `mismatch`, `transport` or `unknown`."""
-    ranks: Sequence[int]
+    ranks: InPart[Sequence[int]]
     """The ranks that are to blame; none where nobody can be named."""
-    text: str
+    text: Shared[str]
     """What they did, in words."""
 
 
@@ -82,9 +83,9 @@ class InProcessBlame(OfCycle, Event, name="in_process_blame"):
 class StartedAgain(OfRank, Event, name="started_again"):
     """A rank that died was started again alone; it joins at the next restart in process."""
 
-    local_rank: int
+    local_rank: Shared[int]
     """Its number on this node."""
-    pid: int
+    pid: Shared[int]
     """Its new process."""
 
 
@@ -92,7 +93,7 @@ class StartedAgain(OfRank, Event, name="started_again"):
 class StaysAway(OfRank, Event, name="stays_away"):
     """A rank that died is not started again in this cycle; the others go on."""
 
-    reason: str
+    reason: FreeText[str]
     """Why not."""
 
 
@@ -100,7 +101,7 @@ class StaysAway(OfRank, Event, name="stays_away"):
 class Joined(OfRank, Event, name="joined"):
     """A rank that was started again takes part."""
 
-    iteration: int
+    iteration: Shared[int]
     """The first iteration of the wrapper that it takes part in."""
 
 
@@ -108,7 +109,7 @@ class Joined(OfRank, Event, name="joined"):
 class LateRankEnded(OfRank, Event, name="late_rank_ended"):
     """A rank that the others went on without is killed."""
 
-    reason: str
+    reason: FreeText[str]
     """What it was late for."""
 
 
@@ -116,9 +117,9 @@ class LateRankEnded(OfRank, Event, name="late_rank_ended"):
 class FinishedWithout(Event, name="finished_without"):
     """The cycle succeeds, although some ranks are lost."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that succeeds."""
-    ranks: Sequence[int]
+    ranks: InPart[Sequence[int]]
     """The lost ranks."""
 
 
@@ -126,9 +127,9 @@ class FinishedWithout(Event, name="finished_without"):
 class TakenOver(Event, name="taken_over"):
     """A restart in process does not help: the cycle ends, and the restart policy decides."""
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that ends."""
-    rank: int
+    rank: Shared[int]
     """The rank that it is blamed on."""
-    reason: str
+    reason: FreeText[str]
     """Why it does not help."""

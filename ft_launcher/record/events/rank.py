@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.record.events.event import Event, OfCycle, OfRank
+from ft_launcher.record.events.sharing import FreeText, InPart, InPartOrText, Private, Shared
 from rank_monitor.contract.wire.json_record import real
 
 
@@ -14,7 +15,7 @@ from rank_monitor.contract.wire.json_record import real
 class RankExit(OfRank, Event, name="rank_exit"):
     """The process of a rank ended while its cycle ran."""
 
-    exit_code: int
+    exit_code: Shared[int]
     """Its exit code; minus the number of the signal that ended it."""
 
 
@@ -22,32 +23,32 @@ class RankExit(OfRank, Event, name="rank_exit"):
 class _Finding(OfRank):
     """What a monitor found: a limit was exceeded."""
 
-    pid: int
+    pid: Shared[int]
     """Its process."""
-    limit: str
+    limit: Shared[str]
     """`initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `log`,
     `hang`, `soft_timeout`, `hard_timeout` or `stall`."""
-    limit_s: float
+    limit_s: Shared[float]
     """The limit in seconds."""
-    waited_s: float
+    waited_s: Shared[float]
     """For how long there was no sign of life, in seconds."""
-    learned: bool
+    learned: Shared[bool]
     """Whether the limit was learned."""
-    iteration: int
+    iteration: Shared[int]
     """The iteration that the rank had reported; -1: none."""
-    sections: Mapping[str, float]
+    sections: Shared[Mapping[str, float]]
     """Its open sections -> their age in seconds."""
-    reason: str
+    reason: Shared[str]
     """What happened, in words."""
-    line: str
+    line: Private[str]
     """One line for logs, worded so that searches for NVIDIA's lines find it."""
-    frames: list[str]
+    frames: InPart[list[str]]
     """The frames of its main thread, the innermost first."""
-    process: Mapping[str, Any]
+    process: InPart[Mapping[str, Any]]
     """Its process as /proc has it."""
-    condemned: bool
+    condemned: Shared[bool]
     """Whether the rank is ended for it."""
-    stacks: str
+    stacks: Private[str]
     """The file with the stacks of all its threads; empty: there are none."""
 
 
@@ -65,15 +66,15 @@ class Interruption(_Finding, Event, name="interruption"):
 class UncaughtException(OfRank, Event, name="exception"):
     """An uncaught exception ends a rank."""
 
-    type: str
+    type: InPart[str]
     """The type of the exception."""
-    message: str
+    message: FreeText[str]
     """Its text."""
-    traceback: str
+    traceback: InPartOrText[str]
     """Its traceback, as Python prints it."""
-    wall_time: float
+    wall_time: Shared[float]
     """When it was raised: seconds since 1970 by the rank's clock."""
-    before_group: bool
+    before_group: Shared[bool]
     """Whether the rank certainly had made no process group until then."""
 
 
@@ -81,11 +82,11 @@ class UncaughtException(OfRank, Event, name="exception"):
 class NanLoss(OfRank, Event, name="nan_loss"):
     """A rank printed a loss that is not a finite number (`--ft-watch-log`); once until it prints a finite one again."""
 
-    iteration: int
+    iteration: Shared[int]
     """The iteration of that line; -1: the line names none."""
-    loss: str
+    loss: Shared[str]
     """`nan`, `inf` or `-inf`."""
-    fault: bool
+    fault: Shared[bool]
     """Whether it ends the cycle (`--ft-watch-log-nan=fault`)."""
 
 
@@ -96,11 +97,11 @@ class PrintedSteps(Event, name="printed_steps"):
     Written for the rank of this node that printed most steps, if any printed two.
     """
 
-    cycle: int
+    cycle: Shared[int]
     """The cycle that is over."""
-    rank: int
+    rank: Shared[int]
     """The rank."""
-    durations: Mapping[str, Mapping[str, Any]]
+    durations: Shared[Mapping[str, Mapping[str, Any]]]
     """Of `printed step`, with the fields of `durations` in `ledger`. To a quarter of a second, as lines are read;
     without those that the limit or the end of the rank cut off, or of which the launcher has not read all."""
 
@@ -109,7 +110,7 @@ class PrintedSteps(Event, name="printed_steps"):
 class NeverEnds(OfRank, Event, name="never_ends"):
     """The program of a rank has ended with an error, and its process did not end: the launcher ends it."""
 
-    why: str
+    why: InPart[str]
     """How long its process did nothing, or worked, and which option limits that."""
 
 
@@ -117,7 +118,7 @@ class NeverEnds(OfRank, Event, name="never_ends"):
 class MonitorReplaced(OfRank, Event, name="monitor_replaced"):
     """The monitor of a rank was lost, and another took its place; the training goes on."""
 
-    why: str
+    why: FreeText[str]
     """How the monitor was lost."""
 
 
@@ -125,17 +126,17 @@ class MonitorReplaced(OfRank, Event, name="monitor_replaced"):
 class Limits(OfRank, Event, name="limits"):
     """The limits of a rank, as it set or learned them."""
 
-    initial: float | None
+    initial: Shared[float | None]
     """Seconds to the first sign of life; null: no limit, here and below."""
-    subsequent: float | None
+    subsequent: Shared[float | None]
     """Seconds between two signs of life."""
-    sections: Mapping[str, float | None]
+    sections: Shared[Mapping[str, float | None]]
     """Section -> seconds while it is open."""
-    out_of_section: float | None
+    out_of_section: Shared[float | None]
     """Seconds with no section open."""
-    learned: list[str]
+    learned: Shared[list[str]]
     """Which of them were learned: `initial`, `subsequent`, `out_of_section`, `section:NAME`."""
-    state: Mapping[str, Any]
+    state: Private[Mapping[str, Any]]
     """What the learned limits were computed from."""
 
 
@@ -143,13 +144,13 @@ class Limits(OfRank, Event, name="limits"):
 class InterruptedAgain(OfRank, Event, name="interrupted_again"):
     """A function in an in-process wrapper had not ended after its interruption, and was interrupted again."""
 
-    iteration: int
+    iteration: Shared[int]
     """The iteration of the wrapper."""
-    waited_s: float
+    waited_s: Shared[float]
     """Seconds since the interruption was due."""
-    why: str
+    why: FreeText[str]
     """What held it back."""
-    stack: str
+    stack: FreeText[str]
     """Where the main thread was."""
 
 
@@ -157,9 +158,9 @@ class InterruptedAgain(OfRank, Event, name="interrupted_again"):
 class SectionTimes(OfRank, Event, name="section_times"):
     """The timings of straggler detection in a rank since its last report; docs/straggler.md explains the scores."""
 
-    sections: Mapping[str, Any]
+    sections: Shared[Mapping[str, Any]]
     """Section -> `med_ms` (median in milliseconds), `num` (how many), and the scores `relative` and `individual`."""
-    gpu: Mapping[str, Any]
+    gpu: Shared[Mapping[str, Any]]
     """The two scores of its kernels; empty where it has none."""
 
 
@@ -182,16 +183,16 @@ def score_of(sections: Any, gpu: Any, kind: str) -> float | None:
 class ResultInDoubt(OfCycle, Event, name="result_in_doubt"):
     """A step gave an unexpected result, possibly because of a device; the job ends for it (docs/rerun.md)."""
 
-    finding: str
+    finding: Shared[str]
     """`reproducible` (another device has to compute the step), `same_device` (the next one was the same) or
     `persistent_error` (another device computed something else)."""
-    rank: int
+    rank: Shared[int]
     """The rank that had the result."""
-    iteration: int
+    iteration: Shared[int]
     """In which iteration."""
-    node: str
+    node: Shared[str]
     """On which node."""
-    device: str
+    device: Shared[str]
     """On which device."""
 
 
@@ -199,7 +200,7 @@ class ResultInDoubt(OfCycle, Event, name="result_in_doubt"):
 class ControlRequest(OfRank, Event, name="control_request"):
     """A rank asked the launcher for something."""
 
-    action: str
+    action: Shared[str]
     """`exclude_this_node`, `stop_job` or `restart`."""
-    description: str
+    description: FreeText[str]
     """Its reason, in its own words."""

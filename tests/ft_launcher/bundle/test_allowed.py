@@ -1,50 +1,81 @@
-"""What may be passed on: every field of every event is decided on, and no secret is among what is."""
+"""What may be passed on, by examples of each mark, of stacks and of a status: no secret is among it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 
 from ft_launcher.attribution import Fault, FaultKind
 from ft_launcher.attribution.known_errors import BAD_LOSS
-from ft_launcher.bundle.allowed import FIELDS, TEXTS, of_event, of_stacks, of_status
+from ft_launcher.bundle.allowed import of_event, of_stacks, of_status
 from ft_launcher.policy.restart_history import History
 from ft_launcher.policy.restart_policy import Question, answer, inputs_of
 from ft_launcher.record import surroundings
 from ft_launcher.record.events import EVENTS
+from ft_launcher.record.events.sharing import InPart, Shared, Sharing, sharing_of
 from rank_monitor.contract.settings.config import RestartSettings
-
-NEVER = {
-    "job_start": {"command"},
-    "evidence": {"otherwise", "suspect_results", "on_purpose", "nccl"},
-    "lingers": {"processes"},
-    "verdict": {"line", "stacks"},
-    "interruption": {"line", "stacks"},
-    "limits": {"state"},
-}
-"""Command lines, paths, and what other fields have."""
-
-
-@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
-def test_each_field_of_each_event_is_decided_on(event: Any) -> None:
-    known = {field.name for field in fields(event)}
-    allowed, texts = set(FIELDS[event.event].split()), set(TEXTS.get(event.event, "").split())
-    assert allowed | texts | NEVER.get(event.event, set()) == known
-
-
-def test_there_is_no_event_but_those_of_the_journal() -> None:
-    assert FIELDS.keys() == EVENTS.keys() and TEXTS.keys() <= EVENTS.keys()
-
 
 SECRET = "hunter2"
 URL = f"postgres://user:{SECRET}@db/x"
 
 
-def test_a_command_line_is_not_passed_on() -> None:
-    assert of_event("job_start", {"nprocs": 2, "command": ["train.py", SECRET]}, with_texts=True) == {"nprocs": 2}
+@pytest.mark.parametrize(
+    ("event", "facts", "passed_on"),
+    [
+        ("job_start", {"command": ["train.py", SECRET], "nprocs": 2}, {"nprocs": 2}),
+        ("lingers", {"cycle": 1, "processes": {"7": f"sleep {SECRET}"}}, {"cycle": 1}),
+        ("verdict", {"rank": 1, "line": URL, "stacks": f"/home/{SECRET}/1.txt"}, {"rank": 1}),
+        ("interruption", {"rank": 1, "line": URL, "stacks": f"/home/{SECRET}/1.txt"}, {"rank": 1}),
+        ("limits", {"initial": 60.0, "state": {"x": URL}}, {"initial": 60.0}),
+        ("evidence", {"otherwise": {"what": URL}, "nccl": {"x": URL}, "all_ranks": True}, {"all_ranks": True}),
+        ("evidence", {"suspect_results": {"0": {"node": URL}}, "on_purpose": {"0": URL}}, {}),
+    ],
+)
+def test_what_is_never_passed_on(event: str, facts: dict[str, Any], passed_on: dict[str, Any]) -> None:
+    assert of_event(event, facts) == passed_on
+    assert of_event(event, facts, with_texts=True) == passed_on
+
+
+@pytest.mark.parametrize(
+    ("event", "facts", "passed_on"),
+    [
+        ("cycle_end", {"how": "failed elsewhere", "why": URL, "next": URL}, {"how": "failed elsewhere"}),
+        ("job_end", {"exit_code": 93, "reason": f"asked: {SECRET}"}, {"exit_code": 93}),
+        ("health_change", {"check": "nic", "reason": URL}, {"check": "nic"}),
+        ("health", {"readings": [{"check": "nic", "reason": URL}]}, {"readings": [{"check": "nic"}]}),
+        ("in_process_restart", {"why": [{"rank": 1, "message": URL}]}, {"why": [{"rank": 1}]}),
+        ("modules_preloaded", {"modules": 3, "packages": [SECRET], "left_out": {SECRET: "x"}}, {"modules": 3}),
+    ],
+)
+def test_what_is_passed_on_whole_only_with_texts(event: str, facts: dict[str, Any], passed_on: dict[str, Any]) -> None:
+    assert of_event(event, facts) == passed_on
+    assert of_event(event, facts, with_texts=True) == facts
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+def test_each_field_that_is_passed_on_in_part_has_a_rule(event: Any) -> None:
+    marks = sharing_of(event)
+    in_part = [name for name, mark in marks.items() if mark in (Sharing.PART, Sharing.PART_OR_TEXT)]
+    for name in in_part:
+        assert name in (of_event(event.event, {"inputs": {}, name: None}) or {})
+
+
+@dataclass(frozen=True)
+class Unready:
+    """An event whose author forgot a mark and a rule."""
+
+    cycle: Shared[int]
+    forgotten: str
+    no_rule: InPart[str]
+
+
+def test_a_field_without_a_mark_or_a_rule_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EVENTS, "unready", cast(Any, Unready))
+    facts = {"cycle": 1, "forgotten": SECRET, "no_rule": SECRET}
+    assert of_event("unready", facts) == of_event("unready", facts, with_texts=True) == {"cycle": 1}
 
 
 def test_the_environment() -> None:

@@ -14,6 +14,7 @@ from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.record import events
 from ft_launcher.record.events import ABSENT, EVENTS, Event
+from ft_launcher.record.events.sharing import sharing_of
 from rank_monitor.contract.settings.injection import StrikeReport
 from rank_monitor.contract.wire import launcher_messages, messages
 from scripts.docs import journal_events
@@ -33,6 +34,11 @@ def test_every_event_and_every_field_is_documented(event: type[Event]) -> None:
     assert keys(event) == journal_events.meanings_of(event).keys()
     assert not keys(event) & HEAD
     assert getattr(events, event.__name__) is event
+
+
+@every_event
+def test_every_field_says_whether_it_may_be_passed_on(event: type[Event]) -> None:
+    assert sharing_of(event).keys() == keys(event), "see ft_launcher/record/events/sharing.py"
 
 
 @every_event
