@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
 from ft_launcher.attribution import known_errors, nccl_view
-from ft_launcher.attribution.fault import Fault, FaultClass, FaultKind
+from ft_launcher.attribution.fault import Fault, FaultKind
 from ft_launcher.attribution.hints import NodeEvidence
 from ft_launcher.attribution.nccl_view import NcclView
 from ft_launcher.attribution.scene import Scene, Whereabouts
-from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.json_record import from_json, to_json
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException, ResultInDoubt
 
@@ -216,10 +215,8 @@ def signal_name(number: int) -> str:
 
 # As JSON.
 
-_PARTS: dict[str, type] = {"verdict": Verdict, "exception": RankException, "snapshot": Snapshot}
 _ALWAYS = ("rank", "local_rank", "pid")
 _DEFAULTS = vars(RankEvidence(0, 0, 0))
-_TUPLES = ("detail", "others", "failed", "blamed")
 
 
 def to_record(evidence: CycleEvidence) -> dict[str, Any]:
@@ -243,38 +240,17 @@ def to_record(evidence: CycleEvidence) -> dict[str, Any]:
 
 
 def of_record(record: Mapping[str, Any]) -> CycleEvidence:
-    """Reads a record of `to_record`; keys that it does not have are ignored.
+    """Reads a record of `to_record`, or the facts of an event `evidence`; keys that no evidence has are ignored.
 
     Raises:
         ProtocolError: it is no such record.
     """
-    try:
-        otherwise = None
-        if record["otherwise"] is not None:
-            otherwise = fault_of_json(record["otherwise"])
-        stop_began = record["stop_began"]
-        if stop_began is not None:
-            stop_began = float(stop_began)
-        nccl = None
-        if record.get("nccl") is not None:  # journals of earlier releases have none
-            nccl = nccl_view.of_record(record["nccl"])
-        return CycleEvidence(
-            ranks=[_rank_of(rank) for rank in record["ranks"]],
-            node=from_json(NodeEvidence, record["node_evidence"]),
-            stop_began=stop_began,
-            all_ranks=bool(record["all_ranks"]),
-            otherwise=otherwise,
-            suspect_results={int(rank): from_json(ResultInDoubt, r) for rank, r in record["suspect_results"].items()},
-            on_purpose={int(rank): str(text) for rank, text in record["on_purpose"].items()},
-            nccl=nccl,
-        )
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ProtocolError(f"the evidence of a cycle does not fit: {error!r}") from None
+    return from_json(CycleEvidence, {**record, "node": record.get("node_evidence")}, ignore_unknown=True)
 
 
 def fault_as_json(fault: Fault) -> dict[str, Any]:
     """Returns a fault as JSON values."""
-    return asdict(fault) | {"kind": fault.kind.value, "fault_class": fault.fault_class.value}
+    return to_json(fault)
 
 
 def fault_of_json(record: Any) -> Fault:
@@ -283,36 +259,14 @@ def fault_of_json(record: Any) -> Fault:
     Raises:
         ProtocolError: it does not fit.
     """
-    try:
-        known = {member.name for member in fields(Fault)}
-        values = {name: value for name, value in record.items() if name in known}
-        values |= {name: tuple(values.get(name, ())) for name in _TUPLES}
-        doubt = values.get("doubt")
-        if doubt:
-            values["doubt"] = from_json(ResultInDoubt, doubt)
-        else:
-            values["doubt"] = None
-        values["kind"] = FaultKind(values["kind"])
-        values["fault_class"] = FaultClass(values.get("fault_class", FaultClass.UNKNOWN))
-        return from_json(Fault, values)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ProtocolError(f"a fault does not fit: {error}") from None
+    return from_json(Fault, record, ignore_unknown=True)
 
 
 def _rank_record(rank: RankEvidence) -> dict[str, Any]:
     found = {}
     for name, value in vars(rank).items():
-        if name in _PARTS and value is not None:
+        if is_dataclass(value):
             found[name] = dict(vars(value))  # JSON values only; `asdict` copies them, which takes three times as long
         elif name in _ALWAYS or value != _DEFAULTS[name]:
             found[name] = value
     return found
-
-
-def _rank_of(record: Mapping[str, Any]) -> RankEvidence:
-    known = {member.name for member in fields(RankEvidence)}
-    values = {name: value for name, value in record.items() if name in known}
-    for name, kind in _PARTS.items():
-        if name in values:
-            values[name] = from_json(kind, values[name])
-    return from_json(RankEvidence, values)

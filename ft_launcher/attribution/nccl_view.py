@@ -10,13 +10,12 @@ has given it up: it does so when it has not reached a process for 60 s (NVIDIA's
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ft_launcher.attribution.fault import NETWORK_OR_DEVICE, Blame, HangKind
-from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.iterations.barrier import ranges_of
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.json_record import from_json, to_json
 
 _MOST_KEPT = 64
 """Processes of one kind in an answer: more are a part of the network that is cut off, of which no rank is named."""
@@ -90,27 +89,17 @@ def view_of(processes: int, missing: Sequence[NcclProcess], missing_count: int, 
 
 def to_record(view: NcclView) -> dict[str, Any]:
     """Returns an answer as JSON values."""
-    return asdict(view)
+    return to_json(view)
 
 
 def of_record(record: Any) -> NcclView:
-    """Reads a record of `to_record`.
+    """Reads a record of `to_record`, with as much of it as is kept.
 
     Raises:
         ProtocolError: it does not fit.
     """
-    try:
-        values = dict(record)
-        missing = tuple(from_json(NcclProcess, peer) for peer in values.pop("missing")[:_MOST_KEPT])
-        late = tuple(_late_of(one) for one in values.pop("late")[:_MOST_KEPT])
-        return replace(from_json(NcclView, values), missing=missing, late=late)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ProtocolError(f"an answer of NCCL does not fit: {error!r}") from None
-
-
-def _late_of(record: Any) -> Late:
-    peer = from_json(NcclProcess, record["peer"])
-    return Late(peer, str(record["operation"]), int(record["launched"]), int(record["others"]))
+    view = from_json(NcclView, record)
+    return replace(view, missing=view.missing[:_MOST_KEPT], late=view.late[:_MOST_KEPT])
 
 
 def refined(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ft_launcher.cycle.rung_steps import (
@@ -29,7 +29,7 @@ from ft_launcher.cycle.rung_steps import (
 from ft_launcher.cycle.rungs import Rungs, RungState, WrapperSlot
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.json_record import from_json
-from rank_monitor.contract.wire.messages import Restarter
+from rank_monitor.contract.wire.messages import NO_ITERATION, Restarter
 
 NOTICE = "notify_loss"
 """The name of the only step that no other event of the journal tells."""
@@ -95,17 +95,14 @@ def decide_again(happened: Any, known: Any) -> list[dict[str, Any]] | None:
     try:
         state = _state(known, now)
         event = _happened(happened, state.ranks)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"a decision about a restart in process does not fit: {error!r}") from None
     return _of_steps(Rungs(state).on(event, now))
 
 
 def _happened(record: Any, ranks: Sequence[int]) -> Happened:
     values = dict(record)
-    kind = _HAPPENED[values.pop("what")]
-    if kind is Heard:
-        values["message"] = from_json(Restarter, values["message"])
-    found = from_json(kind, values)
+    found = from_json(_HAPPENED[values.pop("what")], values)
     if not isinstance(found, DeadlinePassed):
         _check(found.local_rank, ranks)
     return found
@@ -157,31 +154,49 @@ def _of_slot(slot: WrapperSlot, rank: int) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class _Known:
+    """The field `known` of the event."""
+
+    ranks: list[int]
+    rejoin: bool
+    final_codes: list[int]
+    wrappers: list[dict[str, Any]]
+    since_s: float | None = None
+    failed: int = NO_ITERATION
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """The ranks that an item of `wrappers` holds for, and the seconds to the deadline of each, where they have one."""
+
+    local_ranks: list[int]
+    due_s: list[float] | None = None
+
+
 def _state(record: Any, now: float) -> RungState:
-    ranks, codes = _whole_numbers(record["ranks"]), _whole_numbers(record["final_codes"])
-    state = RungState.at_start(ranks, bool(record["rejoin"]), codes)
-    if "since_s" in record:
-        state.since, (state.failed,) = now - float(record["since_s"]), _whole_numbers([record["failed"]])
-    for wrapper in record["wrappers"]:
-        values = dict(wrapper)
-        local_ranks, ages = _whole_numbers(values.pop("local_ranks")), values.pop("due_s", None)
-        if ages is None:
-            ages = [None] * len(local_ranks)
-        for local_rank, due_s in zip(local_ranks, ages, strict=True):
-            _check(local_rank, ranks)
-            slot = state.slots[local_rank] = _slot(values, ranks[local_rank])
-            if due_s is not None:
-                slot.due = now + float(due_s)
+    known = from_json(_Known, record)
+    state = RungState.at_start(known.ranks, known.rejoin, known.final_codes)
+    if known.since_s is not None:
+        state.since, state.failed = now - known.since_s, known.failed
+    for wrapper in known.wrappers:
+        alike = from_json(_Alike, wrapper, ignore_unknown=True)
+        for local_rank in alike.local_ranks:
+            _check(local_rank, known.ranks)
+            state.slots[local_rank] = _slot(wrapper, known.ranks[local_rank])
+        if alike.due_s is not None:
+            for local_rank, due_s in zip(alike.local_ranks, alike.due_s, strict=True):
+                state.slots[local_rank].due = now + due_s
     return state
 
 
-def _slot(record: Mapping[str, Any], rank: int) -> WrapperSlot:
-    own = vars(WrapperSlot())
-    values = {name: value for name, value in record.items() if name in own}
-    message = {name: value for name, value in record.items() if name not in own}
+def _slot(wrapper: Mapping[str, Any], rank: int) -> WrapperSlot:
+    slot = from_json(WrapperSlot, wrapper, ignore_unknown=True)
+    others = vars(slot).keys() | {member.name for member in fields(_Alike)}
+    message = {name: value for name, value in wrapper.items() if name not in others}
     if message:
-        values["last"] = from_json(Restarter, {"member": rank, **message})
-    return from_json(WrapperSlot, values)
+        slot.last = from_json(Restarter, {"member": rank, **message})
+    return slot
 
 
 def _of_message(message: Restarter) -> dict[str, Any]:
@@ -191,9 +206,3 @@ def _of_message(message: Restarter) -> dict[str, Any]:
 def _check(local_rank: int, ranks: Sequence[int]) -> None:
     if not 0 <= local_rank < len(ranks):
         raise ProtocolError(f"there is no local rank {local_rank}")
-
-
-def _whole_numbers(values: Any) -> list[int]:
-    if not isinstance(values, list) or any(type(value) is not int for value in values):
-        raise ProtocolError("no list of whole numbers")
-    return values

@@ -8,7 +8,7 @@ each decision, so that `ft_launcher replay` can ask it again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -18,7 +18,7 @@ from ft_launcher.policy.restart_history import BRIEF_S, EARLY_S, CycleLife, Hist
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode, passed_on
 from rank_monitor.contract.settings.config import RestartSettings
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.json_record import from_json, to_json
 from rank_monitor.contract.wire.messages import NO_ITERATION, ControlRequest
 
 # Both are bounded: a fault that recurs on every node would otherwise restart for ever and spend no budget.
@@ -90,7 +90,7 @@ class Question:
 
     def to_record(self, now: float) -> dict[str, Any]:
         """Returns JSON values, with ages in seconds instead of times."""
-        settings = {name: value for name, value in asdict(self.settings).items() if name not in _NOT_ASKED}
+        settings = {name: value for name, value in to_json(self.settings).items() if name not in _NOT_ASKED}
         history = self.history.to_record(now)
         if self.settings.restart_window is None:
             # Without a window only their number counts, and a job may have thousands.
@@ -111,14 +111,11 @@ class Question:
             ProtocolError: it does not fit.
         """
         try:
-            given = record["settings"]
-            known = {setting.name: given[setting.name] for setting in fields(RestartSettings) if setting.name in given}
             history = dict(record["history"])
             if type(history.get("charged")) is int and 0 <= history["charged"] <= _MOST_CHARGED:
                 history["charged"] = [0.0] * history["charged"]
-            lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
             return cls(
-                from_json(RestartSettings, known | lists),
+                from_json(RestartSettings, record["settings"], ignore_unknown=True),
                 int(record["max_restarts"]),
                 History.from_record(history, now),
                 from_json(CycleLife, {name: record[name] for name in ("lived_s", "iteration")}),

@@ -1,7 +1,12 @@
 """Makes a dataclass from a JSON object, checking each field against its type, and a JSON object from a dataclass.
 
-All who read what another process wrote call it: messages, keys of stores, files. It knows none of them. Fields may be
-`int`, `float`, `bool`, `str`, `dict`, `list[str]`, `None` and unions of these.
+All who read what another process wrote call it: messages, keys of stores, files, journals. It knows none of them. The
+type of a field may be:
+
+- `int`, `float`, `bool`, `str`, `None`, an `Enum` (by its values), `Any`, or a union of types with different JSON forms
+- `list[T]`, `Sequence[T]`, `tuple[T, ...]` or `tuple[A, B]`, all from a JSON array
+- `dict`, `dict[str, T]` or `Mapping[str, T]`; with `int` in the place of `str` the keys become numbers
+- another dataclass of such fields
 """
 
 from __future__ import annotations
@@ -12,51 +17,46 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, TypeAlias, TypeVar
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.foreign import parse_json
 
 _T = TypeVar("_T")
 
+_Readers: TypeAlias = "dict[type, Callable[[Any], Any]]"
+"""Python's type of a JSON value -> what makes the value of a field of it, or raises ValueError. No other type fits."""
 
-def _json_types(hint: Any) -> frozenset[type]:
-    """The Python types of the JSON values that a field of this type accepts."""
-    # Python 3.10 makes a `typing.Union` of it where the default is None.
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        options = typing.get_args(hint)
-    else:
-        options = (hint,)
-    plain = {typing.get_origin(option) or option for option in options}
-    if float in plain:
-        plain.add(int)
-    return frozenset(plain)
+_JSON_TYPES = (dict, list, str, int, float, bool, type(None))
 
 
-@functools.cache
-def _fields(expected: type) -> Mapping[str, frozenset[type]]:
-    # Of `__init__`, which knows its module: a class looks for it in `sys.modules`, where a rank may not have ours.
-    hints = typing.get_type_hints(expected.__init__)  # type: ignore[misc]
-    return {name: _json_types(hint) for name, hint in hints.items() if name != "return"}
-
-
-def from_json(expected: type[_T], values: object) -> _T:
+def from_json(expected: type[_T], values: object, ignore_unknown: bool = False) -> _T:
     """An instance of `expected` with these fields.
+
+    Args:
+        ignore_unknown: leave out fields that `expected`, or a dataclass in it, does not have: another release wrote
+            them, as in a journal.
 
     Raises:
         ProtocolError: not an object, an unknown or missing field, or a value of another type.
     """
-    fields = _fields(expected)  # type: ignore[arg-type]  # a class is hashable, whatever mypy holds of it
+    # A class is hashable, whatever mypy holds of it.
+    fields = _fields(expected, ignore_unknown)  # type: ignore[arg-type]
     if not isinstance(values, dict):
         raise ProtocolError(f"{expected.__name__}: not an object")
+    found = {}
     for name, value in values.items():
-        if name not in fields:
+        if name in fields:
+            try:
+                found[name] = _read(value, fields[name])
+            except ValueError:
+                raise ProtocolError(f"{expected.__name__}: field {name!r} does not fit") from None
+        elif not ignore_unknown:
             raise ProtocolError(f"{expected.__name__}: unknown field {name!r}")
-        if not _fits(value, fields[name]):
-            raise ProtocolError(f"{expected.__name__}: field {name!r} does not fit")
     try:
-        return expected(**values)
+        return expected(**found)
     except TypeError as error:
         raise ProtocolError(f"{expected.__name__}: {error}") from None
 
@@ -74,20 +74,14 @@ def read_record(expected: type[_T], text: str | bytes) -> _T:
     return from_json(expected, values)
 
 
+def to_json(record: Any) -> dict[str, Any]:
+    """The JSON object of a dataclass, as `from_json` reads it: enums become their values, and tuples lists."""
+    return {field.name: _plain(getattr(record, field.name)) for field in dataclasses.fields(record)}
+
+
 def write_record(record: Any) -> str:
     """The JSON text of a dataclass, as `read_record` reads it."""
-    return json.dumps(dataclasses.asdict(record))
-
-
-def _fits(value: object, allowed: frozenset[type]) -> bool:
-    # Not `isinstance`: a bool is an int there.
-    if type(value) not in allowed:
-        return False
-    if isinstance(value, list):
-        return all(type(item) is str for item in value)
-    if float in allowed and isinstance(value, (int, float)):
-        return abs(value) <= sys.float_info.max  # no infinity, no NaN, and no whole number that would become one
-    return True
+    return json.dumps(to_json(record))
 
 
 def real(facts: Mapping[str, Any], name: str) -> float | None:
@@ -96,3 +90,84 @@ def real(facts: Mapping[str, Any], name: str) -> float | None:
     if type(value) in (int, float) and abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
         return float(value)  # type: ignore[arg-type]
     return None
+
+
+@functools.cache
+def _fields(expected: type, ignore_unknown: bool) -> Mapping[str, _Readers]:
+    """By name of a field, how its value is made."""
+    # Of `__init__`, which knows its module: a class looks for it in `sys.modules`, where a rank may not have ours.
+    hints = typing.get_type_hints(expected.__init__)  # type: ignore[misc]
+    return {name: _readers(hint, ignore_unknown) for name, hint in hints.items() if name != "return"}
+
+
+def _readers(hint: Any, ignore_unknown: bool) -> _Readers:
+    """How a value of the type `hint` is made."""
+    origin, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    # Python 3.10 makes a `typing.Union` of it where the default is None.
+    if origin in (types.UnionType, typing.Union):
+        found: _Readers = {}
+        for part in parts:
+            found |= _readers(part, ignore_unknown)
+        return found
+    if origin is Any:
+        return dict.fromkeys(_JSON_TYPES, _as_it_is)
+    if origin is float:
+        return dict.fromkeys((float, int), _finite)
+    if origin in (list, tuple, Sequence):
+        return {list: _reader_of_array(origin, parts, ignore_unknown)}
+    if origin in (dict, Mapping):
+        return {dict: _reader_of_object(parts, ignore_unknown)}
+    if isinstance(origin, type) and dataclasses.is_dataclass(origin):
+        return {dict: functools.partial(from_json, origin, ignore_unknown=ignore_unknown)}
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return {type(member.value): origin for member in origin}
+    return {origin: _as_it_is}
+
+
+def _reader_of_array(origin: Any, parts: tuple[Any, ...], ignore_unknown: bool) -> Callable[[Any], Any]:
+    """What makes a list or a tuple of a JSON array."""
+    if origin is tuple and parts[-1] is not ...:
+        each = [_readers(part, ignore_unknown) for part in parts]
+        return lambda values: tuple(_read(value, items) for value, items in zip(values, each, strict=True))
+    items = _readers(parts[0], ignore_unknown)
+    if origin is tuple:
+        return lambda values: tuple(_read(value, items) for value in values)
+    return lambda values: [_read(value, items) for value in values]
+
+
+def _reader_of_object(parts: tuple[Any, ...], ignore_unknown: bool) -> Callable[[Any], Any]:
+    """What makes a dict of a JSON object."""
+    if not parts or parts[1] is Any:
+        return _as_it_is
+    key, items = parts[0], _readers(parts[1], ignore_unknown)
+    return lambda values: {key(name): _read(value, items) for name, value in values.items()}
+
+
+def _read(value: object, readers: _Readers) -> Any:
+    reader = readers.get(type(value))  # not `isinstance`: a bool is an int there
+    if reader is None:
+        raise ValueError("a JSON value of another type")
+    return reader(value)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _finite(value: float) -> float:
+    """Refuses infinity, NaN, and a whole number that would become one."""
+    if abs(value) <= sys.float_info.max:
+        return value
+    raise ValueError("no finite number")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value):
+        return to_json(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return value

@@ -37,7 +37,7 @@ messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(JoinRequest, words, numbers, words, words, numbers, words, numbers, words, numbers, objects),
     st.builds(Ended, words, numbers, words, words, numbers),
     st.builds(Left, words, words),
-    st.builds(Members, numbers, st.lists(words), st.lists(words)),
+    st.builds(Members, numbers, st.lists(words), st.lists(words), st.lists(numbers)),
     st.builds(RankAssigned, numbers, numbers, numbers, words, st.booleans(), objects, words),
     st.builds(JobOver, numbers, words, objects, words),
     st.builds(CycleEnd, numbers, words, words, st.none() | numbers),
