@@ -174,11 +174,19 @@ def _collectives(incident: Incident) -> list[str]:
 def _health(incident: Incident) -> list[str]:
     rows = []
     for seen in incident.changes:
-        for reading in seen.facts.get("readings", [seen.facts]):
+        for reading in _readings(seen.facts):
             rows.append((_time(seen.t), seen.node, str(reading.get("check")), str(reading.get("state"))))
     if not rows:
         return []
     return ["## Health", "", *_table(("when", "node", "check", "state"), rows[-_MOST_CHANGES:])]
+
+
+def _readings(facts: Facts) -> list[Facts]:
+    """Returns the readings of an event about health; none where a journal does not fit: anyone may have written it."""
+    readings = facts.get("readings", [facts])
+    if not isinstance(readings, list):
+        return []
+    return [reading for reading in readings if isinstance(reading, Mapping)]
 
 
 def _surroundings(incident: Incident) -> list[str]:

@@ -110,7 +110,7 @@ class PrintedSteps(Event, name="printed_steps"):
 class NeverEnds(OfRank, Event, name="never_ends"):
     """The program of a rank has ended with an error, and its process did not end: the launcher ends it."""
 
-    why: InPart[str]
+    why: Shared[str]
     """How long its process did nothing, or worked, and which option limits that."""
 
 

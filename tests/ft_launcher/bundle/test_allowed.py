@@ -72,6 +72,11 @@ class Unready:
     no_rule: InPart[str]
 
 
+def test_what_the_launcher_says_of_a_rank_that_never_ends_is_passed_on() -> None:
+    facts = {"cycle": 0, "rank": 1, "why": "its process did nothing for 60 s (--ft-exit-grace)"}
+    assert of_event("never_ends", facts) == facts
+
+
 def test_a_field_without_a_mark_or_a_rule_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EVENTS, "unready", cast(Any, Unready))
     facts = {"cycle": 1, "forgotten": SECRET, "no_rule": SECRET}

@@ -174,7 +174,10 @@ def test_it_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
         '{"v": 1, "t": 3, "event": "job_start", "run_id": [], "node": 7, "command": 7, "versions": 7}\n',
     ],
 )  # fmt: skip
-def test_a_journal_that_anyone_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str], rest: str) -> None:
+@pytest.mark.parametrize("words", [(), ("--with-texts",)], ids=["parts", "texts"])
+def test_a_journal_that_anyone_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rest: str, words: tuple[str, ...]
+) -> None:
     file = tmp_path / "incident.zip"
-    assert ends(capsys, write(tmp_path / "logs", incident(), rest), "-o", file)[0] == 0
+    assert ends(capsys, write(tmp_path / "logs", incident(), rest), "-o", file, *words)[0] == 0
     assert io.StringIO(parts(file)["incident.md"]).readline().startswith("# Incident")
