@@ -36,6 +36,7 @@ from ft_launcher.ranks.runtime import Runtime
 from ft_launcher.settings import options, rank_program, sources
 from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.job_settings import SIGNALS, Job, check_event_handler, check_numbers, named_signals
+from ft_launcher.settings.line_pattern import check_expression
 from ft_launcher.settings.rendezvous_check import Settled, about_unused, check_members, check_rendezvous
 from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError, nearest
@@ -315,6 +316,7 @@ def _check(config: LaunchConfig, resolved: sources.Resolved) -> Settled:
     keywords = config.keywords()
     check_numbers(keywords)
     check_event_handler(keywords)
+    check_expression(resolved.settings.record, resolved.sources)
     if config.nproc_per_node < 1:
         raise keywords.error("nproc_per_node", "at least one rank is needed")
     if config.start_method not in function_rank.START_METHODS:

@@ -27,6 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from ft_launcher.policy.restart_policy import about_policy
 from ft_launcher.settings import options, rank_program
 from ft_launcher.settings.command_line import Parsed
+from ft_launcher.settings.line_pattern import check_expression
 from ft_launcher.settings.prescan import Scan, settle_threads
 from ft_launcher.settings.rendezvous_check import RANK, about_unused, check_members, check_rendezvous, sorts_nodes
 from ft_launcher.settings.sources import Resolved
@@ -118,10 +119,11 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     """Makes the job that a command line describes. Sets `OMP_NUM_THREADS` in `environ` where torchrun would.
 
     Raises:
-        ConfigError: an option of torch is wrong, or the script cannot be run.
+        ConfigError: an option of torch is wrong, the script cannot be run, or a setting needs a missing package.
     """
     namespace = parsed.namespace
     _check_what_runs(namespace, environ)
+    check_expression(resolved.settings.record, resolved.sources)
     check_numbers(parsed)
     check_event_handler(parsed)
     ranks: int = parsed.read("nproc_per_node", torch_run.determine_local_world_size)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ft_launcher.training_log.line_pattern import LinePattern
+from ft_launcher.settings.line_pattern import LinePattern
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _MEGATRON = re.compile(r"\biteration +(\d+)/ *(\d+) \|")
@@ -280,7 +280,7 @@ def _of_expression(text: str) -> Reader:
     Without a group `iteration` each line with a match counts as one step: a limit and a loss need steps to begin with.
     """
     pattern = LinePattern(text)
-    steps = int("iteration" not in re.compile(text).groupindex)
+    steps = int("iteration" not in pattern.names)
 
     def read(line: str) -> LogLine | None:
         found = pattern.search(line)

@@ -102,6 +102,13 @@ TABLE = [
         runs=True,
         variables={"PYTHONPATH": "{folder}/modules"},
     ),
+    Row(
+        "an expression without RE2",
+        r"--ft-watch-log step.(?P<iteration>\d+) train.py",
+        ("watch_log=", "--ft-watch-log", "google-re2", "pip install 'ft-launcher[watch]'"),
+        runs=True,
+        variables={"PYTHONPATH": "{folder}/modules"},
+    ),
     Row("no event handler", "--event-log-handler=nosuch train.py", ("event_log_handler='nosuch'", "null and console")),
     Row("no signal to handle", "--signals-to-handle=SIGKILL train.py", ("'SIGKILL'", "cannot be handled")),
     Row("bad streams", "--tee 0:7 train.py", ("tee='0:7'",)),
@@ -133,6 +140,7 @@ def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     os.mkfifo(folder / "pipe")
     (folder / "modules").mkdir()
     (folder / "modules" / "this_exits.py").write_text("raise SystemExit(3)\n")
+    (folder / "modules" / "re2.py").write_text("raise ModuleNotFoundError('No module named re2')\n")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (folder / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))

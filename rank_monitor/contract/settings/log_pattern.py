@@ -1,8 +1,9 @@
 """What `--ft-watch-log` may be: a preset's name, or a regular expression, which is checked here. Pure.
 
-An expression reads what ranks print, in the launcher (`training_log/line_pattern.py`), in linear time. What an engine
-that tries every way would take exponential time for is refused: a repeat within another, and what refers to other
-text. So an expression costs little wherever it is tried. Its tree is that of Python's own parser.
+The launcher searches what ranks print for an expression (`ft_launcher/settings/line_pattern.py`), by RE2, in linear
+time. What an engine that tries every way would take exponential time for is refused: a repeat within another, and what
+refers to other text. So an expression costs little wherever it is tried, and RE2 has all that is allowed. The tree of
+an expression is that of Python's own parser.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _REFUSED = {
     sre.GROUPREF_EXISTS: "a condition",
     sre.ASSERT: "a look-ahead or look-behind",
     sre.ASSERT_NOT: "a look-ahead or look-behind",
+    sre.FAILURE: "a look-ahead or look-behind",  # `(?!)`, which later releases of Python parse so
     getattr(sre, "ATOMIC_GROUP", None): "an atomic group",
     getattr(sre, "POSSESSIVE_REPEAT", None): "a possessive repeat",
 }

@@ -47,6 +47,7 @@ def test_accepted(raw: object, value: object) -> None:
         (r"(?P<iteration>\d+) (?P=iteration)", "has a reference to a group"),
         (r"(?P<iteration>\d+)(?=.*x)", "has a look-ahead or look-behind"),
         (r"(?<!a)(?P<iteration>\d+)", "has a look-ahead or look-behind"),
+        (r"(?P<iteration>\d+)(?!)", "has a look-ahead or look-behind"),
         (r"(a)?(?P<iteration>(?(1)b|c))", "has a condition"),
         (r"(?P<iteration>\d).{0,500}", "has more than 500 parts"),
         (r"(?P<iteration>\d)(?:ab){300}", "has more than 500 parts"),
