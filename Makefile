@@ -19,7 +19,7 @@ PARALLEL := -n 4
 help:
 	@echo "make demo       train twice, once with faults, compare the weights bit for bit, report what each fault cost"
 	@echo "make install    makes .venv; each of the others does so as well"
-	@echo "make test       the tests, with 3 of 10 that start whole jobs; FT_TEST_SHARE=1 runs all of them,"
+	@echo "make test       the tests, with 3 of 10 that start whole jobs, and those of what changed; FT_TEST_SHARE=1: all,"
 	@echo "                TORCH=2.6.0 runs them with that release, in an environment of its own"
 	@echo "make test-slow  the long tests"
 	@echo "make check      format, lint, types, import contract"
@@ -41,7 +41,8 @@ install: $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/python scripts/demo/run.py
 
-# The share of tests that start whole jobs (tests/sampling.py); all of them where PYTEST_FLAGS select some.
+# The share of tests that start whole jobs (tests/sampling.py), beside those of what changed; all of them where
+# PYTEST_FLAGS select some.
 test: export FT_TEST_SHARE ?= $(if $(PYTEST_FLAGS),1,0.3)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(PYTEST_FLAGS)

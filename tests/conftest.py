@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.changes import changed_paths
 from tests.patience import patient
-from tests.sampling import is_chosen
+from tests.program import ROOT
+from tests.sampling import concerned_by, is_chosen
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script starts by `&`, and all that starts from it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,11 +91,16 @@ ranks, exit functions, faulthandler, pending calls, interrupts), a few seconds e
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads it
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives a test as much more time as its deadlines get, and chooses the seed of `sampling.py`."""
+    """Gives a test as much more time as its deadlines get, and chooses what `sampling.py` goes by."""
     if config.getoption("timeout") is None:
         config.option.timeout = patient(float(config.getini("timeout")))
     # The workers of pytest-xdist are children of this process, and take the same.
     os.environ.setdefault("FT_TEST_SEED", str(secrets.randbelow(10**6)))
+    if "FT_TEST_CHANGED" not in os.environ:
+        changed = []
+        if _share() < 1:  # else all are run
+            changed = changed_paths(ROOT)
+        os.environ["FT_TEST_CHANGED"] = " ".join(concerned_by(changed))
 
 
 def _share() -> float:
@@ -101,8 +108,9 @@ def _share() -> float:
 
 
 def pytest_report_header() -> str:
-    """Names the seed, so that a run can be repeated."""
-    return f"of the tests that start jobs: FT_TEST_SHARE={_share():g} FT_TEST_SEED={os.environ['FT_TEST_SEED']}"
+    """Names what chooses, so that a run can be repeated."""
+    seed, changed = os.environ["FT_TEST_SEED"], os.environ["FT_TEST_CHANGED"]
+    return f"of the tests that start jobs: FT_TEST_SHARE={_share():g} FT_TEST_SEED={seed} FT_TEST_CHANGED={changed!r}"
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
@@ -122,12 +130,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     everything = not failed_alone and config.args == config.getini("testpaths")
     if unused and everything:
         raise pytest.UsageError(f"EVERY_TORCH in tests/conftest.py names tests that do not exist: {sorted(unused)}")
-    share, seed = _share(), os.environ["FT_TEST_SEED"]
+    share, seed, always = _share(), os.environ["FT_TEST_SEED"], tuple(os.environ["FT_TEST_CHANGED"].split())
     chosen: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
         is_slow = item.get_closest_marker("slow") is not None
-        (chosen if is_chosen(item.nodeid, seed, share, is_slow) else left_out).append(item)
+        (chosen if is_chosen(item.nodeid, seed, share, is_slow, always) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = chosen
