@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,15 @@ def started(words: Sequence[str | Path], **more: Any) -> Iterator[subprocess.Pop
     finally:
         process.kill()
         process.communicate()
+
+
+def suspend(pids: Sequence[int], seconds: float) -> None:
+    """Stops processes for so long, one after the other, and continues them: the length of the pause is the fault."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
 
 
 def ended(process: subprocess.Popen[str], text: str = "", limit_s: float = 60.0) -> tuple[int, str, str]:

@@ -16,7 +16,7 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.launcher_messages import CycleStart
 from rank_monitor.contract.wire.messages import Message
-from tests.client.fake_monitor import wait_until
+from tests.patience import until
 
 M = TypeVar("M", bound=Message)
 
@@ -55,7 +55,7 @@ class Agent:
                     self.heard.append(codec.decode(taken[0]).message)
             return sum(isinstance(one, kind) for one in self.heard) >= count
 
-        wait_until(came, f"{count} {kind.__name__}")
+        until(came, f"{count} {kind.__name__}")
         return [one for one in self.heard if isinstance(one, kind)]
 
     def close(self) -> None:

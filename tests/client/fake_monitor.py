@@ -6,7 +6,6 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,17 +14,10 @@ from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.messages import Attach, Guard, Message, Progress, Refused, Welcome
-from tests.patience import patient
+from tests.patience import patient, until
 
 DEADLINE_S = 20.0
 M = TypeVar("M", bound=Message)
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + patient(DEADLINE_S)
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.002)
 
 
 class FakeMonitor:
@@ -58,7 +50,7 @@ class FakeMonitor:
         return [type(one.message).__name__ for one in list(self.received)]
 
     def wait_for(self, kind: type[M], count: int = 1) -> list[M]:
-        wait_until(lambda: len(self.messages(kind)) >= count, f"{count} {kind.__name__}; came: {self.kinds()}")
+        until(lambda: len(self.messages(kind)) >= count, f"{count} {kind.__name__}; came: {self.kinds()}")
         return self.messages(kind)
 
     def pause(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ft_client import RankMonitorClient
 from ft_client.monitoring import process
 from rank_monitor.contract.wire.messages import Hello, IterationReached, Sections
-from tests.client.fake_monitor import FakeMonitor, wait_until
+from tests.client.fake_monitor import FakeMonitor
+from tests.patience import until
 
 STATE = {
     "current_timeouts": {
@@ -28,10 +29,10 @@ def connected_anew(monitor: FakeMonitor, client: RankMonitorClient) -> list[str]
     """Drops the connection; the kinds of what came over the next one until its hello's state was whole."""
     before = len(monitor.received)
     monitor.drop()
-    wait_until(lambda: len(monitor.messages(Hello)) > 1, "a second hello")
+    until(lambda: len(monitor.messages(Hello)) > 1, "a second hello")
     link = process.current()
     assert link is not None
-    wait_until(lambda: not link._connecting.locked(), "the new connection in use")
+    until(lambda: not link._connecting.locked(), "the new connection in use")
     client.report_iteration(1000)
     monitor.wait_for(IterationReached)
     return monitor.kinds()[before:-1]

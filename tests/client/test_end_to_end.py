@@ -11,9 +11,8 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.launcher_messages import Connected, Times, Verdict
 from rank_monitor.contract.wire.messages import ControlRequest, LimitsSet, RankException, Returned
 from tests.client.agent import agent_of
-from tests.client.fake_monitor import wait_until
 from tests.client.rank import started
-from tests.patience import patient
+from tests.patience import patient, until
 
 SLEEPS = "import ft_client as ft, time\nclient = ft.init()\nft.report_iteration(7)\nclient.start_section('step')\n"
 SLEEPS += "def hang():\n    time.sleep(60)\nhang()\n"
@@ -51,7 +50,7 @@ def test_a_replaced_monitor_knows_all_of_a_hang(tmp_path: Path) -> None:
     settings = MonitorSettings(rank_section_timeouts={"step": 2.0})
     with agent_of(tmp_path, settings) as agent, started(SLEEPS, tmp_path, agent.path) as rank:
         agent.begin(rank)
-        wait_until(lambda: agent.wait_for(Connected)[-1].attached, "attached")
+        until(lambda: agent.wait_for(Connected)[-1].attached, "attached")
         agent.replace_monitor(rank, attached=True)
         (verdict,) = agent.wait_for(Verdict)
         assert (verdict.limit, verdict.iteration) == ("section:step", 7)

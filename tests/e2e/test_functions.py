@@ -8,14 +8,12 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.patience import patient
+from tests.patience import until
 from tests.program import clean_environment, ended, run
 
 SHARED = Path(__file__).with_name("functions_program.py")
@@ -74,13 +72,6 @@ class Program:
             except OSError:
                 continue
         return found
-
-
-def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + patient(LIMIT_S)
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
 
 
 def told_by(folder: Path, main: str, method: str = "spawn") -> list[Any]:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import yaml
 
 from tests.faults.conftest import start_job
 from tests.faults.training import Plan
-from tests.patience import patient
+from tests.patience import patient, until
 from tests.ports import free_port
 from tests.program import ROOT, run
 
@@ -78,10 +77,7 @@ class Prometheus:
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits until it holds."""
-        deadline = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}\n{self.log.read_text()[-3000:]}"
-            time.sleep(_POLL_S)
+        until(condition, lambda: f"{what}\n{self.log.read_text()[-3000:]}", 60)
 
 
 @pytest.fixture

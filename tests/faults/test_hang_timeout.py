@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from tests.faults.test_attribution import script
 from tests.faults.test_two_nodes import global_ranks
 from tests.faults.training import Plan
 from tests.ports import free_port
+from tests.program import suspend
 
 LIMIT_S = 3.0
 LIMITED = (f"--ft-hang-timeout={LIMIT_S:g}", "--max-restarts=1")
@@ -221,10 +220,10 @@ import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
 go, done = Path(sys.argv[1], "go"), torch.zeros(1)
-Path(sys.argv[1], f"trains-{dist.get_rank()}").touch()
 while not done.item():
     done.fill_(go.exists())
     dist.all_reduce(done)
+    Path(sys.argv[1], f"trains-{dist.get_rank()}").touch()
     time.sleep(0.01)
 """
 
@@ -232,16 +231,19 @@ while not done.item():
 @pytest.mark.parametrize("whole", [True, False], ids=["the whole job", "all ranks"])
 def test_a_job_that_is_stopped_and_continued(start_job: StartJob, tmp_path: Path, whole: bool) -> None:
     job = start_job(Plan(), 2, *LIMITED, script=script(tmp_path, STEPS))
-    job.until(lambda: len(list(job.folder.glob("trains-*"))) == 2, "the steps")
+
+    def have_stepped_since(moment: float) -> bool:
+        """Whether both ranks made a step after this moment of the wall clock, which files have."""
+        steps = [file.stat().st_mtime for file in job.folder.glob("trains-*")]
+        return len(steps) == 2 and min(steps) > moment
+
+    job.until(lambda: have_stepped_since(0.0), "the steps")
     (start,) = job.journal("cycle_start")
     ranks = [rank["pid"] for rank in start["ranks"]]
     pids = list(job.processes()) if whole else ranks
-    for pid in sorted(pids, key=lambda pid: pid not in ranks):
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(2 * LIMIT_S)
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
-    time.sleep(LIMIT_S)
+    suspend(sorted(pids, key=lambda pid: pid not in ranks), 2 * LIMIT_S)
+    continued = time.time()
+    job.until(lambda: have_stepped_since(continued + LIMIT_S), "steps past each limit that began before they went on")
     job.go()
     assert job.finish() == 0, job.tail()
     assert job.journal("verdict", "fault") == [], job.tail()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,10 +96,11 @@ def test_three_times_in_a_row_while_ranks_go_on(start_job: StartJob) -> None:
     """The second signal shortens the grace; none breaks the stop."""
     flags = ("--ft-preemption-grace=600", "--workers-stop-timeout=1")
     job = begin(start_job, trains, Plan(hold=HOLD, stubborn_ranks=(0, 1)), *flags)
-    for count in range(3):
-        job.process.send_signal(signal.SIGTERM)
-        job.until((job.folder / "sigterm-0").exists, "the ranks got it")
-        time.sleep(0.1 * count)  # at different moments of the stop
+    job.process.send_signal(signal.SIGTERM)
+    job.until((job.folder / "sigterm-0").exists, "the ranks got it")
+    job.process.send_signal(signal.SIGTERM)
+    job.until(lambda: "got another signal, SIGTERM; the ranks have" in job.output, "the grace is shortened")
+    job.process.send_signal(signal.SIGTERM)
     holds(job, 87, limit_s=ENDS_S)
 
 

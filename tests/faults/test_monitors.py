@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, nothing_left
 from tests.faults.job import Job, kill
 from tests.faults.training import Plan, Strike
+from tests.program import suspend
 
 RANKS = [pytest.param(1, marks=pytest.mark.slow), 2]  # with two, the one that is struck has a neighbour
 HOLD = 3
@@ -74,11 +74,7 @@ def test_rank_and_monitor_stopped_together_and_continued(start_job: StartJob, np
     job = start_job(Plan(hold=HOLD), nproc, *limits)
     ranks = job.until_ranks_train(HOLD)
     paused = [pid for rank in ranks for pid in (job.monitor(rank), ranks[rank])]
-    for pid in paused:
-        kill(pid, signal.SIGSTOP)
-    time.sleep(2.5 * LIMIT_S)  # the fault itself: how long the pause lasts
-    for pid in paused:
-        kill(pid, signal.SIGCONT)
+    suspend(paused, 2.5 * LIMIT_S)
     job.until(lambda: job.output.count("stood still") == nproc, "the monitors notice")
     job.go()
     holds(job, 0)

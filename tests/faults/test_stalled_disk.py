@@ -12,14 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.patience import patient
+from tests.patience import patient, until
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("unshare") is None or not Path("/dev/fuse").exists(),
@@ -88,10 +87,7 @@ class StalledJob:
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
         """Waits for a condition."""
-        deadline = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}\n{self.out}"
-            time.sleep(0.02)
+        until(condition, lambda: f"{what}\n{self.out}", 60)
 
     @property
     def out(self) -> str:

@@ -7,7 +7,6 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from tests.faults.job import lives
 from tests.nodes.conftest import require
 from tests.nodes.netns import Network, unavailable
-from tests.patience import patient
+from tests.patience import patient, until
 from tests.program import ROOT, run
 
 ECHO = """
@@ -153,7 +152,4 @@ os.kill(os.getpid(), 9)
 """
     done = run([sys.executable, "-c", maker], folder=ROOT)
     assert done.returncode == -9, done.stderr
-    deadline = time.monotonic() + ANSWERS_S
-    while lives(int(done.stdout)):
-        assert time.monotonic() < deadline, "the namespaces are still held"
-        time.sleep(0.01)
+    until(lambda: not lives(int(done.stdout)), "the namespaces are still held")

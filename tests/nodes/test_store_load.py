@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from ft_launcher.nodes.attempt import NodeSettings
 from ft_launcher.nodes.formation import Rules, Size
+from ft_launcher.nodes.lease import Lease
 from ft_launcher.nodes.node_messages import EndReason
 from ft_launcher.nodes.questions import Topic
 from ft_launcher.nodes.store_connection import open_job_store
@@ -28,6 +29,7 @@ from rank_monitor.contract.processes.wait import readable
 from scripts.bench import simulated_nodes
 from tests.etcd_server import EtcdServer, running_etcd
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
+from tests.patience import until
 from tests.ports import free_port
 
 BEAT_S, BEATS = 0.5, 8
@@ -121,14 +123,34 @@ def left(etcd: EtcdServer, backend: str) -> object:
     return json.loads(ask(etcd, "v3/kv/range", {"key": "AA==", "range_end": "AA=="})).get("kvs")
 
 
+@pytest.fixture
+def beats_made(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Waits until the nodes of this process have made so many more beats, all together."""
+    answered: list[float] = []
+    renew = Lease.renew
+
+    def counted(lease: Lease, sent_at: float) -> None:
+        renew(lease, sent_at)
+        answered.append(sent_at)
+
+    def wait(count: int) -> None:
+        wanted = len(answered) + count
+        until(lambda: len(answered) >= wanted, f"{count} beats")
+
+    monkeypatch.setattr(Lease, "renew", counted)
+    return wait
+
+
 @pytest.mark.parametrize("backend", ["etcd-v2", "etcd-v3"])
 @pytest.mark.parametrize("count", [6, pytest.param(24, marks=pytest.mark.slow)])
-def test_an_idle_job_asks_little_of_etcd_and_leaves_nothing(backend: str, count: int) -> None:
+def test_an_idle_job_asks_little_of_etcd_and_leaves_nothing(
+    backend: str, count: int, beats_made: Callable[[int], None]
+) -> None:
     with running_etcd() as etcd:
         with job(backend, etcd.endpoint, count) as nodes:
-            time.sleep(2 * BEAT_S)
+            beats_made(2 * count)
             before, began = taken(etcd, backend), time.monotonic()
-            time.sleep(BEATS * BEAT_S)
+            beats_made(BEATS * count)
             spent, beats = taken(etcd, backend) - before, (time.monotonic() - began) / BEAT_S
             assert spent / count / beats <= MOST_IDLE
             ask_each_other(nodes)
@@ -136,14 +158,16 @@ def test_an_idle_job_asks_little_of_etcd_and_leaves_nothing(backend: str, count:
         assert not left(etcd, backend)
 
 
-def test_a_store_in_files_does_not_grow_and_is_gone_after_the_job(tmp_path: Path) -> None:
+def test_a_store_in_files_does_not_grow_and_is_gone_after_the_job(
+    tmp_path: Path, beats_made: Callable[[int], None]
+) -> None:
     def files() -> dict[str, int]:
         return {file.name: file.stat().st_size // 16 for file in tmp_path.glob("store.d/=*")}
 
     with job("c10d", str(tmp_path / "store"), 3, store_type="file") as nodes:
-        time.sleep(4 * BEAT_S)
+        beats_made(4 * 3)
         before = files()
-        time.sleep(BEATS * BEAT_S)
+        beats_made(BEATS * 3)
         assert before and files() == before
         ask_each_other(nodes)
     assert list(tmp_path.iterdir()) == []

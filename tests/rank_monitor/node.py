@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,14 +32,6 @@ _M = TypeVar("_M")
 def bytes_of(message: Message) -> bytes:
     """A message as it goes over the wire now."""
     return codec.encode(message, 1, time.monotonic_ns())
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Waits for a condition, not for a time."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def ended(descriptor: int, timeout_s: float = PATIENCE_S) -> bool:
@@ -136,6 +128,10 @@ class Node:
             message = codec.decode(taken[0]).message
             if isinstance(message, kind):
                 return message
+
+    def hears_nothing(self, limit_s: float) -> bool:
+        """Whether the last monitor says nothing for so long: the limit within which something wrong would come."""
+        return not ended(self.monitors[-1].channel.fileno(), limit_s)
 
     def puppet(self) -> Puppet:
         """A process of the job that is not a rank yet."""

@@ -20,8 +20,6 @@ from rank_monitor.contract.wire.messages import (
     Sections,
 )
 from rank_monitor.hang_detector import (
-    ALARMS,
-    DetectorEvent,
     DetectorState,
     DumpStacks,
     HangDetector,
@@ -33,48 +31,6 @@ from rank_monitor.hang_detector import (
 from tests.rank_monitor.timeline import ONE_OF_EACH, STARTED_S, Timeline, limited, ns, verdicts
 
 T = STARTED_S
-
-
-# The table.
-
-EXPECTED: dict[DetectorState | None, dict[DetectorEvent, DetectorState | None]] = {
-    None: {
-        DetectorEvent.LEAD: DetectorState.SUSPECT,
-        DetectorEvent.ASK: DetectorState.INTERRUPTED,
-        DetectorEvent.DUE: DetectorState.CONDEMNED,
-        DetectorEvent.CLEAR: None,
-        DetectorEvent.OVER: None,
-        DetectorEvent.RESET: None,
-    },
-    DetectorState.SUSPECT: {
-        DetectorEvent.LEAD: DetectorState.SUSPECT,
-        DetectorEvent.ASK: DetectorState.INTERRUPTED,
-        DetectorEvent.DUE: DetectorState.CONDEMNED,
-        DetectorEvent.CLEAR: None,
-        DetectorEvent.OVER: DetectorState.SUSPECT,
-        DetectorEvent.RESET: None,
-    },
-    DetectorState.INTERRUPTED: {
-        DetectorEvent.LEAD: DetectorState.INTERRUPTED,
-        DetectorEvent.ASK: DetectorState.INTERRUPTED,
-        DetectorEvent.DUE: DetectorState.CONDEMNED,
-        DetectorEvent.CLEAR: None,
-        DetectorEvent.OVER: DetectorState.INTERRUPTED,
-        DetectorEvent.RESET: None,
-    },
-    DetectorState.CONDEMNED: {
-        **dict.fromkeys(DetectorEvent, DetectorState.CONDEMNED),
-        DetectorEvent.OVER: DetectorState.KILLED,
-        DetectorEvent.RESET: None,
-    },
-    DetectorState.KILLED: {**dict.fromkeys(DetectorEvent, DetectorState.KILLED), DetectorEvent.RESET: None},
-}
-
-
-@pytest.mark.parametrize("alarm", list(EXPECTED))
-@pytest.mark.parametrize("event", list(DetectorEvent))
-def test_every_event_in_every_alarm(alarm: DetectorState | None, event: DetectorEvent) -> None:
-    assert ALARMS.get((alarm, event), alarm) == EXPECTED[alarm][event]
 
 
 SETTINGS = limited(rank_heartbeat_timeout=10.0, connect_timeout=30.0, teardown_timeout=60.0)
@@ -142,6 +98,59 @@ IN_STATE: dict[DetectorState, Callable[[], Timeline]] = {
 
 def state_of(line: Timeline) -> DetectorState:
     return line.detector.state
+
+
+LATE = T + 12.3
+"""Past the deadline, by less than what counts as a pause of the monitor."""
+
+
+@pytest.mark.parametrize(
+    ("before", "happens", "after"),
+    [
+        (_watched, lambda line: line.until(T + 11.95), DetectorState.SUSPECT),
+        (_watched, lambda line: (line.until(T + 11.8), line.sleep(LATE)), DetectorState.CONDEMNED),
+        (_guarded, lambda line: line.until(T + 11.95), DetectorState.SUSPECT),
+        (_guarded, lambda line: (line.until(T + 11.8), line.sleep(LATE)), DetectorState.INTERRUPTED),
+        (_suspect, lambda line: line.say(Heartbeat(), T + 11.99), DetectorState.WATCHED),
+        (_suspect, lambda line: line.lose(T + 11.99), DetectorState.SUSPECT),
+        (_suspect, lambda line: line.until(T + 12), DetectorState.CONDEMNED),
+        (_suspect, lambda line: line.say(Guard("running", 60.0, 90.0, 5.0), T + 11.99), DetectorState.WATCHED),
+        (_interrupted, lambda line: line.say(Heartbeat(), T + 20), DetectorState.WATCHED),
+        (_interrupted, lambda line: line.until(T + 41.9), DetectorState.INTERRUPTED),
+        (_interrupted, lambda line: line.until(T + 42), DetectorState.CONDEMNED),
+        (_condemned, lambda line: line.say(Heartbeat(), T + 12.1), DetectorState.CONDEMNED),
+        (_condemned, lambda line: line.lose(T + 12.1), DetectorState.CONDEMNED),
+        (_condemned, lambda line: line.until(T + 16.9), DetectorState.CONDEMNED),
+        (_condemned, lambda line: line.until(T + 17), DetectorState.KILLED),
+        (_killed, lambda line: line.say(Heartbeat(), T + 18), DetectorState.KILLED),
+        (_killed, lambda line: line.until(T + 10_000), DetectorState.KILLED),
+    ],
+    ids=[
+        "the deadline comes close",
+        "the monitor is late, and it has passed",
+        "the deadline comes close within a wrapper",
+        "the monitor is late, and it has passed within a wrapper",
+        "a suspect shows a sign of life",
+        "a suspect's connection breaks",
+        "a suspect's deadline passes",
+        "a suspect's function is called anew",
+        "an interrupted rank shows a sign of life",
+        "an interrupted rank does not restart yet",
+        "an interrupted rank does not restart in time",
+        "a condemned rank shows a sign of life",
+        "a condemned rank's connection breaks",
+        "a condemned rank has some grace left",
+        "a condemned rank has no grace left",
+        "a killed rank shows a sign of life",
+        "a killed rank stays",
+    ],
+)
+def test_an_alarm_and_what_happens_next(
+    before: Callable[[], Timeline], happens: Callable[[Timeline], object], after: DetectorState
+) -> None:
+    line = before()
+    happens(line)
+    assert state_of(line) is after
 
 
 LIFE = (Heartbeat, Sections, IterationReached)

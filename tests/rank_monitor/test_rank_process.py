@@ -16,7 +16,8 @@ from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import Hello, Progress, Sections
 from rank_monitor.rank_process import RankProcess
-from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, ended, until
+from tests.patience import until
+from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, ended
 from tests.rank_monitor.timeline import limited
 
 SECTIONS = limited(rank_section_timeouts={"step": 0.3}, termination_grace_time=0.3)

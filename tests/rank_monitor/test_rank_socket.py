@@ -15,7 +15,8 @@ from rank_monitor.hang_detector import DetectorState
 from rank_monitor.limits import LONGEST_UNREAD_NS, WatchLimits
 from rank_monitor.loop import Loop
 from rank_monitor.rank_socket import RankSocket, batch_delay_ns
-from tests.rank_monitor.node import PATIENCE_S, bytes_of, until
+from tests.patience import until
+from tests.rank_monitor.node import PATIENCE_S, bytes_of
 from tests.rank_monitor.timeline import STARTED_S, Timeline, limited
 
 BETWEEN_S = 0.01

@@ -40,6 +40,7 @@ from rank_monitor.contract.wire.messages import (
     Welcome,
 )
 from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
+from tests.program import suspend
 from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, bytes_of, playing
 from tests.rank_monitor.timeline import limited
 
@@ -399,7 +400,7 @@ def test_cycle_after_cycle(node: Node) -> None:
         assert list(snapshot(node).sections) == ["step"]
         node.say(CycleEnd())
         node.say(CycleEnd())
-        time.sleep(0.4)  # longer than the limit: only then could a wrong verdict show
+        assert node.hears_nothing(0.4), "longer than the limit: a wrong verdict would come by then"
         assert rank.say(Heartbeat()) == "sent"
     assert rank.process.poll() is None
     verdict = hangs(node, node.watched())
@@ -439,7 +440,7 @@ def test_a_rank_that_ended_before_its_monitor_heard_of_it(node: Node) -> None:
     rank.order("leave", 3)
     rank.wait()
     node.start(rank)
-    time.sleep(1.8)  # longer than the limit: only then could a wrong verdict show
+    assert node.hears_nothing(1.8), "longer than the limit: a wrong verdict would come by then"
     assert not snapshot(node).connected
     node.watched()
 
@@ -457,10 +458,7 @@ def test_rank_and_monitor_stopped_together_and_continued(node: Node) -> None:
     monitor = node.monitor(limited(rank_section_timeouts={"step": 1.0}, oversleep_slack=0.2))
     rank = node.watched()
     rank.say(Sections((("step", time.monotonic_ns()),), 7))
-    for number, wait_s in ((signal.SIGSTOP, 1.5), (signal.SIGCONT, 0.0)):
-        for pid in (monitor.pid, rank.pid):
-            os.kill(pid, number)
-        time.sleep(wait_s)  # the fault itself: longer than the limit
+    suspend((monitor.pid, rank.pid), 1.5)
     rank.say(Sections((), 7))
     node.say(SnapshotRequest(1))
     assert isinstance(node.hear(object), Snapshot), "and no verdict before"

@@ -28,19 +28,11 @@ from ft_client.inprocess.standalone.watched_call import WatchedCall
 from ft_client.monitoring import process
 from rank_monitor.contract.processes.sweep import processes_of
 from rank_monitor.contract.wire.messages import Restarter
-from tests.patience import patient
+from tests.patience import patient, until
 
 ROOT = Path(__file__).resolve().parents[3]
 MARK = "COMPANION_TEST_MARK"
 PATIENCE_S = patient(30.0)
-
-
-def until(condition: Any, what: str) -> None:
-    """Waits for a condition, not for a time."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.01)
 
 
 class RankOfTest:

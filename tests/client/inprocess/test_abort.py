@@ -7,7 +7,6 @@ import os
 import pickle
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,6 +18,7 @@ from torch._C import _distributed_c10d as c10d
 from ft_client.inprocess import abort, gloo_connections
 from ft_client.inprocess.abort import AbortPersistentCheckpointProcesses, AbortTorchDistributed, AbortTransformerEngine
 from ft_client.inprocess.state import State
+from tests.patience import until
 from tests.program import python, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -172,10 +172,7 @@ def test_an_aborted_group_lives_until_it_is_let_go(group: None) -> None:
     AbortTorchDistributed()(STATE)
     assert gloo_connections._gloo_loops()
     abort.forget_groups()
-    deadline = time.monotonic() + DEADLINE_S
-    while gloo_connections._gloo_loops() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not gloo_connections._gloo_loops()
+    until(lambda: not gloo_connections._gloo_loops(), "its threads have ended", DEADLINE_S)
 
 
 CHECKPOINTS = "nvidia_resiliency_ext.checkpointing.async_ckpt.core"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rank_monitor.contract.processes.sweep import processes_of
-from tests.patience import patient
+from tests.patience import patient, until
 from tests.ports import free_port
 from tests.program import ONE_TRY, clean_environment, started
 
@@ -43,10 +42,7 @@ def outputs(start: str, ranks: int, words: Sequence[str], folder: Path) -> str:
         codes = [process.wait(patient(LIMIT_S)) for process in processes]
     output = log.read_text()
     assert codes == [0] * len(runs), output
-    deadline = time.monotonic() + patient(LIMIT_S)
-    while left := processes_of(mark, key=MARK):
-        assert time.monotonic() < deadline, f"left over: {left}\n{output}"
-        time.sleep(0.05)
+    until(lambda: not processes_of(mark, key=MARK), lambda: f"nothing is left\n{output}", LIMIT_S)
     return output
 
 

@@ -12,8 +12,7 @@ from torch.distributed import HashStore
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration
 from rank_monitor.contract.iterations.iteration_stores import note_of, serve_iterations, variables_of
-from tests.client.inprocess.nursery import until
-from tests.patience import patient
+from tests.patience import patient, until
 
 ALONE = Entry(0, 0, 1)
 _MOST = 5

@@ -61,7 +61,8 @@ def test_relations(given: dict[str, float], words: str) -> None:
 
 @pytest.mark.parametrize("given", [{"last_call_wait": 0}, {"termination_grace_time": 0}, {"heartbeat_interval": 29.9}])
 def test_what_is_allowed(given: dict[str, float]) -> None:
-    Timeouts(**{name: s(value) for name, value in given.items()})
+    made = Timeouts(**{name: s(value) for name, value in given.items()})
+    assert {name: getattr(made, name) for name in given} == {name: s(value) for name, value in given.items()}
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(Timeouts) if one.name != "interrupt_grace"])

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.inprocess.nursery import Nursery, RankOfTest, until
-from tests.patience import patient
+from tests.client.inprocess.nursery import Nursery, RankOfTest
+from tests.patience import patient, until
 from tests.program import run
 
 MODULE = [sys.executable, "-m", "ft_client.inprocess.wait_daemon"]

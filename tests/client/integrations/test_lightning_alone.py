@@ -41,8 +41,9 @@ from rank_monitor.contract.wire.messages import (  # noqa: E402
     LimitsSet,
     Sections,
 )
-from tests.client.fake_monitor import FakeMonitor, wait_until  # noqa: E402
+from tests.client.fake_monitor import FakeMonitor  # noqa: E402
 from tests.client.integrations.lightning_alone import BATCHES, Job, Model, model_class  # noqa: E402
+from tests.patience import until  # noqa: E402
 
 SHORT = timedelta(milliseconds=300)
 BOTH = pytest.mark.parametrize("kind", [FaultToleranceCallback, FaultToleranceSectionsCallback])
@@ -57,7 +58,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 def heard_sections(monitor: FakeMonitor) -> list[str]:
     """The sections that were open, one after the other; `-` for none."""
-    wait_until(lambda: monitor.messages(Detach), "the end of the watch")
+    until(lambda: monitor.messages(Detach), "the end of the watch")
     names = ["+".join(name for name, _ in message.open) or "-" for message in monitor.messages(Sections)]
     return [name for name, _ in groupby(names)]
 
@@ -86,7 +87,7 @@ def test_heartbeats_and_what_they_teach(job: Job, monitor: FakeMonitor) -> None:
     watch = FaultToleranceCallback(True, True, exp_dir=job.folder)
     job.fit(watch, max_steps=20)
     assert job.learned() == [] and not monitor.messages(Sections)
-    wait_until(lambda: monitor.messages(Detach), "the end of the watch")
+    until(lambda: monitor.messages(Detach), "the end of the watch")
     in_training, in_validation = 20 + 3, 2 + 3 + 2 * 2  # each batch, each beginning and each end
     saves = 2 * 5
     assert len(monitor.messages(Heartbeat)) == in_training + in_validation + saves
@@ -130,7 +131,7 @@ def test_a_failed_fit_leaves_nothing(job: Job, monitor: FakeMonitor, kind: Any) 
             job.fit(watch, model=Model(SystemExit(3), 2, where), max_epochs=2)
     assert not job.flag.exists() and "out_of_section" not in job.learned() and "initial" not in job.learned()
     assert watch._client is None
-    wait_until(lambda: len(monitor.messages(Detach)) == 5, "an end of the watch for each fit")
+    until(lambda: len(monitor.messages(Detach)) == 5, "an end of the watch for each fit")
 
 
 @BOTH

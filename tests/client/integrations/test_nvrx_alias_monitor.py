@@ -18,8 +18,7 @@ from ft_client.integrations.nvrx_alias.config import FaultToleranceConfig
 from ft_client.integrations.nvrx_alias.rank_monitor_server import RankMonitorServer
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError, FtError
-from tests.client.fake_monitor import wait_until
-from tests.patience import patient
+from tests.patience import patient, until
 from tests.program import clean_environment, ended, started
 
 PROGRAM = Path(__file__).with_name("own_monitors.py")
@@ -35,8 +34,8 @@ def program(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.
     with started([sys.executable, PROGRAM, folder / "socket", *words], env=environ) as process:
         try:
             yield process
-            wait_until(lambda: not marked(mark), "everything has ended")
-            wait_until(lambda: not list(folder.glob("ft-*")), "the runtime folder is gone")
+            until(lambda: not marked(mark), "everything has ended")
+            until(lambda: not list(folder.glob("ft-*")), "the runtime folder is gone")
         finally:
             for one in marked(mark):
                 one.kill()
@@ -66,7 +65,7 @@ def test_everything_ends_with_the_program(tmp_path: Path) -> None:
         assert process.stdout.readline() == "waits\n"
         process.send_signal(signal.SIGKILL)
         process.wait(patient(LIMIT_S))
-        wait_until(lambda: not (tmp_path / "socket").exists(), "the socket is gone")
+        until(lambda: not (tmp_path / "socket").exists(), "the socket is gone")
 
 
 def test_a_place_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:

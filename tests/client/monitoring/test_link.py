@@ -15,7 +15,8 @@ import pytest
 from ft_client.monitoring.link import Link
 from rank_monitor.contract.wire import codec
 from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, Message, Refused, Sections, Welcome
-from tests.client.fake_monitor import FakeMonitor, wait_until
+from tests.client.fake_monitor import FakeMonitor
+from tests.patience import until
 
 
 class Training:
@@ -44,7 +45,7 @@ def beat(link: Link) -> bool:
 
 
 def beat_until_back(link: Link) -> None:
-    wait_until(lambda: beat(link), "the connection comes back by itself")
+    until(lambda: beat(link), "the connection comes back by itself")
 
 
 def attend_until(link: Link, condition: Callable[[], object], what: str) -> None:
@@ -54,7 +55,7 @@ def attend_until(link: Link, condition: Callable[[], object], what: str) -> None
         link.attend(0.01)
         return condition()
 
-    wait_until(turn, what)
+    until(turn, what)
 
 
 def test_the_first_message_is_a_hello(fake: FakeMonitor) -> None:
@@ -97,7 +98,7 @@ def test_a_full_queue_loses_messages_and_the_connection_stays(fake: FakeMonitor)
     assert not beat(link)
     assert (link.losses, link.dirty) == (2, True)
     fake.resume()
-    wait_until(lambda: beat(link), "there is room again")
+    until(lambda: beat(link), "there is room again")
     assert fake.connections == 1
 
 

@@ -10,8 +10,9 @@ import pytest
 from ft_client import RankMonitorClient, RankMonitorClientError
 from ft_client.monitoring import process
 from rank_monitor.contract.wire.messages import NO_ITERATION, Heartbeat, Hello, IterationReached, LimitsSet, Sections
-from tests.client.fake_monitor import FakeMonitor, wait_until
+from tests.client.fake_monitor import FakeMonitor
 from tests.client.story import STATE, connected_anew, names
+from tests.patience import until
 
 
 def test_signs_of_life_arrive_in_order_with_their_moments(monitor: FakeMonitor, client: RankMonitorClient) -> None:
@@ -94,7 +95,7 @@ def test_a_lost_section_message_is_healed_by_the_next_heartbeat(
         client.send_heartbeat()
         return bool(monitor.messages(Sections))
 
-    wait_until(healed, "a message with the whole set")
+    until(healed, "a message with the whole set")
     assert names(monitor.messages(Sections)[-1]) == ["inner"]
 
 
@@ -107,18 +108,18 @@ def test_limits_lost_in_a_full_queue_are_said_again(monitor: FakeMonitor, client
     client.load_state_dict(STATE)
     assert link.stale
     monitor.resume()
-    wait_until(lambda: monitor.kinds()[-1:] == ["Heartbeat"], "all was read")
+    until(lambda: monitor.kinds()[-1:] == ["Heartbeat"], "all was read")
     link.restate()
     assert monitor.wait_for(LimitsSet)[0].subsequent == 20.0
 
 
 def test_threads_at_the_same_time_corrupt_nothing(monitor: FakeMonitor, client: RankMonitorClient) -> None:
-    def work(name: str) -> None:
+    def work() -> None:
         for _ in range(200):
-            with client.section(name):
+            with client.section(threading.current_thread().name):
                 client.send_heartbeat()
 
-    threads = [threading.Thread(target=work, args=(f"thread {number}",)) for number in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -128,7 +129,18 @@ def test_threads_at_the_same_time_corrupt_nothing(monitor: FakeMonitor, client: 
         client.send_heartbeat()
         return names(monitor.messages(Sections)[-1]) == []
 
-    wait_until(settled, "nothing is open in the end")
+    until(settled, "nothing is open in the end")
+    assert {name for one in monitor.messages(Sections) for name in names(one)} == {thread.name for thread in threads}
+    link = process.current()
+    assert link is not None
+
+    def unaccounted() -> int:
+        """How many messages neither arrived nor were counted as lost: each has a number of its own."""
+        arrived = [one.sequence for one in (*monitor.received, *monitor.progress)]
+        assert len(arrived) == len(set(arrived))
+        return max(arrived) - len(arrived) - link.losses
+
+    until(lambda: unaccounted() <= 0, "every message arrived or was counted as lost")
 
 
 def test_a_change_overtaken_by_another_thread_is_followed_by_the_set_as_it_is(

@@ -17,8 +17,9 @@ from ft_client.monitoring.link import Link
 from ft_client.monitoring.watchdog import Stamp, Watchdog, megatron_iteration
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import Hello, IterationReached, LimitsSet, Progress, Sections
-from tests.client.fake_monitor import FakeMonitor, wait_until
+from tests.client.fake_monitor import FakeMonitor
 from tests.client.rank import started
+from tests.patience import until
 from tests.ports import free_port
 from tests.program import ended, python
 
@@ -37,8 +38,8 @@ def stamps(monitor: FakeMonitor) -> list[int]:
 def test_a_stamp_is_the_moment_it_was_asked_for_once_the_main_thread_ran() -> None:
     stamp = Stamp(5)
     assert stamp.renew(10) == 5, "asked for only now"
-    wait_until(lambda: stamp.renew(20) == 10, "the interpreter makes the call")
-    wait_until(lambda: stamp.renew(30) == 20, "and the next one")
+    until(lambda: stamp.renew(20) == 10, "the interpreter makes the call")
+    until(lambda: stamp.renew(30) == 20, "and the next one")
 
 
 @pytest.mark.parametrize(
@@ -72,13 +73,13 @@ def test_the_period_of_a_guarded_rank_is_the_guards_while_that_is_shorter(monito
 def test_a_main_thread_that_runs_renews_its_stamp(monitor: FakeMonitor, tmp_path: Path) -> None:
     monitor.settings = QUICK
     with started(INIT + BUSY.format(seconds=60), tmp_path, monitor.path):
-        wait_until(lambda: len(set(stamps(monitor))) > 4, "new stamps")
+        until(lambda: len(set(stamps(monitor))) > 4, "new stamps")
 
 
 def test_a_main_thread_that_sleeps_does_not_and_the_watchdog_goes_on(monitor: FakeMonitor, tmp_path: Path) -> None:
     monitor.settings = QUICK
     with started(INIT + "import time\ntime.sleep(60)\n", tmp_path, monitor.path):
-        wait_until(lambda: len(stamps(monitor)) > 10, "messages")
+        until(lambda: len(stamps(monitor)) > 10, "messages")
         assert len(set(stamps(monitor)[4:])) == 1
 
 

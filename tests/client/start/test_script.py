@@ -14,7 +14,8 @@ import pytest
 from ft_client import bootstrap
 from rank_monitor.contract import env
 from tests import program
-from tests.client.fake_monitor import FakeMonitor, wait_until
+from tests.client.fake_monitor import FakeMonitor
+from tests.patience import until
 from tests.program import clean_environment
 
 BOOTSTRAP = ("-u", "-m", "ft_client.bootstrap")
@@ -216,7 +217,7 @@ def test_as_under_plain_python(monitor: FakeMonitor, tmp_path: Path, folder: Pat
     }
     expected = run(PLAIN, case, folder)
     assert run(BOOTSTRAP, case, folder, **watched) == expected
-    wait_until(lambda: monitor.connections == 1, "the connection of the bootstrap")
+    until(lambda: monitor.connections == 1, "the connection of the bootstrap")
 
 
 @pytest.mark.parametrize("name", ["names", "module", "folder with a main"])

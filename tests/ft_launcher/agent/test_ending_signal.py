@@ -23,14 +23,19 @@ LIMIT_S = 7.0
 
 
 @pytest.fixture
-def ending() -> Iterator[EndingSignal]:
+def ranks() -> Iterator[Any]:
+    """What it knows of the ranks of its node."""
     pipe = SignalPipe([signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
     settings = Settings(stop=StopSettings(workers_stop_timeout=LIMIT_S))
     recorder = SimpleNamespace(hurried=lambda number, left_s: None)
     parts = SimpleNamespace(signals=pipe, settings=settings, recorder=recorder)
-    ranks: Any = SimpleNamespace(parts=parts, were_started=True, reap_orphans=lambda: None)
-    yield EndingSignal(ranks)
+    yield SimpleNamespace(parts=parts, were_started=True, reap_orphans=lambda: None)
     pipe.close()
+
+
+@pytest.fixture
+def ending(ranks: Any) -> EndingSignal:
+    return EndingSignal(ranks)
 
 
 def test_the_first_signal_stands_and_ends_the_cycle(ending: EndingSignal) -> None:
@@ -42,10 +47,10 @@ def test_the_first_signal_stands_and_ends_the_cycle(ending: EndingSignal) -> Non
     assert ending.number == signal.SIGUSR2
 
 
-def test_signals_that_arrive_while_ranks_end_shorten_their_time(ending: EndingSignal) -> None:
+def test_signals_that_arrive_while_ranks_end_shorten_their_time(ending: EndingSignal, ranks: Any) -> None:
     """The first one stands all the same, and says how the launcher ends."""
     said: list[tuple[int, float]] = []
-    ending._ranks.parts.recorder.hurried = lambda number, left_s: said.append((number, left_s))  # type: ignore[method-assign]
+    ranks.parts.recorder.hurried = lambda number, left_s: said.append((number, left_s))
     assert ending.time_left() == math.inf
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         os.kill(os.getpid(), number)
@@ -70,9 +75,8 @@ def test_a_signal_that_a_stop_has_noted_ends_the_next_call(ending: EndingSignal)
     ],
 )
 def test_the_exit_code_of_a_launcher_without_ranks(
-    ending: EndingSignal, number: int, were_started: bool, code: int
+    ending: EndingSignal, ranks: Any, number: int, were_started: bool, code: int
 ) -> None:
-    ranks: Any = ending._ranks
     ranks.were_started = were_started
     assert ending.error_without_ranks(number).sigval == number
     assert ending.exit_code == code

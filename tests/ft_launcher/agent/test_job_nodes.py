@@ -18,7 +18,7 @@ from ft_launcher.record import events
 from ft_launcher.status.asking import Asking, NodeSeen, SilentNode
 from ft_launcher.status.node_record import ranks_as_record, ranks_of_record, stacks_as_record, stacks_of_record
 from ft_launcher.status.node_status import NodeStatus, RankReading
-from tests.ft_launcher.nodes.site import until
+from tests.patience import until
 
 SOON_S = 0.02
 """How often nodes are asked here (seconds)."""
@@ -64,6 +64,7 @@ def seen(asks: JobNodes) -> NodeSeen:
 
 
 def test_only_answers_to_questions_of_this_watch_are_shown() -> None:
+    of_others = threads_named("ft_node_watch")
     nodes = AskedNodes(Members(0, ["a", "b"]))
     nodes.asked[Topic.RANKS] = 7
     nodes.answer(Topic.RANKS, 1, ranks_as_record(7, 0, []))
@@ -75,7 +76,7 @@ def test_only_answers_to_questions_of_this_watch_are_shown() -> None:
     until(lambda: seen(asks).age_s is not None)
     with asks._lock:
         asks._wanted_at = 0.0
-    until(lambda: not asks._is_watching)
+    until(lambda: threads_named("ft_node_watch") <= of_others, "the end of the watch")
     assert seen(asks).age_s is None, "nobody has asked meanwhile"
 
 
@@ -136,8 +137,12 @@ def answers_of(rendezvous: Any, asking: Asking, read_at: float = 0.0) -> NodeAns
     return NodeAnswers(parts, rendezvous)
 
 
-def until_answered(answers: NodeAnswers) -> None:
-    until(lambda: not answers._is_answering)
+def threads_named(name: str) -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == name}
+
+
+def until_answered() -> None:
+    until(lambda: not threads_named("ft_node_answer"), "all questions are answered")
 
 
 def test_a_node_answers_for_the_place_that_it_has() -> None:
@@ -145,7 +150,7 @@ def test_a_node_answers_for_the_place_that_it_has() -> None:
     answers = answers_of(nodes.rendezvous(1), Asking())
     for topic in Topic:
         answers.heard(topic, 4)
-    until_answered(answers)
+    until_answered()
     stacks = stacks_of_record(nodes.written[Topic.STACKS, 1], 0.0)
     assert stacks is not None and (stacks.number, stacks.cycle, stacks.ranks) == (4, 0, ()), "no rank runs"
     ranks = ranks_of_record(nodes.written[Topic.RANKS, 1])
@@ -158,7 +163,7 @@ def test_a_node_without_ranks_of_its_place_leaves_the_key_to_another(rank: int |
     answers = answers_of(nodes.rendezvous(rank, cycle), Asking())
     for topic in Topic:
         answers.heard(topic, 1)
-    until_answered(answers)
+    until_answered()
     assert nodes.written == {}
 
 
@@ -168,7 +173,7 @@ def test_what_is_old_is_not_said_to_be_new() -> None:
     answers = answers_of(nodes.rendezvous(1), StillAsking(), read_at=time.monotonic() - 600.0)
     for topic in Topic:
         answers.heard(topic, 1)
-    until_answered(answers)
+    until_answered()
     assert list(nodes.written) == [(Topic.RANKS, 1)]
     record = ranks_of_record(nodes.written[Topic.RANKS, 1])
     assert record is not None and record.ranks[0]["reading_age_s"] >= 600.0
@@ -185,6 +190,6 @@ def test_a_host_without_threads_does_not_end_the_thread_that_hears(monkeypatch: 
         patched.setattr(threading.Thread, "start", start)
         answers.heard(Topic.RANKS, 1)
     answers.heard(Topic.RANKS, 2)
-    until_answered(answers)
+    until_answered()
     record = ranks_of_record(nodes.written[Topic.RANKS, 1])
     assert record is not None and record.number == 2

@@ -19,7 +19,7 @@ from ft_launcher.report.advice import FIRST_SAVE_S, best_interval_s
 from rank_monitor.contract.settings.config import RecordSettings
 from tests.faults.test_save_interval import earlier_attempt
 from tests.ft_launcher.report.lines import as_bytes
-from tests.patience import patient
+from tests.patience import patient, until
 
 JOB = "again"
 
@@ -67,8 +67,7 @@ def test_a_folder_that_hangs_holds_up_no_start(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(save_intervals, "_WAIT_S", 0.0)
     assert [intervals.choose(cycle, has_rank0=True) for cycle in range(2)] == [FIRST_SAVE_S, FIRST_SAVE_S]
     answers.set()
-    assert intervals._reading is not None
-    intervals._reading.join(patient(60))
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "ft_saves"], "all is read")
     monkeypatch.setattr(save_intervals, "_WAIT_S", patient(60))
     assert intervals.choose(2, has_rank0=True) == best_interval_s(5.0, 3000.0)
 

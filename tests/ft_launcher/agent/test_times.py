@@ -29,8 +29,8 @@ def quiet_recorder() -> Recorder:
     return Recorder(RunFolder(None, "run", Access()), RecordSettings())
 
 
-def parts(kept: NodeTimes) -> list[dict[str, Any]]:
-    journal = kept._recorder.journal
+def parts(keeps: Recorder) -> list[dict[str, Any]]:
+    journal = keeps.journal
     assert journal.flush(patient(30.0)) and journal.path is not None
     lines = map(json.loads, journal.path.read_text().splitlines())
     return [line for line in lines if line["event"] == "ledger"]
@@ -69,13 +69,14 @@ def test_the_age_of_a_checkpoint_counts_from_when_it_was_heard_of(monkeypatch: p
 
 
 def test_a_part_is_written_once_when_the_next_begins_and_the_last_at_the_end(tmp_path: Path) -> None:
-    kept = NodeTimes(recorder(tmp_path, str(tmp_path)))
+    keeps = recorder(tmp_path, str(tmp_path))
+    kept = NodeTimes(keeps)
     one_cycle(kept, 0)
-    assert parts(kept) == []  # its ledger may still arrive
+    assert parts(keeps) == []  # its ledger may still arrive
     one_cycle(kept, 1)
-    assert [part["cycle"] for part in parts(kept)] == [0]
+    assert [part["cycle"] for part in parts(keeps)] == [0]
     account = kept.finish()
-    written = parts(kept)
+    written = parts(keeps)
     assert [(part["cycle"], part["has_ended"]) for part in written] == [(0, True), (1, True), (None, True)]
     assert account is not None
     assert account.wall_s == pytest.approx(written[-1]["until"] - written[0]["since"], abs=1e-3)
@@ -84,10 +85,11 @@ def test_a_part_is_written_once_when_the_next_begins_and_the_last_at_the_end(tmp
 
 def test_a_cycle_that_runs_for_long_is_written_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "WRITE_EVERY_S", 0.0)
-    kept = NodeTimes(recorder(tmp_path, str(tmp_path)))
+    keeps = recorder(tmp_path, str(tmp_path))
+    kept = NodeTimes(keeps)
     kept.ranks_started(0, time.monotonic_ns())
     kept.take(0, trained())
-    (part,) = parts(kept)
+    (part,) = parts(keeps)
     assert (part["cycle"], part["has_ended"]) == (0, False)
     assert "stop" not in part["seconds"]
 

@@ -19,7 +19,7 @@ from ft_launcher.cycle.store_threads import StoreThreads
 from rank_monitor.contract.iterations.iteration import Iteration
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.launcher_messages import Snapshot
-from tests.patience import patient
+from tests.patience import patient, until
 
 pytestmark = pytest.mark.every_torch  # the store of older ones has another server
 
@@ -156,17 +156,15 @@ def test_nobody_waits(nodes: Nodes) -> None:
 def test_a_node_that_leaves_ends_it(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     nodes.ends[0].close()
     nodes.ends[1].close()
+
+    def have_ended() -> bool:
+        return not any(thread.name.startswith("ft_blame") for thread in threading.enumerate())
+
     # Half a second, in which `close` waits for each at most, is little on a busy machine.
-    deadline = time.monotonic() + patient(LIMIT_S)
-    while any(thread.name.startswith("ft_blame") for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(have_ended, "the end of all threads", LIMIT_S)
     assert not caplog.records
 
 
 def until_answered(nodes: Nodes, answered: int, number: int = 0) -> None:
     """Waits until so many nodes have answered."""
-    deadline = time.monotonic() + patient(LIMIT_S)
-    while nodes.store.add(f"ft_blame/nodes/{number}", 0) < answered:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: nodes.store.add(f"ft_blame/nodes/{number}", 0) >= answered, f"{answered} answers", LIMIT_S)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -17,7 +16,7 @@ from ft_launcher.cycle.store_threads import StoreThreads
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import DONE, Iteration, joining
 from rank_monitor.contract.processes.wait import readable
-from tests.patience import patient
+from tests.patience import patient, until
 
 PREFIX = "call/0"
 HOST = "127.0.0.1"
@@ -58,13 +57,6 @@ def notify(joins: bool = False, limit_s: float = DEADLINE_S) -> NotifyLoss:
 def have_ended() -> bool:
     """Whether all threads have: `StoreThreads.close` waits half a second for each at most, which is little here."""
     return not any(thread.name.startswith("ft_departure") for thread in threading.enumerate())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def taken(departures: RankLossNotifier) -> LossNotified:

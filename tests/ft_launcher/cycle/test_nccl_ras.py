@@ -18,7 +18,7 @@ from ft_launcher.cycle.nccl_ras import NcclRas, address_in
 from ft_launcher.ranks.found import Found
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from tests.nccl_ras_server import Serve, Server
-from tests.patience import patient
+from tests.patience import patient, until
 from tests.ports import free_port
 
 ANSWERS = Path(__file__).parents[2] / "data" / "nccl_ras"
@@ -203,10 +203,7 @@ def test_no_second_thread_reads_an_answer_beside_the_first(ras: NcclRas, monkeyp
 
 
 def until_asked(questions: list[nccl_ras._Question], count: int) -> None:
-    stop = time.monotonic() + patient(30)
-    while len(questions) < count:
-        assert time.monotonic() < stop, "nothing is asked"
-        time.sleep(0.001)
+    until(lambda: len(questions) >= count, f"{count} questions")
     assert len(questions) == count
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from ft_launcher.etcd.v3 import EtcdV3Backend, EtcdV3Store, create_backend
 from tests.etcd_cluster import running_cluster
 from tests.etcd_proxy import Proxy
 from tests.etcd_server import EtcdServer, running_etcd
-from tests.patience import patient
+from tests.patience import patient, until
 from tests.program import ROOT, ended, started
 
 LIMIT_S = patient(60)
@@ -189,10 +188,7 @@ def test_records_go_when_the_job_is_dead_and_only_then(etcd: EtcdServer, run_id:
     dead[1].set("key", "1")
     gateway, key = dead[1]._records.gateway, dead[1]._records._key("store/key")
     del dead
-    deadline = time.monotonic() + LIMIT_S
-    while gateway.call("kv/range", {"key": key}).get("count"):
-        assert time.monotonic() < deadline, "the records of a dead job stay"
-        time.sleep(0.1)
+    until(lambda: not gateway.call("kv/range", {"key": key}).get("count"), "the records of a dead job are gone", 60)
     assert living[1].get("key") == b"1"
 
 

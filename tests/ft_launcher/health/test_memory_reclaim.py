@@ -6,7 +6,6 @@ import dataclasses
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from ft_launcher.health.node_health import Places
 from rank_monitor.contract.settings.config import StopSettings
 from tests.ft_launcher.health.conftest import Record, row
 from tests.ft_launcher.health.hanging_mount import hanging
-from tests.patience import patient
+from tests.patience import patient, until
 from tests.program import started
 
 SETTINGS = StopSettings(gpu_memory_reclaim_timeout=50, gpu_memory_tolerance_mb=512, gpu_memory_poll_interval=2)
@@ -107,10 +106,7 @@ def test_memory_is_waited_for(recorded: Record, in_use: Path) -> None:
 
 
 def until_another_reading(memory: MemoryReclaim, first: set[int]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not memory.pids() - first:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: memory.pids() - first, "another reading", 60)
 
 
 def test_memory_that_stays_in_use(recorded: Record, in_use: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,9 +223,7 @@ def test_a_job_whose_rank_leaves_memory_in_use(
     output = tmp_path / "output"
     command = [sys.executable, "-c", LAUNCHER, *words]
     with output.open("wb") as file, started(command, cwd=tmp_path, stdout=file, stderr=file) as job:
-        deadline = time.monotonic() + LIMIT_S
-        while "next: restart" not in output.read_text() and time.monotonic() < deadline and job.poll() is None:
-            time.sleep(0.01)
+        until(lambda: "next: restart" in output.read_text() or job.poll() is not None, output.read_text, 60)
         if seen == "100":
             in_use.write_text("100")
         assert job.wait(LIMIT_S) == 0, output.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.conftest import descriptors
 from tests.ft_launcher.health.hanging_mount import hanging
+from tests.patience import until
 from tests.program import run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,9 +105,7 @@ def test_close_ends_a_check_that_runs(places: Places) -> None:
     found: list[Reading] = []
     aside = threading.Thread(target=lambda: found.extend(health.check()))
     aside.start()
-    deadline = time.monotonic() + 60
-    while not health.pids() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(health.pids, "the process of the check")
     health.close()
     aside.join(60)
     assert [reading.reason for reading in found if reading.check == "node_check"] == ["died of SIGKILL"]
@@ -129,9 +127,7 @@ def test_a_check_that_hangs_in_the_kernel_is_left_behind(places: Places, tmp_pat
         again = {reading.check: reading for reading in health.check()}
         assert again["storage"].state == "unhealthy"
         assert health.pids() == {pid}
-    gone = time.monotonic() + 60
-    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < gone:
-        time.sleep(0.01)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "the end of the process that hung")
     assert node_state(health.check()).healthy
     assert health.pids() == set()
 

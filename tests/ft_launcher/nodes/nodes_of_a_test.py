@@ -26,10 +26,15 @@ def judge(case: Case, now: float) -> PolicyAnswer:
     )
 
 
-def coordinator(minimum: int, maximum: int, me: str = "a", **rules: Any) -> Coordinator:
-    """A coordinator at moment 0; fields of Size among `rules` go there."""
+def rules_of(minimum: int, maximum: int, **rules: Any) -> Rules:
+    """The rules of a job; fields of Size among `rules` go there."""
     size = {key: rules.pop(key) for key in list(rules) if key in Size.__dataclass_fields__}
-    return Coordinator(me, Rules(Size(minimum, maximum, **size), **rules), judge, 0.0)
+    return Rules(Size(minimum, maximum, **size), **rules)
+
+
+def coordinator(minimum: int, maximum: int, me: str = "a", **rules: Any) -> Coordinator:
+    """A coordinator at moment 0."""
+    return Coordinator(me, rules_of(minimum, maximum, **rules), judge, 0.0)
 
 
 def places(work: list[Work]) -> dict[str, int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
@@ -21,7 +20,7 @@ from ft_launcher.rendezvous.cycle_store import PortHolder
 from ft_launcher.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.processes import resolver
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
-from tests.patience import patient
+from tests.patience import patient, until
 
 PATIENT_S = patient(60.0)
 BEAT_S, TIMEOUT_S = 0.1, 3.0
@@ -29,15 +28,6 @@ BEAT_S, TIMEOUT_S = 0.1, 3.0
 resolver.bound_process()  # as in a launcher: the store's server looks up who connects, and answers nobody meanwhile
 
 _T = TypeVar("_T")
-
-
-def until(found: Callable[[], _T | None]) -> _T:
-    """What is found, as soon as it is."""
-    deadline = time.monotonic() + PATIENT_S
-    while not (result := found()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-    return result
 
 
 class Site:
@@ -90,8 +80,7 @@ class Site:
 
     def fall_silent(self, name: str) -> None:
         """The node dies without a word."""
-        link = self.nodes[name]._link
-        assert link is not None
+        link = self.nodes[name].link
         self.store_kind.silent.add(name)
         link._watches = False
         if link.coordination is not None:
@@ -99,8 +88,8 @@ class Site:
 
     def until_known(self, count: int) -> None:
         """Waits until the coordinator knows so many nodes."""
-        link = self.nodes[self.coordinator()]._link
-        assert link is not None and link.coordination is not None
+        link = self.nodes[self.coordinator()].link
+        assert link.coordination is not None
         machine = link.coordination._machine
         until(lambda: len(machine.nodes) == count)
 

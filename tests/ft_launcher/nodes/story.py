@@ -18,7 +18,7 @@ from ft_launcher.nodes.node_messages import (
     Reply,
     Work,
 )
-from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, node
+from tests.ft_launcher.nodes.nodes_of_a_test import judge, node, rules_of
 
 
 class Story:
@@ -27,20 +27,21 @@ class Story:
     `without_ranks`: of which node ranks it was told that their ranks have ended, in order.
     """
 
-    def __init__(self, minimum: int, maximum: int, **rules: Any) -> None:
-        self.machine = coordinator(minimum, maximum, **rules)
+    def __init__(self, minimum: int, maximum: int, me: str = "a", **rules: Any) -> None:
+        self.rules = rules_of(minimum, maximum, **rules)
+        self.machine = Coordinator(me, self.rules, judge, 0.0)
         self.now = 0.0
         self.formed: Formed | None = None
         self.without_ranks = ""
-        self._seq: dict[str, int] = {}
+        self.seq: dict[str, int] = {}
         self._cycle: dict[str, int] = {}
 
     def come(self, nodes: str, **fields: Any) -> list[str]:
         """They arrive, one after the other, each from the cycle it was in last."""
         lines = []
         for name in nodes:
-            self._seq[name] = self._seq.get(name, 0) + 1
-            arrival = node(name, self._seq[name], self._cycle.get(name, NO_CYCLE), **fields)
+            self.seq[name] = self.seq.get(name, 0) + 1
+            arrival = node(name, self.seq[name], self._cycle.get(name, NO_CYCLE), **fields)
             lines += self.told(self.machine.on(arrival, self.now))
         return lines
 
@@ -79,8 +80,7 @@ class Story:
     def taken_over(self, by: str) -> list[str]:
         """Another node takes over from what was agreed on last, and writes that down."""
         assert self.formed is not None
-        rules, judge = self.machine._rules, self.machine._fault_decision._policy
-        self.machine = Coordinator(by, rules, judge, self.now, self.formed)
+        self.machine = Coordinator(by, self.rules, judge, self.now, self.formed)
         self.formed = self.machine.formed()
         return self.told(self.machine.resend())
 
@@ -96,12 +96,12 @@ class Story:
                 case CycleEnd():
                     lines.append(f"end {one.cycle}: {one.how}" + ("" if one.exit_code is None else f" {one.exit_code}"))
                 case Reply(name, seq, RankAssigned(cycle, rank, count)):
-                    assert seq == self._seq[name]
+                    assert seq == self.seq[name]
                     members[rank], self._cycle[name] = name, cycle
                     if len(members) == count:
                         lines.append(f"cycle {cycle}: {''.join(members[rank] for rank in range(count))}")
                 case Reply(name, seq, JobOver(code)):
-                    assert seq == self._seq[name]
+                    assert seq == self.seq[name]
                     lines.append(f"over for {name}: {code}")
         return lines
 

@@ -142,8 +142,8 @@ def restarted_by(story: Story, **faults: dict[str, object]) -> tuple[str, object
     """Whose fault was judged, and what was judged."""
     work = []
     for name, fault in faults.items():
-        story._seq[name] += 1
-        work += story.machine.on(node(name, story._seq[name], 0, fault=fault), story.now)
+        story.seq[name] += 1
+        work += story.machine.on(node(name, story.seq[name], 0, fault=fault), story.now)
     place = next(one.answer for one in work if isinstance(one, Reply) and isinstance(one.answer, RankAssigned))
     return place.fault_of, place.reason
 

@@ -11,7 +11,7 @@ from ft_launcher.nodes import fault_decision
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.node_messages import Answer, Ended, EndReason, JobOver, Reply, Work
+from ft_launcher.nodes.node_messages import Answer, Ended, EndReason, JobOver, Reply, Work, over_of
 from ft_launcher.nodes.roster import Roster
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.story import Story, running
@@ -86,7 +86,7 @@ def test_cycles_that_fail_without_a_failed_rank_end_the_job() -> None:
         assert story.come("ba") == [f"cycle {cycle}: ab"]
     story.failed("b")
     assert story.come("ba") == ["over for b: 81", "over for a: 81"]
-    assert story.machine._over.reason == "3 cycles in a row could not begin: node b: boom"
+    assert over_of(story.machine.formed()).reason == "3 cycles in a row could not begin: node b: boom"
 
 
 @pytest.mark.parametrize("otherwise", ["fault", "loss", "growth"])

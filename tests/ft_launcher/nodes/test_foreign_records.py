@@ -8,15 +8,15 @@ import pytest
 
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.node_messages import EndReason
-from tests.ft_launcher.nodes.site import Site, site, until
+from tests.ft_launcher.nodes.site import Site, site
+from tests.patience import until
 
 both = pytest.mark.parametrize("hosted", [True, False], ids=["hosted", "apart"])
 _MOST_GROWTH_KIB = 100 * 1024
 
 
 def store_of(made: Site) -> JobStore:
-    link = made.nodes["a"]._link
-    assert link is not None
+    link = made.nodes["a"].link
     return link._connections.shared.open().another()
 
 

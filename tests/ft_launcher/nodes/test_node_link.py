@@ -13,11 +13,12 @@ from ft_launcher.nodes.coordinator_service import BEAT, end_key, reply_key
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.node_link import Cut, CutReason, NodeLink
+from ft_launcher.nodes.node_link import CutReason, NodeLink
 from ft_launcher.nodes.node_messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
 from rank_monitor.contract.processes.wait import readable
 from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
 from tests.ft_launcher.nodes.test_job_store import PATIENT_S, opened, server
+from tests.patience import until
 
 __all__ = ["server"]
 
@@ -76,10 +77,7 @@ def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(
     store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED.value, "a rank failed"))})
     assert readable([lease.fileno()], PATIENT_S), "nobody could end the ranks"
     before = store.counters(["a"], ())[0]["a"]
-    deadline = time.monotonic() + PATIENT_S
-    while store.counters(["a"], ())[0]["a"] == before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert store.counters(["a"], ())[0]["a"] != before, "it beats"
+    until(lambda: store.counters(["a"], ())[0]["a"] != before, "a beat")
 
 
 def break_sender(link: NodeLink, lease: Lease, store: JobStore) -> None:
@@ -111,11 +109,7 @@ def test_a_thread_that_fails_cuts_the_node_off(
     break_thread: Callable[[NodeLink, Lease, JobStore], None],
 ) -> None:
     break_thread(link, lease, store)
-    deadline = time.monotonic() + PATIENT_S
-    found: Cut | None = None
-    while found is None and time.monotonic() < deadline:
-        found = link.cut(time.monotonic())
-        time.sleep(0.01)
+    found = until(lambda: link.cut(time.monotonic()), "the cut")
     assert found is not None and found.reason is CutReason.NO_ANSWER
     assert found.why.startswith("the link to the other nodes has failed: ")
     assert "Traceback" in caplog.text

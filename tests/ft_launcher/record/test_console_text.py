@@ -109,7 +109,9 @@ def test_why_ranks_restarted_in_process(record: dict[str, object], words: str) -
 
 
 def test_each_kind_of_interruption_has_words() -> None:
-    assert set(console_text._INTERRUPTIONS) == {kind.name for kind in Interruption}
+    for kind in Interruption:
+        words = console_text.of_interruption({"rank": 0, "interruption": kind.name})
+        assert kind.name not in words and words.startswith("rank 0 "), words
 
 
 def test_control_characters_of_a_rank_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:

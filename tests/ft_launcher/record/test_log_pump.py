@@ -5,25 +5,18 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from ft_launcher.record.log_pump import LogPump, Stream, streams_of
+from tests.patience import until
 from tests.program import ended, run, started
 
 
 def every(line: str) -> bool:
     return True
-
-
-def until(out: io.StringIO, text: str) -> None:
-    deadline = time.monotonic() + 20
-    while text not in out.getvalue():
-        assert time.monotonic() < deadline, out.getvalue()
-        time.sleep(0.005)
 
 
 def test_lines_are_carried_while_they_are_written(tmp_path: Path) -> None:
@@ -33,10 +26,10 @@ def test_lines_are_carried_while_they_are_written(tmp_path: Path) -> None:
     with (tmp_path / "a").open("w") as a, (tmp_path / "b").open("w") as b:
         a.write("one\nhal")
         a.flush()
-        until(out, "[a]: one\n")
+        until(lambda: "[a]: one\n" in out.getvalue(), out.getvalue)
         b.write("two\n")
         b.flush()
-        until(out, "[b]: two\n")
+        until(lambda: "[b]: two\n" in out.getvalue(), out.getvalue)
         a.write("f\nno end")
     pump.stop()
     pump.stop()
@@ -76,12 +69,18 @@ def test_a_file_written_before_the_start_and_one_never_written(tmp_path: Path) -
 
 
 def test_a_console_that_is_gone_is_survived(tmp_path: Path) -> None:
-    out = io.StringIO()
-    out.close()
-    (tmp_path / "a").write_text("lost\n")
-    pump = LogPump([Stream(str(tmp_path / "a"), "", out, every)])
+    """The other streams of its thread are shown, to the end."""
+    gone, out = io.StringIO(), io.StringIO()
+    gone.close()
+    pump = LogPump([Stream(str(tmp_path / name), "", to, every) for name, to in (("a", gone), ("b", out))])
     pump.start()
+    (tmp_path / "a").write_text("lost\n")
+    (tmp_path / "b").write_text("shown\n")
+    until(lambda: "shown\n" in out.getvalue(), out.getvalue)
+    with (tmp_path / "b").open("a") as file:
+        file.write("the last one")
     pump.stop()
+    assert out.getvalue() == "shown\nthe last one\n"
 
 
 def test_what_torchs_tails_would_carry(tmp_path: Path) -> None:

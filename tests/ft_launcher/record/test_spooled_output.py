@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from ft_launcher.record import log_pump, spool
 from ft_launcher.record.log_pump import LogPump
 from ft_launcher.record.spool import MOST_BEHIND, Spool, SpooledOutput
-from tests.patience import patient
+from tests.patience import patient, until
 
 PRINTED = b"\r 0%| | \xff\xfe \x1b[31mred\x1b[0m\r\n no end"
 
@@ -123,10 +123,7 @@ def test_a_rank_that_prints_unread_stays_bounded(since: str, tmp_path: Path, mon
         write(path, b"x" * (MOST_BEHIND * 2))
     if since == "before":
         output.start()
-    by = time.monotonic() + patient(10)
-    while not all(held(spool) <= MOST_BEHIND for spool in spools.values()):
-        assert time.monotonic() < by, "a spool keeps all"
-        time.sleep(0.01)
+    until(lambda: all(held(spool) <= MOST_BEHIND for spool in spools.values()), "no spool keeps all")
     output.close()
     output.close()
 
@@ -169,9 +166,13 @@ def test_a_stream_that_takes_nothing_does_not_hold_up_the_end(monkeypatch: pytes
         monkeypatch.setattr("sys.stderr", full)
         stdouts, stderrs = {0: ""}, {0: ""}
         output = SpooledOutput.instead_of_console(stdouts, stderrs)
-        pump = LogPump(output.streams)
+        pump, before = LogPump(output.streams), set(threading.enumerate())
         pump.start()
         write(stdouts[0], b"x" * (1 << 20))
+        (thread,) = set(threading.enumerate()) - before
         pump.stop()
         output.close()
+        assert thread.is_alive(), "it is left behind in its write"
         os.close(reader)
+        thread.join(patient(10))
+        assert not thread.is_alive(), "the write has failed"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from ft_launcher.processes.blocking_call import BlockingCall
 from ft_launcher.processes.signals import SignalPipe
 from ft_launcher.rendezvous.guarded_handler import GuardedHandler, created
-from tests.patience import patient
+from tests.patience import until
 
 
 class Stuck:
@@ -54,13 +53,6 @@ def signals() -> Iterator[SignalPipe]:
     pipe = SignalPipe([signal.SIGUSR1])
     yield pipe
     pipe.close()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + patient(10)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_a_call_waits_for_the_one_before_it(signals: SignalPipe) -> None:

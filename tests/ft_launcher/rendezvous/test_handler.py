@@ -14,7 +14,8 @@ from ft_launcher.nodes.fault_decision import MOST_FAILED_STARTS
 from ft_launcher.nodes.node_messages import EndReason
 from ft_launcher.rendezvous.handler import NoPlace
 from rank_monitor.contract.exit_codes import ExitCode
-from tests.ft_launcher.nodes.site import PATIENT_S, Site, site, until
+from tests.ft_launcher.nodes.site import PATIENT_S, Site, site
+from tests.patience import until
 
 both = pytest.mark.parametrize("hosted", [True, False], ids=["hosted", "apart"])
 
@@ -140,8 +141,8 @@ def test_a_coordinator_that_slept_comes_back_as_another_node() -> None:
         made.form("ab", begin=True)
         slept = made.coordinator()
         other = "b" if slept == "a" else "a"
-        link = made.nodes[slept]._link
-        assert link is not None and link.coordination is not None
+        link = made.nodes[slept].link
+        assert link.coordination is not None
         asleep = link.coordination
         with asleep._lock:
             assert made.end(other) == {(0, "lost", None)}
@@ -203,8 +204,8 @@ def test_a_coordinator_that_fails_on_the_host_ends_the_job_and_does_not_hang() -
     with site(2, 2, hosted=True) as made:
         future = made.begin("a")
         made.coordinator()
-        link = made.nodes["a"]._link
-        assert link is not None and link.coordination is not None
+        link = made.nodes["a"].link
+        assert link.coordination is not None
         link.coordination._machine.on = None  # type: ignore[method-assign,assignment]
         made.begin("b")
         with pytest.raises(RendezvousConnectionError, match="the coordinator of the nodes failed"):

@@ -15,7 +15,7 @@ import pytest
 
 from ft_launcher.status import status_server
 from ft_launcher.status.status_server import Answer, StatusServer
-from tests.patience import patient
+from tests.patience import patient, until
 
 LIMIT_S = patient(30)
 TOKEN = "0123456789abcdef"
@@ -184,10 +184,7 @@ def test_one_that_waits_for_its_turn_does_not_hold_up_the_next(monkeypatch: pyte
         for count in range(1, 5):
             clients.append(socket.create_connection(("127.0.0.1", one.port), LIMIT_S))
             clients[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            deadline = time.monotonic() + LIMIT_S
-            while answering() < count:
-                assert time.monotonic() < deadline, "the third one holds up the fourth"
-                time.sleep(0.01)
+            until(lambda wanted=count: answering() >= wanted, "the third one holds up the fourth")
     finally:
         may_end.set()
         for client in clients:

@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import program
-from tests.patience import patient
+from tests.patience import until
 from tests.program import ONE_TRY, clean_environment, ended
 
 LIMIT_S = 100
@@ -60,13 +58,6 @@ def finish(job: subprocess.Popen[str]) -> tuple[int, str]:
 
 def run(folder: Path, *words: str, more: str = "", threads: str | None = "1") -> tuple[int, str]:
     return finish(start(folder, *words, more=more, threads=threads))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + patient(LIMIT_S)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def zygotes(job: subprocess.Popen[str]) -> list[int]:

@@ -21,8 +21,9 @@ from rank_monitor.contract.wire import codec, messages
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, InterruptAsked, Ping, Restarter, Sections
 from tests.client.agent import Agent, agent_of
-from tests.client.fake_monitor import FakeMonitor, wait_until
+from tests.client.fake_monitor import FakeMonitor
 from tests.client.rank import started
+from tests.patience import until
 from tests.program import ended
 
 SHORT = datetime.timedelta(seconds=0.1)
@@ -121,7 +122,7 @@ def test_pings_go_with_the_stamps_and_carry_their_moment(monitor: FakeMonitor, w
         wrapper.guard.ping()
     after_ns = time.monotonic_ns()
     monitor.wait_for(Ping)
-    wait_until(lambda: sent_pings(monitor)[-1] > after_ns - 10_000_000, "the last one")
+    until(lambda: sent_pings(monitor)[-1] > after_ns - 10_000_000, "the last one")
     assert before_ns < sent_pings(monitor)[0]
     assert sent_pings(monitor)[-1] <= after_ns
     assert len(sent_pings(monitor)) < 1000
@@ -129,7 +130,7 @@ def test_pings_go_with_the_stamps_and_carry_their_moment(monitor: FakeMonitor, w
     wrapper.guard.running()
     count = len(sent_pings(monitor))
     stamps = len(monitor.progress)
-    wait_until(lambda: len(monitor.progress) > stamps + 3, "stamps of the next call")
+    until(lambda: len(monitor.progress) > stamps + 3, "stamps of the next call")
     assert len(sent_pings(monitor)) == count, "none was made in this call"
 
 
@@ -165,7 +166,7 @@ def test_a_forked_child_tells_nothing(monitor: FakeMonitor, wrapper: Wrapper) ->
 def test_what_the_monitor_asks_is_passed_on(monitor: FakeMonitor, wrapper: Wrapper) -> None:
     wrapper.guard.running()
     ask(monitor, "why")
-    wait_until(lambda: wrapper.reasons == ["why"], "the reason")
+    until(lambda: wrapper.reasons == ["why"], "the reason")
 
 
 def test_nothing_is_passed_on_that_is_of_another_call_or_of_none(monitor: FakeMonitor, wrapper: Wrapper) -> None:
@@ -186,7 +187,7 @@ def ask_is_taken(monitor: FakeMonitor, reason: str, sent_ns: int | None = None) 
     losses = link.losses
     ask(monitor, reason, sent_ns)
     monitor.say(b"no message")
-    wait_until(lambda: link.losses == losses + 1, "taken")
+    until(lambda: link.losses == losses + 1, "taken")
 
 
 def test_a_wrapper_that_fails_ends_no_watchdog(
@@ -224,6 +225,7 @@ def test_that_holds_where_nobody_watches() -> None:
         guard.restarting()
         guard.running()
         client.init_workload_monitoring()
+        assert client.is_initialized and RankMonitorClient.active is client
 
 
 def test_a_client_that_is_not_initialised_again_goes_on_with_nothing_open(

@@ -15,7 +15,8 @@ from ft_client.inprocess.standalone.watched_call import CallMembers
 from rank_monitor.contract.iterations.barrier import Entry
 from rank_monitor.contract.iterations.iteration import Iteration
 from tests.client.inprocess.conftest import WAIT, connection
-from tests.client.inprocess.nursery import Nursery, RankOfTest, until
+from tests.client.inprocess.nursery import Nursery, RankOfTest
+from tests.patience import until
 
 
 def address(server: Any) -> list[Any]:

@@ -10,8 +10,9 @@ from torch.distributed import PrefixStore
 
 from ft_client.inprocess.standalone.watched_call import CallMembers, NodeWatch, this_node
 from tests.client.inprocess.conftest import connection
-from tests.client.inprocess.nursery import Nursery, until
+from tests.client.inprocess.nursery import Nursery
 from tests.client.stranger import holding, needs_another_user
+from tests.patience import until
 
 
 def test_another_companion_goes_on(ranks: Nursery, server: Any) -> None:

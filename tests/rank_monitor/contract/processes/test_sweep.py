@@ -13,8 +13,8 @@ import pytest
 
 from rank_monitor.contract import env
 from rank_monitor.contract.processes.sweep import environ_of, kill, processes_of, sweep
+from tests.patience import until
 from tests.program import python
-from tests.rank_monitor.node import until
 
 NAP = "import time; time.sleep(600)"
 BREEDER = """
