@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.changes import changed_paths
+from tests.guard import watch_over_this_process
 from tests.patience import patient
 from tests.program import ROOT
 from tests.sampling import concerned_by, is_chosen
@@ -37,6 +38,12 @@ TOGETHER = (
     "tests/e2e/test_fidelity.py::test_a_script_sees_a_fresh_interpreter",
 )
 """Beginnings of tests that share something dear."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _guarded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What tests start ends with this process, even if it is killed."""
+    watch_over_this_process(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session", autouse=True)
