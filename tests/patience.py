@@ -21,7 +21,9 @@ def patient(seconds: float) -> float:
     return seconds * PATIENCE
 
 
-def until(condition: Callable[[], _T], what: str | Callable[[], str] = "what is awaited", limit_s: float = 60.0) -> _T:
+def until(
+    condition: Callable[[], _T | None], what: str | Callable[[], str] = "what is awaited", limit_s: float = 60.0
+) -> _T:
     """Waits until a condition is true; returns its value. The test fails when time is up.
 
     Args:

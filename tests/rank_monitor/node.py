@@ -129,9 +129,15 @@ class Node:
             if isinstance(message, kind):
                 return message
 
-    def hears_nothing(self, limit_s: float) -> bool:
-        """Whether the last monitor says nothing for so long: the limit within which something wrong would come."""
-        return not ended(self.monitors[-1].channel.fileno(), limit_s)
+    def comes(self, kind: type[Message], limit_s: float) -> bool:
+        """Whether the last monitor sends a message of this kind within a limit; others are passed over."""
+        end, deadline = self.monitors[-1].channel, time.monotonic() + limit_s
+        while ended(end.fileno(), max(0.0, deadline - time.monotonic())):
+            taken = channel.receive(end)
+            assert taken is not None and taken[0], "the monitor is gone"
+            if isinstance(codec.decode(taken[0]).message, kind):
+                return True
+        return False
 
     def puppet(self) -> Puppet:
         """A process of the job that is not a rank yet."""

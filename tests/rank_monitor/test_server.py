@@ -400,7 +400,7 @@ def test_cycle_after_cycle(node: Node) -> None:
         assert list(snapshot(node).sections) == ["step"]
         node.say(CycleEnd())
         node.say(CycleEnd())
-        assert node.hears_nothing(0.4), "longer than the limit: a wrong verdict would come by then"
+        assert not node.comes(Verdict, 0.4), "longer than the limit: a wrong one would come by then"
         assert rank.say(Heartbeat()) == "sent"
     assert rank.process.poll() is None
     verdict = hangs(node, node.watched())
@@ -440,7 +440,7 @@ def test_a_rank_that_ended_before_its_monitor_heard_of_it(node: Node) -> None:
     rank.order("leave", 3)
     rank.wait()
     node.start(rank)
-    assert node.hears_nothing(1.8), "longer than the limit: a wrong verdict would come by then"
+    assert not node.comes(Verdict, 1.8), "longer than the limit: a wrong one would come by then"
     assert not snapshot(node).connected
     node.watched()
 

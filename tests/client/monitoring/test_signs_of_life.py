@@ -130,7 +130,7 @@ def test_threads_at_the_same_time_corrupt_nothing(monitor: FakeMonitor, client: 
         return names(monitor.messages(Sections)[-1]) == []
 
     until(settled, "nothing is open in the end")
-    assert {name for one in monitor.messages(Sections) for name in names(one)} == {thread.name for thread in threads}
+    assert {name for one in monitor.messages(Sections) for name in names(one)} <= {thread.name for thread in threads}
     link = process.current()
     assert link is not None
 

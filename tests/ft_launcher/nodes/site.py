@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
@@ -26,8 +26,6 @@ PATIENT_S = patient(60.0)
 BEAT_S, TIMEOUT_S = 0.1, 3.0
 
 resolver.bound_process()  # as in a launcher: the store's server looks up who connects, and answers nobody meanwhile
-
-_T = TypeVar("_T")
 
 
 class Site:

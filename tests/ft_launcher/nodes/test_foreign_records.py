@@ -9,6 +9,7 @@ import pytest
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.node_messages import EndReason
 from tests.ft_launcher.nodes.site import Site, site
+from tests.ft_launcher.nodes.test_job_store import keys_of
 from tests.patience import until
 
 both = pytest.mark.parametrize("hosted", [True, False], ids=["hosted", "apart"])
@@ -33,7 +34,7 @@ def test_a_foreign_counter_of_the_inbox(hosted: bool, count: str, caplog: pytest
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with site(3, 3, hosted) as made:
         made.form("abc", begin=True)
-        store_of(made)._store.set("inbox", count)
+        keys_of(store_of(made)).set("inbox", count)
         if count in ("0", "-7", "garbage", "9" * 30):
             until(lambda: "was written anew" in caplog.text)
         for cycle in range(3):
@@ -48,7 +49,7 @@ def test_foreign_beats(hosted: bool, beats: str, caplog: pytest.LogCaptureFixtur
     with site(3, 3, hosted) as made:
         made.form("abc", begin=True)
         node = next(name for name in "abc" if name != made.coordinator())
-        store_of(made)._store.set(f"beat/{node}", beats)
+        keys_of(store_of(made)).set(f"beat/{node}", beats)
         until(lambda: "counted anew" in caplog.text)
         for cycle in range(3):
             restart(made, cycle)
