@@ -57,29 +57,6 @@ def test_every_pinned_version_is_a_dependency() -> None:
     assert not set(pins) - set(wanted)
 
 
-PLAY_SOMETHING_SLOW = {
-    "client/inprocess/restart/test_interrupt.py",  # a function that is stuck, or cleans up
-    "client/integrations/test_lightning_alone.py",  # a step of a training
-    "client/straggler/test_detector.py",
-    "client/straggler/test_straggler_manager.py",
-    "ft_launcher/cycle/test_nccl_ras.py",  # a server
-    "ft_launcher/nodes/test_job_store.py",
-    "rank_monitor/test_rank_socket.py",  # heartbeats of a rank
-}
-
-
-def test_tests_wait_for_conditions_and_do_not_sleep() -> None:
-    """`until` of `tests/patience.py` waits. Programs that tests run may sleep, and these files, which play one."""
-    tests = ROOT / "tests"
-    sleeping = {
-        str(path.relative_to(tests))
-        for path in tests.rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and node.attr == "sleep" and ast.unparse(node) == "time.sleep"
-    }
-    assert sleeping == PLAY_SOMETHING_SLOW
-
-
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"^\s*from ((?:ft_client|ft_launcher|rank_monitor)\b[\w.]*) import ([\w, ]+\w)", re.MULTILINE)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from ft_launcher.health.reading import Reading, node_state
 from ft_launcher.health.storage import Mount, free_space, is_local, mounts_of
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.ft_launcher.health.hanging_mount import hanging
-from tests.patience import patient
+from tests.patience import until
 from tests.program import run
 
 Check = Callable[..., Reading]
@@ -235,9 +234,7 @@ def test_a_folder_of_the_job_on_a_mount_that_hangs(places: Places, tmp_path: Pat
     by_process = [reading for reading in found + again if reading.check == "space" and reading.took_s > 0]
     assert [reading.state for reading in by_process] == ["warning", "warning"]
     assert all(f"the last it said: {point / 'logs'}" in reading.reason for reading in by_process)
-    deadline = time.monotonic() + patient(60.0)
-    while psutil.Process(*left).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: psutil.Process(*left).status() == psutil.STATUS_ZOMBIE, "the end of the process that hung")
     assert node_state(health.check()).healthy and health.pids() == set(), "it answers again"
 
 

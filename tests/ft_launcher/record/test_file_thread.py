@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from ft_launcher.record.events import RankExit
 from ft_launcher.record.file_thread import FileHandler, FileThread, NoAnswer
 from ft_launcher.record.journal import Journal
+from rank_monitor.contract.processes.wait import readable
 from tests.patience import patient
 
 LIMIT_S = patient(30.0)
@@ -184,14 +184,11 @@ def test_a_fork_writes_nothing_to_the_journal(tmp_path: Path) -> None:
         journal.write(RankExit(0, 1, 1))
         journal.report(RankExit(0, 1, 1))
         os._exit(0)
-    deadline, ended = time.monotonic() + LIMIT_S, (0, 0)
-    while ended == (0, 0) and time.monotonic() < deadline:
-        ended = os.waitpid(child, os.WNOHANG)
-        time.sleep(0.01)
-    if ended == (0, 0):
+    pidfd = os.pidfd_open(child)
+    if not readable([pidfd], LIMIT_S):
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert ended == (child, 0), "it waited for a lock for ever"
+    os.close(pidfd)
+    assert os.waitpid(child, 0) == (child, 0), "it waited for a lock for ever"
     journal.write(RankExit(0, 0, 0))
     journal.close()
     assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 1
