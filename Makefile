@@ -14,7 +14,7 @@ INSTALLED := $(VENV)/.installed
 # Most tests wait for processes of theirs: four at once keep two cores busy.
 PARALLEL := -n 4
 
-.PHONY: help install demo test test-slow check format docs bench clean
+.PHONY: help install demo test test-slow check format docs pictures bench clean
 
 help:
 	@echo "make demo       train twice, once with faults, compare the weights bit for bit, report what each fault cost"
@@ -25,6 +25,7 @@ help:
 	@echo "make check      format, lint, types, import contract"
 	@echo "make format     rewrite the files in the project's format"
 	@echo "make docs       rewrite the pages of docs/ that are made of the code"
+	@echo "make pictures   take the pictures of the status page in docs/ from a job that runs; needs Chromium"
 	@echo "make bench      the benchmarks, beside torchrun"
 	@echo "make clean      remove .venv and every output"
 
@@ -64,6 +65,9 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m scripts.docs.journal_events
+
+pictures: $(INSTALLED)
+	$(BIN)/python -m scripts.docs.page_pictures
 
 bench: $(INSTALLED)
 	$(BIN)/python -m scripts.bench

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_launcher.agent.ranks import Ranks
-from ft_launcher.attribution import BAD_LOSS, Fault, FaultClass, FaultKind, RankEvidence, all_nodes
+from ft_launcher.attribution import BAD_LOSS, Fault, FaultClass, FaultKind, RankEvidence, all_nodes, first_failure
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.cycle import nccl_ras
 from ft_launcher.cycle.evidence import (
@@ -49,11 +49,13 @@ class NodeFindings:
         fault: what failed first; None: no rank of this node failed by itself.
         life: of the cycle, where there is a fault.
         views: where the ranks of this node were, as `JoinRequest.views` has it; empty: nobody looked.
+        lost: the ranks of this node whose error only says that another rank is gone.
     """
 
     fault: Fault | None = None
     life: CycleLife = field(default_factory=CycleLife)
     views: dict[str, Any] = field(default_factory=dict)
+    lost: Sequence[int] = ()
 
 
 def await_cause(ranks: Ranks, interrupt: int) -> None:
@@ -142,13 +144,16 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
     views: dict[str, Any] = {}
     with contained("where the ranks were cannot be passed on to the other nodes"):
         views = all_nodes.to_record(known.ranks, stop_began, hung, known.nccl)
+    lost: list[int] = []
+    with contained("which ranks lost another cannot be found"):
+        lost = first_failure.lost_a_peer(known.ranks)
     fault = fault_in(known)
     if fault is not None or hung:
         recorder.evidence(ranks.cycle, known)
     if fault is None:
         if hung:
             recorder.hang_elsewhere(ranks.cycle, known.ranks)
-        return NodeFindings(views=views)
+        return NodeFindings(views=views, lost=lost)
     times.failed(_began(fault, known.ranks))
     ranks.take_times()
     times.stopped()
@@ -156,7 +161,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
     with contained("how far the cycle came cannot be found"):
         reached = iteration_reached(known.ranks, ranks.parts.settings.restart.checkpoint_iteration_file)
     life = CycleLife(stop_began - ranks.processes.started_ns / 1e9, reached)
-    return NodeFindings(fault, life, views)
+    return NodeFindings(fault, life, views, lost)
 
 
 def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> CycleEvidence:
@@ -272,12 +277,12 @@ class LastEnd:
         if found.fault is not None and decision is not None and is_ours:
             recorder.failed(self.cycle, found.fault, decision, found.life, inputs_in(answer.decision))
         elif ended is not None and decision is not None:
-            recorder.failed_elsewhere(ended, headline_in(answer.decision), decision)
+            recorder.failed_elsewhere(ended, headline_in(answer.decision), decision, found.lost)
         elif isinstance(answer, JobOver):
             if answer.exit_code != ExitCode.OK:
                 recorder.job_over(ended, answer.reason, answer.exit_code)
         elif ended is not None:
-            recorder.reform(ended, answer.reason)
+            recorder.reform(ended, answer.reason, found.lost)
 
     def _with_guilty_rank(self, answer: RankAssigned | JobOver, found: NodeFindings) -> NodeFindings:
         """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
@@ -291,4 +296,6 @@ class LastEnd:
             if seen["rank"] == fault.rank:
                 fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
                 break
-        return replace(found, fault=fault, life=life)
+        # What the coordinator says of the other ranks does not have which of them printed errors.
+        lost = first_failure.in_consequence([rank for rank in found.lost if rank != fault.rank])
+        return replace(found, fault=replace(fault, others=(*lost, *fault.others)), life=life)

@@ -113,6 +113,7 @@ class Fault:
             `HangKind`; else empty.
         blamed: the ranks that hold up the others then; several for a deadlock or a mismatch, none if it is not known.
         waiting: how many ranks of the node wait then.
+        exceeded: of a hang, what `what` says behind the cause where one is known: which limit was exceeded.
     """
 
     kind: FaultKind
@@ -139,6 +140,7 @@ class Fault:
     waiting: int = 0
     error_text: str = ""
     before_group: bool = False
+    exceeded: str = ""
 
 
 _PERSISTENT = "persistent_error"

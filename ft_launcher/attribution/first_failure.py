@@ -106,7 +106,9 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
     is_transport = blame is not None and blame.finding is HangKind.TRANSPORT
     if hint and first.collateral == 1 and not is_transport:
         hint += _to_look_at(ranks, own)
-    error, text, before_group = _error(kind, first, cause), "", False
+    error, text, before_group, exceeded = _error(kind, first, cause), "", False, ""
+    if kind is FaultKind.HANG:
+        exceeded = _exceeded(first)
     if error and first.exception is not None:
         text, before_group = digest(first.exception.message), first.exception.before_group
     fault = Fault(
@@ -122,7 +124,7 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
         limit=earliest.verdict.limit if earliest.verdict else "",
         learned_limit=bool(earliest.verdict and earliest.verdict.learned),
         detail=_detail(kind, first),
-        others=_others(first, ranks),
+        others=(*in_consequence(_lost(first, ranks)), *_others(first, ranks)),
         agreed_exit_code=_agreed_code([rank for rank in own if rank.collateral < 1] or own),
         error=error,
         error_text=text,
@@ -130,6 +132,7 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
         collateral=first.collateral == 1,
         fault_class=cause.fault_class,
         failed=tuple(sorted({first.rank, *(rank.rank for rank in own)})),
+        exceeded=exceeded,
     )
     if blame is None:
         if evidence.all_ranks:
@@ -142,7 +145,8 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
     if blame.finding is not HangKind.UNKNOWN:
         # Of those that are stopped now, what their monitors saw before says more.
         seen = [replace(view, scene=rank.scene) for view, rank in zip(views, ranks, strict=True)]
-        fault = replace(fault, others=rank_view.others(seen, first.rank))
+        places = rank_view.others(seen, first.rank)
+        fault = replace(fault, others=(*in_consequence(_lost(first, ranks)), *places))
     waiting = len(blame.waiting)
     return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
 
@@ -251,30 +255,53 @@ def _what(kind: FaultKind, rank: RankEvidence, blame: Blame | None) -> str:
         raised = ""
     match kind:
         case FaultKind.HANG:
-            what = f"{HANGS}{_why_hung(rank, blame)}"
+            return _what_hangs(rank, blame)
+        case FaultKind.SIGNAL if raised:
+            return f"died of {signal_name(rank.signal_number)}, after it {raised}"
         case FaultKind.SIGNAL:
-            what = f"died of {signal_name(rank.signal_number)}"
+            return f"died of {signal_name(rank.signal_number)}"
         case FaultKind.EXCEPTION if (rank.exit_code or 0) > 1:
             return f"{raised}, and exited with code {rank.exit_code}"
         case FaultKind.EXCEPTION:
             return raised
         case FaultKind.EXIT:
             return f"exited with code {rank.exit_code}"
-    if raised:
-        return f"{what}, after it {raised}"
-    return what
 
 
-def _why_hung(rank: RankEvidence, blame: Blame | None) -> str:
+def _what_hangs(rank: RankEvidence, blame: Blame | None) -> str:
     """Returns the cause first, as far as one is known, and then which limit was exceeded."""
     cause = _cause_of_hang(rank, blame)
-    if rank.verdict is None or not rank.condemned:
-        return cause or f"it {rank.scene.place.value}, and the others waited for it"
-    if not cause:
-        return rank.verdict.reason
-    if rank.verdict.limit == HANG:  # the reason repeats the cause
-        return f"{cause}, for {rank.verdict.waited_s:.2f} s; the limit is {rank.verdict.limit_s:g} s (hang_timeout)"
-    return f"{cause}; {rank.verdict.reason}"
+    if cause:
+        return of_cause(cause, _exceeded(rank))
+    if rank.verdict is not None and rank.condemned:
+        return of_cause(rank.verdict.reason, _raised_before(rank))
+    return of_cause(f"it {rank.scene.place.value}, and the others waited for it", _raised_before(rank))
+
+
+def of_cause(cause: str, exceeded: str = "") -> str:
+    """Returns what is said of a rank that hangs, by its cause; `exceeded`: as `Fault` has it.
+
+    The node of the rank calls it, and the coordinator where all nodes together know more of the cause.
+    """
+    return f"{HANGS}{cause}{exceeded}"
+
+
+def _exceeded(rank: RankEvidence) -> str:
+    """Returns what is said of the limit that a rank exceeded, behind the cause of its hang."""
+    verdict = rank.verdict
+    if verdict is None or not rank.condemned:
+        return _raised_before(rank)
+    if verdict.limit == HANG:  # the reason of the verdict repeats the cause
+        numbers = f", for {verdict.waited_s:.2f} s; the limit is {verdict.limit_s:g} s (hang_timeout)"
+    else:
+        numbers = f"; {verdict.reason}"
+    return numbers + _raised_before(rank)
+
+
+def _raised_before(rank: RankEvidence) -> str:
+    if rank.exception is None:
+        return ""
+    return f", after it {what_was_raised(rank.exception)}"
 
 
 def _cause_of_hang(rank: RankEvidence, blame: Blame | None) -> str:
@@ -290,23 +317,34 @@ def _cause_of_hang(rank: RankEvidence, blame: Blame | None) -> str:
 
 
 def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ...]:
-    """Describes the end of each other rank, in this order:
-
-    1. those whose error is the consequence of this fault, in one line: their tracebacks are on the console before it;
-    2. those without an exception, whose stacks say more;
-    3. the others.
-    """
-    lost: list[RankEvidence] = []
-    if first.collateral < 1:
-        lost = [rank for rank in ranks if rank is not first and rank.exception is not None and rank.collateral == 1]
+    """Describes the end of each other rank but those that lost `first`: those without an exception, whose stacks say
+    more, come first."""
+    lost = _lost(first, ranks)
     others = sorted(
-        (rank for rank in ranks if rank is not first and rank not in lost), key=lambda rank: rank.exception is not None
+        (rank for rank in ranks if rank is not first and rank.rank not in lost),
+        key=lambda rank: rank.exception is not None,
     )
-    return (*_in_consequence([rank.rank for rank in lost]), *(state(rank) for rank in others))
+    return tuple(state(rank) for rank in others)
 
 
-def _in_consequence(ranks: Sequence[int]) -> tuple[str, ...]:
-    """Says that the errors of these ranks have their cause in the fault; nothing without ranks."""
+def _lost(first: RankEvidence, ranks: Sequence[RankEvidence]) -> list[int]:
+    """Returns the ranks whose error is the consequence of the end of `first`; none where that one may itself have
+    failed since it lost another."""
+    if first.collateral == 1 and not first.condemned:
+        return []
+    return [rank for rank in lost_a_peer(ranks) if rank != first.rank]
+
+
+def lost_a_peer(ranks: Sequence[RankEvidence]) -> list[int]:
+    """Returns the ranks whose exception only says that another one is gone."""
+    return [rank.rank for rank in ranks if rank.exception and known_errors.is_about_peers(rank.exception) == 1]
+
+
+def in_consequence(ranks: Sequence[int]) -> tuple[str, ...]:
+    """Returns a line that says of these ranks that another fault is the cause of their errors; none without ranks.
+
+    It comes before what else is said of other ranks: the tracebacks of these stand on the console before it.
+    """
     if not ranks:
         return ()
     if len(ranks) == 1:

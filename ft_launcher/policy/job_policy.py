@@ -12,7 +12,7 @@ from typing import Any
 
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, all_nodes, collective, first_failure, rank_view
 from ft_launcher.attribution.cycle_evidence import fault_as_json, fault_of_json
-from ft_launcher.attribution.fault import HANGS, HangKind
+from ft_launcher.attribution.fault import HangKind
 from ft_launcher.nodes.fault_decision import Case, NodeViews, Policy, PolicyAnswer
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Action, Decision, Question, answer, inputs_of, is_suspect
@@ -142,11 +142,11 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
     return policy
 
 
-def _with_cause(what: str, cause: str) -> str:
-    """Returns what is said of a rank with the cause of its hang, which comes before the limit that was exceeded."""
-    if what.startswith(HANGS):
-        return f"{HANGS}{cause}; {what.removeprefix(HANGS)}"
-    return f"{what}; {cause}"
+def _with_cause(fault: Fault, cause: str) -> str:
+    """Returns what is said of a rank that holds up those of all nodes, with the cause that the nodes found together."""
+    if fault.kind is FaultKind.HANG:
+        return first_failure.of_cause(cause, fault.exceeded)
+    return f"{fault.what}; {cause}"
 
 
 def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | None:
@@ -181,12 +181,8 @@ def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | N
     found = replace(fault, finding=blame.finding.value, blamed=blame.ranks, waiting=len(blame.waiting))
     if fault.rank in blame.ranks:
         view = next(view for view in views if view.rank == fault.rank)
-        seen_there = collective.waiting_text(fault.waiting)
-        if not fault.blamed:  # its own node did not see who waits for it
-            found = replace(found, what=_with_cause(fault.what, f"it {collective.sentence(blame, view.scene)}"))
-        else:  # its own node saw some of them
-            seen_by_all = collective.waiting_text(found.waiting)
-            found = replace(found, what=fault.what.replace(seen_there, seen_by_all, 1))
+        # Its own node saw some of the ranks that wait for it, or none.
+        found = replace(found, what=_with_cause(fault, f"it {collective.sentence(blame, view.scene)}"))
         if fault.collateral:  # the hint speaks of a wait for others
             found = replace(found, hint="", collateral=False)
         return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
@@ -198,7 +194,8 @@ def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | N
         rank=view.rank,
         local_rank=0,
         pid=0,
-        what=f"{HANGS}it {collective.sentence(blame, view.scene)}",
+        what=first_failure.of_cause(f"it {collective.sentence(blame, view.scene)}"),
+        exceeded="",
         where="",
         hint="",
         detail=tuple(view.scene.frames[:4]),

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.attribution import Fault, RankEvidence, signal_name
+from ft_launcher.attribution import Fault, RankEvidence, first_failure, signal_name
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.scene import Scene, Whereabouts, listed
 from ft_launcher.health.reading import HealthChange, NodeState, Reading
@@ -368,11 +368,17 @@ class Recorder:
         """Returns a fault of this node in one line, which other nodes show."""
         return console_text.headline(fault, self.files.node)
 
-    def failed_elsewhere(self, cycle: int, headline: str, decision: Decision) -> None:
-        """A cycle failed on another node, which records all of it: here the fault in one line and what follows."""
+    def failed_elsewhere(self, cycle: int, headline: str, decision: Decision, lost: Sequence[int] = ()) -> None:
+        """A cycle failed on another node, which records all of it: here the fault in one line and what follows.
+
+        Args:
+            lost: the ranks of this node whose error is the consequence.
+        """
         step = console_text.next_step(decision)
         self.journal.write(events.CycleEnd(cycle, "failed elsewhere", why=headline, next=step))
         console_text.say(headline)
+        for line in first_failure.in_consequence(lost):
+            console_text.show(f"  also: {line}")
         console_text.show(f"  cycle {cycle}; {step}")
 
     def job_over(self, cycle: int | None, why: str, exit_code: int) -> None:
@@ -381,9 +387,9 @@ class Recorder:
         if cycle is not None:
             self.journal.write(events.CycleEnd(cycle, "job over", why=why))
 
-    def reform(self, cycle: int, why: str = "other nodes wait to take part") -> None:
-        """The group forms anew, without a fault of this node's ranks."""
-        logger.warning("the group forms anew: %s", why)
+    def reform(self, cycle: int, why: str = "other nodes wait to take part", lost: Sequence[int] = ()) -> None:
+        """The group forms anew, without a fault of this node's ranks; `lost`: as for `failed_elsewhere`."""
+        logger.warning("the group forms anew: %s", "; ".join((why, *first_failure.in_consequence(lost))))
         self.journal.write(events.CycleEnd(cycle, "membership changed", why=why))
 
     @contained("an event cannot be recorded")

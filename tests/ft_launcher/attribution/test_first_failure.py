@@ -467,6 +467,7 @@ def test_where_others_were_is_told_of_equal_ranks_together() -> None:
     fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
     assert fault is not None and fault.rank == 2
     assert fault.others == (
+        "ranks 0, 1 failed in consequence: their tracebacks are not the cause",
         f"rank 3: waits in a collective, at {IN_ALL_REDUCE[-1]}",
         "ranks 0-1: waited in a collective until that failed",
     )
@@ -685,3 +686,21 @@ def test_errors_in_consequence_are_one_line_that_comes_first(lost: list[int], li
 def test_a_loss_whose_cause_is_unknown_is_no_consequence() -> None:
     fault = attribute([rank(number, **raises(PAIR, at=0.9)) for number in range(2)], NODE, stop_began=1.5)
     assert fault is not None and fault.others == ("rank 1 ended with code 1",)
+
+
+@pytest.mark.parametrize("blamed", [True, False], ids=["the rank that held up the others", "a rank that waits"])
+def test_errors_in_consequence_of_the_end_of_a_hang_are_told_first(blamed: bool) -> None:
+    """The rank that hangs is ended, so that those that wait lose it: their tracebacks come before the block."""
+    group = {"entered": 4, "finished": 3, "operation": "all_reduce", "shape": "[[4]]", "description": "dp"}
+    waits = Snapshot(1, True, True, 7, {}, 0.1, frames=WAITS, process={"state": "S"}, groups={"0": group})
+    frames, late = WAITS, waits
+    if blamed:
+        frames = ["train.py:9 in load"]
+        late = replace(waits, frames=frames, groups={"0": group | {"entered": 3}})
+    hung = rank(0, exit_code=-9, died_at=2.0, verdict=verdict(0, frames), verdict_at=1.0, snapshot=late)
+    lost = [rank(number, snapshot=waits, **raises(PAIR, at=1.1)) for number in (1, 2)]
+    fault = attribute([hung, *lost], NODE, stop_began=1.5)
+    assert fault is not None and fault.rank == 0
+    assert fault.others[0] == "ranks 1, 2 failed in consequence: their tracebacks are not the cause"
+    assert "all_reduce 4 of group dp" in fault.others[1] or not blamed
+    assert not any("failed in consequence" in line for line in fault.others[1:])

@@ -181,6 +181,7 @@ HANG = Fault(
     "",
     fault_class=FaultClass.HANG,
     collateral=True,
+    exceeded="; no sign of life for 5 s",
 )
 
 
@@ -263,6 +264,27 @@ def test_a_node_saw_some_of_the_ranks_that_wait_for_its_rank() -> None:
     assert guilty is not None
     assert guilty[0].what == seen.replace("1 rank waits", "2 ranks wait")
     assert guilty[0].waiting == 2
+
+
+STILL = ", for 6.03 s; the limit is 6 s (hang_timeout)"
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "cause"),
+    [
+        (f"2 ranks wait for it in a collective{STILL[1:]}", "R (running)", "it never entered all_reduce 4 of group dp"),
+        (f"it is stopped{STILL}", "T (stopped)", "it is stopped (SIGSTOP or a debugger)"),
+        (f"it is stopped, and 1 rank waits for it{STILL}", "T (stopped)", "it is stopped (SIGSTOP or a debugger)"),
+    ],
+    ids=["sleeps", "stopped", "its node saw one that waits"],
+)
+def test_the_cause_of_a_hang_is_told_once(seen: str, state: str, cause: str) -> None:
+    """At the limit of a hang its own node has told the cause as well, as far as it saw that."""
+    views = {"a": ranks_of(0, 3, LOADS), **{name: ranks_of(rank, 4, WAITS) for rank, name in [(1, "b"), (2, "c")]}}
+    views["a"][0]["state"] = state
+    hang = replace(HANG, what=f"hangs: {seen}", exceeded=STILL, limit="hang", collateral=False, blamed=(0,), waiting=1)
+    guilty = guilty_in(through_json(after_hang(views, hang).decision))
+    assert guilty is not None and guilty[0].what == f"hangs: {cause}, and 2 ranks wait for it{STILL}"
 
 
 @pytest.mark.parametrize(

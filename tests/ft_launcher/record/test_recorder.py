@@ -12,6 +12,7 @@ import pytest
 from ft_launcher.attribution import RankEvidence
 from ft_launcher.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.attribution.first_failure import attribute
+from ft_launcher.policy.restart_policy import Action, Decision
 from ft_launcher.record.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
@@ -67,6 +68,24 @@ def test_the_story_of_a_death_in_process(recorder: Recorder, capsys: pytest.Capt
         assert words in text
     (end_of_job,) = lines(recorder, "job_end")
     assert (end_of_job["restarts_in_process"], end_of_job["started_again"], end_of_job["taken_over"]) == (1, 1, 0)
+
+
+def test_each_node_says_which_of_its_ranks_failed_in_consequence(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their tracebacks are on the console of their own node alone; the fault is another node's, or a node is lost."""
+    decision = Decision(Action.RESTART, "restart 1 of 3", restarts_left=2)
+    recorder.failed_elsewhere(0, "rank 3 on b hangs: it is stopped", decision, [0, 1])
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].endswith(" ft_launcher: rank 3 on b hangs: it is stopped")
+    assert told[1:] == [
+        "  also: ranks 0, 1 failed in consequence: their tracebacks are not the cause",
+        "  cycle 0; next: restart - restart 1 of 3, 2 left",
+    ]
+    recorder.reform(1, "node b was lost", [1])
+    assert caplog.messages == [
+        "the group forms anew: node b was lost; rank 1 failed in consequence: its traceback is not the cause"
+    ]
 
 
 def test_a_quiet_job_says_nothing_of_it(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
