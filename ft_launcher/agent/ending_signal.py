@@ -196,12 +196,17 @@ class EndingSignal(EventSource):
     def end_ranks(self) -> SignalException:
         """Ends the ranks after a signal to this launcher; returns the exception with which the launcher ends."""
         assert self.number is not None
-        self._ranks.parts.recorder.signalled(self.number)
+        recorder = self._ranks.parts.recorder
+        recorder.signalled(self.number)
         if self.number == signal.SIGINT:
             # Ctrl-C reaches the ranks as SIGINT, as it would from the terminal: they are in sessions of their own.
             self._ranks.stop(signal.SIGINT)
-            return self.error_without_ranks(self.number)
-        return self.error(self.number, self.preempt(self.number))
+            error = self.error_without_ranks(self.number)
+        else:
+            error = self.error(self.number, self.preempt(self.number))
+        if self.exit_code is not None:
+            recorder.ended_by_signal(self.exit_code)
+        return error
 
     def await_agreed_exits(self) -> None:
         """Waits until ranks that have agreed to exit have saved and ended, for `--workers-stop-timeout` at most.

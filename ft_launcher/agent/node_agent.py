@@ -11,11 +11,13 @@ the name `start_processes` of its module, rebound while torch starts ranks.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from torch.distributed.elastic.agent.server import api as torch_api
 from torch.distributed.elastic.agent.server import local_elastic_agent as torch_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -91,6 +93,16 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def reason(self) -> str:
         """Why the job ended; empty where that is known from elsewhere."""
         return self._job_end.reason if self._job_end is not None else ""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch's, without its line about the signal that ends the launcher. `EndingSignal.end_ranks` has said more,
+        and when torch says that it ends the ranks they have ended."""
+        torchs = logging.getLogger(torch_api.__name__)
+        torchs.addFilter(_is_no_signal_line)
+        try:
+            return super().run(*args, **kwargs)
+        finally:
+            torchs.removeFilter(_is_no_signal_line)
 
     def _invoke_run(self, role: str = "") -> RunResult:
         """torch's hook: runs cycles until the job has ended for this node."""
@@ -175,6 +187,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._parts.cycle_info.close()
         super()._shutdown(*args, **kwargs)
         self._membership.leave(self._job_end)
+
+
+def _is_no_signal_line(record: logging.LogRecord) -> bool:
+    """For a filter: lets pass all but torch's line about the signal."""
+    return not str(record.msg).startswith("Received %s death signal")
 
 
 def run_cycle(rank_count: int, sources: Sequence[EventSource]) -> CyclePhase:

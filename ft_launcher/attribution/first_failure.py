@@ -317,14 +317,31 @@ def _cause_of_hang(rank: RankEvidence, blame: Blame | None) -> str:
 
 
 def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ...]:
-    """Describes the end of each other rank but those that lost `first`: those without an exception, whose stacks say
-    more, come first."""
+    """Describes the end of each other rank but those that lost `first`, in this order:
+
+    1. those without an exception, whose stacks say more;
+    2. those with the same error as `first`, in one line;
+    3. the others.
+    """
     lost = _lost(first, ranks)
-    others = sorted(
-        (rank for rank in ranks if rank is not first and rank.rank not in lost),
-        key=lambda rank: rank.exception is not None,
+    others = [rank for rank in ranks if rank is not first and rank.rank not in lost]
+    same = [rank.rank for rank in others if _is_same_error(first, rank)]
+    told = [state(rank) for rank in others if rank.exception is None]
+    if same:
+        told.append(f"{numbered(same)} raised the same error")
+    told += [state(rank) for rank in others if rank.exception is not None and rank.rank not in same]
+    return tuple(told)
+
+
+def _is_same_error(first: RankEvidence, other: RankEvidence) -> bool:
+    if first.exception is None or other.exception is None or first.condemned or other.condemned:
+        return False
+    mine, others = first.exception, other.exception
+    return (mine.type, digest(mine.message), place(mine.traceback)) == (
+        others.type,
+        digest(others.message),
+        place(others.traceback),
     )
-    return tuple(state(rank) for rank in others)
 
 
 def _lost(first: RankEvidence, ranks: Sequence[RankEvidence]) -> list[int]:

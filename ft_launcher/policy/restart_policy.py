@@ -150,7 +150,7 @@ def _about_budget(before: History, after: History, settings: RestartSettings) ->
     if settings.restart_window is not None:
         ways.append(f"{settings.restart_window:g} s after the last restart")
     if not ways:
-        return "none comes back, since no iteration is reported"
+        return "no progress makes the budget whole again, since no iteration is reported"
     text = f"the budget is whole again {' or '.join(ways)}"
     if before.charged and after.mark != before.mark:
         return f"the progress to iteration {after.mark} gave back what was spent, and {text}"

@@ -34,6 +34,7 @@ from ft_launcher.record import console, console_text, events, surroundings
 from ft_launcher.record.contained import contained
 from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.record.logs import KeptFiles, RunFolder
+from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.settings.injection import StrikeReport
 from rank_monitor.contract.wire.complaints import Complaints
@@ -268,7 +269,7 @@ class Recorder:
             stacks = f"; stacks: {Path(next(filter(None, kept))).parents[1]}"
         else:
             stacks = ""
-        console_text.say(f"{text}. They are not stopped (--ft-stall-warning); {ends}{stacks}")
+        console_text.say(f"{text}. No rank is ended for that (--ft-stall-warning); {ends}{stacks}")
 
     @contained("an event cannot be recorded")
     def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
@@ -428,6 +429,13 @@ class Recorder:
         """A signal ends the launcher."""
         console_text.say(f"got {signal_name(number)}; the ranks are told to end")
         self.journal.write(events.Signal(number))
+
+    def ended_by_signal(self, exit_code: int) -> None:
+        """The ranks have ended since a signal ends the launcher, which leaves with that code."""
+        if exit_code == ExitCode.PREEMPTED_KILLED:
+            console_text.say(f"the ranks did not end in time and were killed; exit code {exit_code}")
+        else:
+            console_text.say(f"the ranks have ended; exit code {exit_code}")
 
     def hurried(self, number: int, left_s: float) -> None:
         """A further signal shortens the time that the ranks have to end to `left_s` seconds."""

@@ -144,13 +144,16 @@ def _faults(findings: JobFindings) -> list[str]:
 
 
 def _what(fault: FaultFindings) -> str:
-    """What happened, and where the ranks were then, which is folded."""
+    """What happened, the likely cause where one is known, and where the ranks were then, which is folded."""
+    what = fault.what
+    if fault.hint:
+        what += f"; likely: {fault.hint}"
     scene = terminal_text.scene(fault)
     if not scene:
-        return fault.what
+        return what
     lines = escape("\n".join(scene))
     folded = f"<details><summary>stacks and collectives</summary><pre>{lines}</pre></details>"
-    return _Markup(escape(fault.what) + folded)
+    return _Markup(escape(what) + folded)
 
 
 class _Markup(str):

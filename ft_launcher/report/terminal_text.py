@@ -18,6 +18,8 @@ MOST_SECTIONS = 16
 """Sections that are listed."""
 _SHOWN_S = 0.0005
 """Seconds: shorter phases would be shown as 0 ms."""
+_RANK_HOURS_S = 36.0
+"""Seconds of ranks: what is shorter is below a hundredth of an hour."""
 
 
 def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
@@ -96,6 +98,13 @@ def scene(fault: FaultFindings) -> list[str]:
     return [*(f"| {line}" for line in fault.detail), *(f"also: {line}" for line in fault.others)]
 
 
+def of_all_ranks(rank_s: float) -> str:
+    """Returns a time of all ranks together (seconds), in the unit in which it is a number that can be read."""
+    if rank_s < _RANK_HOURS_S:
+        return f"{rank_s:.3g} rank-seconds"
+    return f"{rank_s / 3600:.3g} rank-hours"
+
+
 def costs(fault: FaultFindings) -> str:
     """Returns what a fault cost, with the phases of its recovery."""
     spent = [f"{phase} {as_text(spent_s)}" for phase, spent_s in fault.phases.items() if spent_s >= _SHOWN_S]
@@ -103,7 +112,7 @@ def costs(fault: FaultFindings) -> str:
         spent.append(f"lost progress {as_text(fault.lost_s)}")
     of_ranks = ""
     if fault.ranks:
-        of_ranks = f", {fault.rank_s / 3600:.3g} rank-hours"
+        of_ranks = f", {of_all_ranks(fault.rank_s)}"
     return f"{as_text(fault.cost_s)}{of_ranks}: {', '.join(spent) or 'no phase is known'}"
 
 
@@ -141,6 +150,8 @@ def _of_faults(findings: JobFindings) -> list[str]:
         lines += [f"  {headline(fault)}", f"    {costs(fault)}"]
         if fault.what:
             lines.append(f"    {fault.what}")
+        if fault.hint:
+            lines.append(f"    likely: {fault.hint}")
         lines += [f"    {line}" for line in scene(fault)]
     lines += ["", "Faults by class"]
     for of_class in findings.classes:

@@ -200,6 +200,8 @@ class NodeStatus:
         self._scene: tuple[int, bytes] | None = None
         """Of a cycle that hung: its fault comes next."""
         self._readings: tuple[RankReading, ...] = ()
+        self._hung = ""
+        """What is said of the rank that its monitor ends; empty: of none."""
         self._is_stalled = False
         self._stalled_at: int | None = None
         """The lowest iteration of any rank when it was first read after the stall was reported."""
@@ -286,7 +288,7 @@ class NodeStatus:
     def _after_cycle(self, event: events.CycleStart | events.CycleEnd) -> Facts:
         facts = replace(self._facts, cycle=event.cycle)
         if isinstance(event, events.CycleStart):
-            self._is_stalled = False
+            self._is_stalled, self._hung = False, ""
             facts = replace(facts, nodes=event.nodes, node_rank=event.node_rank, exit_codes={}, frames={}, scores={})
             return replace(facts, runs=True, waits=False, trouble="")
         facts.cycle_ends[event.how.partition(":")[0]] += 1
@@ -300,13 +302,19 @@ class NodeStatus:
     def _trouble(self, event: events.Verdict | events.Stall | events.InProcessFault | events.InProcessRestart) -> str:
         """Returns why the job is not well while its ranks run; empty: it is again."""
         match event:
+            case events.Verdict() if event.condemned:
+                self._is_stalled, self._hung = False, f"rank {event.rank} hangs: {_text(event.reason)}"
+                return self._hung
+            case events.Verdict() | events.Stall() if self._hung:
+                return self._hung  # ranks that wait for the one that is being ended stand still, too
             case events.Verdict():
-                self._is_stalled, self._stalled_at = not event.condemned, None
+                self._is_stalled, self._stalled_at = True, None
                 return f"rank {event.rank} hangs: {_text(event.reason)}"
             case events.Stall():
                 self._is_stalled, self._stalled_at = True, None
                 return _text(event.what)
             case events.InProcessFault():
+                self._hung = ""
                 self._count_fault(event.fault_class or "unknown", IN_PROCESS)
                 return f"rank {event.rank} {_text(event.what)}"
             case events.InProcessRestart():

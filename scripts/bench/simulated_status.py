@@ -65,7 +65,7 @@ def fail(journal: Journal, cycle: int, ranks: int) -> None:
             **{"where": "in section step", "hint": "", "iteration": 7, "limit": "step", "learned_limit": False},
             **{"detail": FRAMES, "others": FRAMES[:2], "agreed_exit_code": None, "error": "", "collateral": False},
             **{"fault_class": "hang", "doubt": None, "failed": [3], "finding": "behind", "blamed": [3], "waiting": 7},
-            **{"error_text": "", "before_group": False},
+            **{"error_text": "", "before_group": False, "exceeded": ""},
         )
     )
     journal.write(events.Decision(cycle, "restart", "restart", True, 3, None, 0.0, False))

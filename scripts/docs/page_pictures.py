@@ -54,8 +54,7 @@ def main() -> int:
         until(lambda: status(port)["state"] == "hung", "the rank that hangs")
         show(browser, address, "light", 900)
         browser.until(lambda: browser.text("h1").startswith("hung"), "the rank that hangs")
-        browser.script("document.querySelector('#grid').focus()")
-        browser.press("HOME", "n")
+        browser.press("TAB", "HOME", *["ARROW_RIGHT"] * pictured_training.HANGS)
         browser.until(lambda: f"rank {pictured_training.HANGS}" in browser.text("#rank"), "the rank that is pointed at")
         take(browser, "page_hung.png", "header", "section[aria-labelledby=of_faults]")
 
@@ -66,6 +65,8 @@ def main() -> int:
         browser.until(lambda: "entered" in browser.text("#faults"), "the collectives of the fault")
         take(browser, "page_fault.png", "section[aria-labelledby=of_faults]", "section[aria-labelledby=of_cycles]")
 
+        # Not in a checkpoint, whose limit would end it. What the job says of its steps is a second old.
+        until(lambda: 5 < min(steps(port)) % pictured_training.SAVED < 20, "steps after a checkpoint")
         os.kill(pid_of(port, STOPPED), signal.SIGSTOP)
         until(lambda: status(port)["state"] == "stalled", "the stall")
         show(browser, address, "light", 500)
@@ -83,7 +84,9 @@ def job(folder: Path) -> Iterator[int]:
         words.append("--map-root-user")
     words += ["sh", "-c", f'hostname {_HOST} && exec "$@"', "sh", sys.executable, "-m", "ft_launcher"]
     words += [*_FLAGS, f"--ft-status-port={port}", f"--log-dir={folder / 'logs'}", pictured_training.__file__]
-    with subprocess.Popen(words, cwd=ROOT, stdout=sys.stderr) as launcher:
+    # No resolver knows the name.
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=sys.stderr) as launcher:
         try:
             yield port
         finally:
@@ -101,8 +104,8 @@ def status(port: int) -> dict[str, Any]:
 
 
 def steps(port: int) -> list[int]:
-    """Returns the step of each rank; of a job that has none yet, -1."""
-    return [rank["iteration"] for rank in status(port)["ranks"]] or [-1]
+    """Returns the step of each rank, -1 for one that has reported none; [-1] without ranks."""
+    return [-1 if rank["iteration"] is None else rank["iteration"] for rank in status(port)["ranks"]] or [-1]
 
 
 def pid_of(port: int, number: int) -> int:
@@ -134,7 +137,8 @@ def take(browser: Browser, name: str, first: str, last: str) -> None:
     bottom = browser.find(last).rect["y"] + browser.find(last).rect["height"]
     width = browser.script("return document.documentElement.clientWidth")
     clip = {"x": 0, "y": max(0, top - margin), "width": width, "height": bottom - top + margin, "scale": 1}
-    taken = browser.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "clip": clip})
+    wanted = {"format": "png", "clip": clip, "captureBeyondViewport": True}
+    taken = browser.driver.execute_cdp_cmd("Page.captureScreenshot", wanted)
     with Image.open(io.BytesIO(base64.b64decode(taken["data"]))) as picture:
         # A page has few colours, and a third of the bytes this way.
         picture.convert("RGB").quantize(256).save(PICTURES / name, optimize=True)

@@ -1,7 +1,6 @@
 """The training that the pictures of the status page show. `page_pictures.py` runs it.
 
-In the first cycle rank `HANGS` never comes out of a checkpoint, and the ranks of `LATE` are slower from there on.
-Later cycles train until they are ended.
+In the first cycle rank `HANGS` never comes out of a checkpoint. Later cycles train until they are ended.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ import torch.distributed as dist
 import ft_client as ft
 
 HANGS = 5
-LATE = (9, 10)
 STEP_S = 0.1
 SYNCHRONISED = 10
-"""Steps from one collective to the next: a rank that is late can be some steps behind the others."""
-SAVED = 20
+"""Steps from one collective to the next: the rank that hangs is some steps behind the others."""
+SAVED = 40
 """Steps from one checkpoint to the next."""
 
 
@@ -35,17 +33,15 @@ def main() -> None:
         first = SAVED
     ft.init()
     for step in ft.steps(itertools.count(first + 1), start=first + 1):
-        train_step(is_late=is_first_cycle and rank in LATE and step > SAVED)
+        train_step()
         if step % SYNCHRONISED == 0:
             synchronise()
         if step % SAVED == 0:
             save(hangs=is_first_cycle and rank == HANGS)
 
 
-def train_step(is_late: bool) -> None:
-    """Takes as long as a step does; much longer on a rank that is late."""
-    if is_late:
-        time.sleep(20 * STEP_S)
+def train_step() -> None:
+    """Takes as long as a step does."""
     time.sleep(STEP_S)
 
 

@@ -81,6 +81,8 @@ class Fault(Event, name="fault"):
     """Its exit code; minus the number of the signal that ended it."""
     what: InPartOrText[str]
     """What happened, in words."""
+    exceeded: FreeText[str]
+    """Of a hang: what is said of the limit that was exceeded, as `what` has it behind a cause; else empty."""
     where: Shared[str]
     """Where the rank was in its training: its section and iteration."""
     hint: Shared[str]

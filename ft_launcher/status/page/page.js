@@ -247,9 +247,13 @@ function fill(table, heads, rows, numbers = []) {
 
 // The sentence.
 
+function nodeText() {
+  const place = status.nodes > 1 ? `, node ${status.node_rank} of ${status.nodes}` : "";
+  return `${shown(status.node, 200)}${place}`;
+}
+
 function showHead() {
-  const where = status.nodes > 1 ? `, node ${status.node_rank} of ${status.nodes}` : "";
-  put(byId("job"), `${shown(status.job_name, 200)} on ${shown(status.node, 200)}${where}`, 1000);
+  put(byId("job"), `${shown(status.job_name, 200)} on ${nodeText()}`, 1000);
   put(byId("sentence"), status.sentence, 600);
   byId("sentence").className = status.state;
   document.title = `${status.state}: ${shown(status.job_name, 60)}`;
@@ -698,7 +702,7 @@ function showNode() {
   const facts = {
     "began": moment(status.started),
     "run id": shown(status.run_id, 200),
-    "node": `${shown(status.node, 200)}, node ${status.node_rank} of ${status.nodes}`,
+    "node": nodeText(),
     "restarts": `${number(status.restarts)} so far, ${status.restarts_left ?? "?"} of ${status.max_restarts} left`,
     "steps lost": number(status.steps_lost),
     "health": Object.entries(status.health).map(([check, state]) => `${check}: ${state}`).join(", ") || "nothing to report",

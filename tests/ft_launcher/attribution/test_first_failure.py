@@ -680,12 +680,12 @@ def test_errors_in_consequence_are_one_line_that_comes_first(lost: list[int], li
     ranks += [rank(number, **raises(PAIR, at=0.9)) for number in lost]
     fault = attribute(sorted(ranks, key=lambda rank: rank.rank), NODE, stop_began=1.5)
     assert fault is not None and fault.rank == 1
-    assert list(fault.others) == [*line, "rank 3 was running", "rank 4 ended with code 1"]
+    assert list(fault.others) == [*line, "rank 3 was running", "rank 4 raised the same error"]
 
 
 def test_a_loss_whose_cause_is_unknown_is_no_consequence() -> None:
     fault = attribute([rank(number, **raises(PAIR, at=0.9)) for number in range(2)], NODE, stop_began=1.5)
-    assert fault is not None and fault.others == ("rank 1 ended with code 1",)
+    assert fault is not None and fault.others == ("rank 1 raised the same error",)
 
 
 @pytest.mark.parametrize("blamed", [True, False], ids=["the rank that held up the others", "a rank that waits"])
@@ -704,3 +704,14 @@ def test_errors_in_consequence_of_the_end_of_a_hang_are_told_first(blamed: bool)
     assert fault.others[0] == "ranks 1, 2 failed in consequence: their tracebacks are not the cause"
     assert "all_reduce 4 of group dp" in fault.others[1] or not blamed
     assert not any("failed in consequence" in line for line in fault.others[1:])
+
+
+def test_ranks_with_the_same_error_are_one_line() -> None:
+    same = raises("bad", "ValueError")
+    ranks = [same, same, raises("other", "KeyError"), same, raises("bad", "TypeError")]
+    fault = attribute([rank(number, **facts) for number, facts in enumerate(ranks)], NODE, stop_began=5.0)
+    assert fault is not None and fault.others == (
+        "ranks 1, 3 raised the same error",
+        "rank 2 ended with code 1",
+        "rank 4 ended with code 1",
+    )

@@ -62,7 +62,7 @@ def test_budget(spent: int, budget: int, action: Action, left: int, reason: str)
 @pytest.mark.parametrize(
     ("history", "iteration", "settings", "budget"),
     [
-        (History(), NO_ITERATION, ONCE, "none comes back, since no iteration is reported"),
+        (History(), NO_ITERATION, ONCE, "no progress makes the budget whole again, since no iteration is reported"),
         (History(), 40, ONCE, "the budget is whole again once the training is beyond iteration 40"),
         (
             *(History((1.0,), mark=40), 40, RestartSettings(min_progress_iterations=10)),

@@ -31,7 +31,7 @@ def fault(cycle: int = 0, **more: Any) -> events.Fault:
     facts |= {"where": "in step", "hint": "", "iteration": 40, "limit": "", "learned_limit": False, "detail": ["a"]}
     facts |= {"others": [], "agreed_exit_code": None, "error": "", "collateral": False, "fault_class": "hang"}
     facts |= {"doubt": None, "failed": [1], "finding": "", "blamed": [], "waiting": 0}
-    facts |= {"error_text": "", "before_group": False}
+    facts |= {"error_text": "", "before_group": False, "exceeded": ""}
     return events.Fault(cycle=cycle, **facts | more)
 
 
@@ -299,3 +299,13 @@ def test_collectives_in_the_terminal() -> None:
         "  ranks 6-7: no answer",
     ]
     assert list(collective_lines(None)) == list(collective_lines({"age_s": 0.0, "rows": []})) == []
+
+
+def test_a_rank_that_is_being_ended_is_told_until_it_has_ended() -> None:
+    """Those that wait for it stand still meanwhile, of which monitors warn."""
+    hung = events.Verdict(0, 1, 11, "section:save", 6.0, 6.0, False, 40, {}, "in save for 6 s", "", [], {}, True, "")
+    waits = replace(hung, rank=0, limit="stall", reason="ran no Python for 60 s", condemned=False)
+    told = "rank 1 hangs: in save for 6 s"
+    assert after(START, CYCLE, hung, waits, stall()).facts().trouble == told
+    assert after(START, CYCLE, waits, hung).facts().trouble == told
+    assert after(START, CYCLE, hung, CYCLE, stall()).facts().trouble == stall().what
