@@ -636,7 +636,7 @@ async function showScene(scene, faultNumber) {
   }
   for (const stack of found.stacks) {
     parts.push(element("h3", `${named(stack.ranks)}: ${PLACES[stack.place] ?? stack.place}`));
-    parts.push(element("pre", stack.frames.join("\n") || `no stacks: ${stack.process.stacks || "it did not answer"}`));
+    parts.push(element("pre", stack.frames.join("\n") || `no stacks: ${(stack.process.stacks || "it did not answer").replace(/^none: /, "")}`));
   }
   scene.replaceChildren(...parts);
 }
