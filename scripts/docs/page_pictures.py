@@ -43,7 +43,7 @@ _FLAGS = (
     *("--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=3", "--ft-job-name=digits"),
     *(f"--ft-rank-section-timeouts=checkpointing:{_LIMIT_S}", "--ft-rank-termination-signal=SIGTERM"),
     # The rank that hangs is on the page for so long; it is killed once its picture is taken.
-    *(f"--ft-termination-grace-time={_WAIT_S:g}", "--workers-stop-timeout=1"),
+    *(f"--ft-termination-grace-time={_WAIT_S:g}", "--workers-stop-timeout=1", "--ft-preemption-grace=1"),
 )
 
 
