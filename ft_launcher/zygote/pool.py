@@ -13,14 +13,13 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.settings import warm_start
 from ft_launcher.zygote import fork_server
 from ft_launcher.zygote.client import NoRanks, RankOrder, ZygoteLost, ZygoteProcess, ZygoteUnfit
 from ft_launcher.zygote.forked_rank import ForkedRank
-from ft_launcher.zygote.learned_modules import Surroundings
+from ft_launcher.zygote.next_zygote import Learned, NextZygote
 from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import ConfigError, FtError
 from rank_monitor.contract.settings.config import StartSettings
@@ -37,19 +36,6 @@ _SLOW_PRELOAD_S = 10.0
 
 class NoWarmStart(FtError):
     """The user requires a warm start (`--ft-warm-start=on`), and ranks cannot be forks."""
-
-
-@dataclass(frozen=True)
-class Learned:
-    """The modules that the next ranks find imported, after `seconds` of work beside the present ones.
-
-    `left_out`: why others are not, of those with a reason of their own; `mib`: memory that all ranks share.
-    """
-
-    names: Sequence[str]
-    left_out: Mapping[str, str]
-    mib: float
-    seconds: float
 
 
 class ZygotePool:
@@ -71,16 +57,9 @@ class ZygotePool:
         self._arguments: Sequence[str] = ()
         """Of the script; empty for a function."""
         self._respawns = 0
-        self._next: ZygoteProcess | None = None
-        """The zygote that imports what ranks were seen to import, and takes the place of the present one then."""
-        self._learns = False
-        """Whether ranks are still to tell what they import: not yet told, and wanted."""
-        self._next_since = 0.0
-        self._learned: Learned | None = None
+        self._next = NextZygote()
         self._have_learned = False
         """Whether the ranks that were started last have learned modules."""
-        self._differing: set[str] = set()
-        """Variables in which the ranks that were started last differ from the zygote."""
         self._apart, self._first = apart, False
         self._reports: tuple[int, int] | None = None
         self._source = ""
@@ -135,7 +114,7 @@ class ZygotePool:
             ConfigError: a module to preload cannot be imported, or a required warm start is impossible.
         """
         self._settings, self._tag = settings, tag
-        self._learns = settings.learns_modules
+        self._next.wanted = settings.learns_modules
         try:
             self._why_not = self._against_command(arguments) or self._why_not or self._preload()
         finally:
@@ -171,7 +150,7 @@ class ZygotePool:
         if modules and took_s > _SLOW_PRELOAD_S:
             text = f"--ft-preload {','.join(modules)} took {took_s:.0f} s"
             print(console_line(text, time.time()), file=sys.stderr)
-        return self._against_loaded()
+        return self._against_loaded(self._zygote)
 
     def prepare_apart(self, arguments: Sequence[str], function: bool, settings: StartSettings, tag: str) -> None:
         """Starts a zygote as a program of its own if ranks may be forks. Returns at once; the first ranks wait for it.
@@ -183,7 +162,7 @@ class ZygotePool:
             ConfigError: a required warm start is impossible.
         """
         self._settings, self._tag = settings, tag
-        self._learns = settings.learns_modules
+        self._next.wanted = settings.learns_modules
         self._why_not = self._against_command(arguments, function)
         if not self._why_not:
             self._first = True
@@ -200,11 +179,11 @@ class ZygotePool:
         self._arguments = arguments
         return ""
 
-    def _against_loaded(self) -> str:
-        """Returns why the script cannot run with the zygote's modules loaded; empty: it can, or it is a function."""
-        if not self._arguments or self._zygote is None:
+    def _against_loaded(self, zygote: ZygoteProcess | None) -> str:
+        """Returns why the script cannot run with a zygote's modules loaded; empty: it can, or it is a function."""
+        if not self._arguments or zygote is None:
             return ""
-        return warm_start.against_folder(self._arguments, self._zygote.loaded)
+        return warm_start.against_folder(self._arguments, zygote.loaded)
 
     def _insist(self, source: str) -> None:
         self._source = source
@@ -234,11 +213,10 @@ class ZygotePool:
         why = self._why_not or self._against(orders, numa)
         if not why and self._zygote is not None:
             try:
-                if self._learns and orders:
-                    orders = [replace(orders[0], tells_modules=True), *orders[1:]]
+                orders = self._next.ask(orders)
                 pids = self._zygote.start_ranks(orders, self._report_to())
                 self._have_learned = bool(self._zygote.learned)
-                self._differing = _differing(orders, self._zygote.environ)
+                self._next.note_ranks(orders, self._zygote.environ)
                 # A zygote that has forked ranks works: losses before it no longer count.
                 self._respawns, self._logged = 0, ""
                 return pids
@@ -257,14 +235,14 @@ class ZygotePool:
 
     def pids(self) -> set[int]:
         """Those of the zygote and of the next one, while there are some."""
-        return {one.pid for one in (self._zygote, self._next) if one is not None}
+        return {one.pid for one in (self._zygote, self._next.process) if one is not None}
 
     def descriptors(self) -> set[int]:
         """Readable when `handle` has something to do."""
         found = set()
         if self._reports is not None:
             found.add(self._reports[0])
-        for one in (self._zygote, self._next):
+        for one in (self._zygote, self._next.process):
             if one is not None:
                 found |= one.descriptors()
         return found
@@ -276,7 +254,7 @@ class ZygotePool:
             ConfigError: a rank starts again by exec, and the user requires a warm start.
         """
         self._hear_ranks()
-        self._await_next()
+        self._replace_if_ready()
         current = self._zygote
         if current is None:
             return
@@ -303,10 +281,10 @@ class ZygotePool:
         self._reports = None
 
     def _end_all(self) -> None:
-        for one in (self._zygote, self._next):
-            if one is not None:
-                one.reap()
-        self._zygote = self._next = None
+        if self._zygote is not None:
+            self._zygote.reap()
+            self._zygote = None
+        self._next.close()
 
     # Learning.
 
@@ -317,43 +295,28 @@ class ZygotePool:
             names: what a rank has imported.
             changed: variables that have changed in it, with their values (None: removed).
         """
-        if self._zygote is None or not self._zygote.ready or not self._learns:
+        if self._zygote is None or not self._zygote.ready or not self._next.wanted:
             return
-        self._learns = False
         try:
-            self._next = self._zygote.learn(names, Surroundings(self._differing, changed))
-            self._next_since = time.monotonic()
-        except NoRanks as refusal:
-            logger.warning("No modules of the ranks are preloaded: %s.", refusal)
+            self._next.begin(self._zygote, names, changed)
         except ZygoteLost as lost:
             self._lose(self._zygote, str(lost))
 
     def take_learned(self) -> Learned | None:
         """Returns what the next ranks find imported, once."""
-        learned, self._learned = self._learned, None
-        return learned
+        return self._next.take_learned()
 
-    def _await_next(self) -> None:
+    def _replace_if_ready(self) -> None:
         """Puts the next zygote in the place of the present one when it is ready."""
-        following = self._next
+        following = self._next.take_if_ready()
         if following is None:
             return
-        why = ""
-        try:
-            if not following.await_ready(0.0):
-                if not following.ended():
-                    return
-                why = "the process that imports them ended"
-        except (ZygoteLost, ZygoteUnfit) as problem:
-            why = str(problem)
-        self._next = None
-        before, self._zygote = self._zygote, following
-        why = why or self._against_loaded()
+        why = self._against_loaded(following)
         if why:
-            self._zygote, before = before, following
-            logger.warning("No modules of the ranks are preloaded: %s.", why)
-        else:
-            self._learned = Learned(**following.learned, seconds=time.monotonic() - self._next_since)
+            self._next.refuse(following, why)
+            return
+        before, self._zygote = self._zygote, following
+        self._next.note_taken(following)
         if before is not None:
             before.reap()
 
@@ -428,7 +391,7 @@ class ZygotePool:
         if is_stopped(current.pid):
             self._lose(current, "it was stopped")
             return "the zygote was stopped"
-        why = self._against_loaded()
+        why = self._against_loaded(self._zygote)
         if why:
             return why
         for order in orders:
@@ -450,13 +413,6 @@ class ZygotePool:
         if self._zygote and self._zygote.ready:
             return self._zygote
         return None
-
-
-def _differing(orders: Sequence[RankOrder], zygote: Mapping[str, str]) -> set[str]:
-    """Returns the variables that not all ranks have as the zygote has them."""
-    of_ranks = [order.environ for order in orders]
-    names = set(zygote).union(*of_ranks)
-    return {name for name in names if any(environ.get(name) != zygote.get(name) for environ in of_ranks)}
 
 
 def _how_ended(code: int) -> str:
