@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from ft_launcher.zygote import import_recorder, logger_state
+from ft_launcher.zygote.exchanged_names import Place
 from ft_launcher.zygote.hidden_parts import HiddenParts
 from ft_launcher.zygote.import_recorder import ImportRecorder, Part, parents, root
 from ft_launcher.zygote.logger_state import LoggerState
@@ -98,19 +99,23 @@ class Imports(MetaPathFinder):
             self._all.append(brought)
 
     @contextmanager
-    def recording(self, observe: import_recorder.Observe = tuple) -> Iterator[ImportRecorder]:
+    def recording(
+        self,
+        observe: import_recorder.Observe = tuple,
+        watched: Sequence[Place] = (),
+    ) -> Iterator[ImportRecorder]:
         """Context in which the imports of modules are recorded one by one, for `parts`. Nothing is hidden in it.
 
         Args:
-            observe: as of `ImportRecorder`.
+            observe, watched: as of `ImportRecorder`.
         """
         self.give_back()
-        recorder = ImportRecorder(_is_taken_back, observe)
+        recorder = ImportRecorder(_is_taken_back, observe, watched)
         try:
             with recorder:
                 yield recorder
         finally:
-            self.parts.all |= recorder.parts
+            self.parts.add(recorder.parts)
 
     def take_back(self) -> None:
         """Hides all recorded imports in this process and in its later forks."""

@@ -26,6 +26,7 @@ from typing import Any
 from ft_launcher.processes import proc_view
 from ft_launcher.settings import rank_program, warm_start
 from ft_launcher.zygote import forked_rank, module_trial, start_again
+from ft_launcher.zygote.exchanged_names import Holdings
 from ft_launcher.zygote.first_import import imports
 from ft_launcher.zygote.forked_rank import ForkedRank
 from ft_launcher.zygote.learned_modules import Surroundings
@@ -68,13 +69,17 @@ def load_torch() -> None:
 def preload(modules: Iterable[str]) -> None:
     """Imports the user's modules.
 
+    What each of them exchanges in other modules is found by one comparison, without a trial: the ranks wait for this.
+
     Raises:
         PreloadError: one of them cannot be imported.
     """
     for module in modules:
         try:
-            with imports.recording():
+            with imports.recording() as recorder:
+                before = Holdings(sys.modules)
                 importlib.import_module(module)
+                recorder.unassigned = before.exchanges()
         except SystemExit as wish:
             raise PreloadError(module, f"it ends the interpreter when it is imported (exit {wish.code!r})") from None
         except BaseException as error:

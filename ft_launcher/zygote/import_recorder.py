@@ -26,6 +26,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ft_launcher.zygote.exchanged_names import ExchangedName, Place, WatchedNames
 from ft_launcher.zygote.logger_state import LoggerState
 
 # `importlib.import_module` calls the function of this name in this module.
@@ -110,6 +111,7 @@ class Part:
         reads: variables of the environment that it read.
         exits: exit functions that it registered: they are registered when a script imports the module.
         environ: variables that it set or removed.
+        exchanges: names of other modules that it gave other values: the script finds these when it imports the module.
         effects: what else it did to the process, in words.
         parent: the package that has it as an attribute; None: none has.
     """
@@ -123,6 +125,7 @@ class Part:
     filters: list[Any] = field(default_factory=list)
     exits: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     environ: list[Variable] = field(default_factory=list)
+    exchanges: list[ExchangedName] = field(default_factory=list)
     effects: list[str] = field(default_factory=list)
     parent: ModuleType | None = None
 
@@ -134,6 +137,7 @@ class Part:
         self.filters += other.filters
         self.exits += other.exits
         self.environ += other.environ
+        self.exchanges += other.exchanges
         self.effects += other.effects
 
 
@@ -143,11 +147,20 @@ class ImportRecorder(MetaPathFinder):
     Args:
         hidden: whether a module, by its name, is one that ranks find only when they import it.
         observe: called before and after each module's code.
+        watched: names that modules may exchange.
     """
 
-    def __init__(self, hidden: Callable[[str], bool], observe: Observe = tuple) -> None:
+    def __init__(
+        self,
+        hidden: Callable[[str], bool],
+        observe: Observe = tuple,
+        watched: Sequence[Place] = (),
+    ) -> None:
         self.parts: dict[str, Part] = {}
         self._hidden, self._observe = hidden, observe
+        self._watched = WatchedNames(watched)
+        self.unassigned: list[ExchangedName] = []
+        """Exchanges of which it is not known which module made them: a script finds them with each of the modules."""
         self.outside = Part("")
         """What was done while no module's code ran, by a loader for example."""
         self._running = [self.outside]
@@ -174,7 +187,8 @@ class ImportRecorder(MetaPathFinder):
     def take_outside(self) -> list[str]:
         """Returns what was done to the process since the last call while no module's code ran, in words."""
         self._charge()
-        effects, self.outside.effects = self.outside.effects, []
+        effects = [*self.outside.effects, *(f"exchanges {exchange.place}" for exchange in self.outside.exchanges)]
+        self.outside.effects, self.outside.exchanges = [], []
         return effects
 
     def __exit__(self, *failure: object) -> None:
@@ -186,6 +200,7 @@ class ImportRecorder(MetaPathFinder):
         self.parts = {name: self.parts[name] for name in sys.modules if name in self.parts}
         for name, part in self.parts.items():
             part.module = sys.modules[name]
+            part.exchanges += self.unassigned
             before, _, own = name.rpartition(".")
             parent = sys.modules.get(before)
             if isinstance(parent, ModuleType) and vars(parent).get(own) is part.module:
@@ -248,6 +263,8 @@ class ImportRecorder(MetaPathFinder):
         part = self._running[-1]
         self._charge_strays(started)
         part.effects += self._observe()
+        part.effects += self._own_exchanged()
+        part.exchanges += self._watched.exchanges()
         part.reads |= take_reads()
         loggers = _logger_names()
         self._made |= dict.fromkeys(loggers - self._loggers, part)
@@ -276,6 +293,23 @@ class ImportRecorder(MetaPathFinder):
             if name != started and name not in self.parts and self._hidden(name):
                 self.parts[name] = Part(name, needs=parents(name))
                 self._running[-1].needs.add(name)
+
+    def _own_exchanged(self) -> list[str]:
+        """Returns which of the names that this recording has exchanged itself a module has exchanged again, in words.
+
+        Such a value is lost when the recording ends: the module has to be left out.
+        """
+        own = (
+            (builtins, "__import__", self._import_statement, "builtins.__import__"),
+            (_bootstrap, "_gcd_import", self._import_module, "importlib.import_module"),
+            (atexit, "register", self._register_exit, "atexit.register"),
+        )
+        found = []
+        for module, name, value, words in own:
+            if getattr(module, name) != value:
+                setattr(module, name, value)
+                found.append(f"changes {words}")
+        return found
 
     # What it imports.
 

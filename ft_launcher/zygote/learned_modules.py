@@ -21,13 +21,15 @@ class Tried:
     """What the import of one module did.
 
     `effects`: to the process, which forks would show. `sets`: variables, with their values afterwards (None: removed).
-    `installed`: whether its code, if it has any, is a file of an installed package.
+    `exchanges`: names of other modules that it gave other values, which are hidden with it. `installed`: whether its
+    code, if it has any, is a file of an installed package.
     """
 
     needs: Collection[str]
     reads: Collection[str]
     effects: Sequence[str] = ()
     sets: Mapping[str, str | None] = field(default_factory=dict)
+    exchanges: Collection[str] = ()
     installed: bool = True
 
 
@@ -70,10 +72,12 @@ def choose(
     differing = environ.differing_beside(
         {name: value for module in tried.values() for name, value in module.sets.items()}
     )
-    against = {name: _against(module, differing) for name, module in tried.items()} | dict(failed)
-    reasons = {name: why for name, why in against.items() if why}
     needs = {name: module.needs for name, module in tried.items()}
-    chosen = [name for name in names if name in tried and reasons.keys().isdisjoint(closure([name], needs, tried))]
+    loads = {name: closure([name], needs, tried) for name in tried}
+    against = {name: _against(module, differing) for name, module in tried.items()}
+    against |= _against_several(tried, loads) | dict(failed)
+    reasons = {name: why for name, why in against.items() if why}
+    chosen = [name for name in names if name in tried and reasons.keys().isdisjoint(loads[name])]
     told = list(reasons.items())[:MAX_REASONS]
     return Choice(chosen, {name: why[:_LENGTH] for name, why in told})
 
@@ -88,3 +92,24 @@ def _against(module: Tried, differing: Collection[str]) -> str:
     if read:
         return f"its import reads {read[0]}, which differs in ranks or is changed by the script"
     return ""
+
+
+def _against_several(tried: Mapping[str, Tried], loads: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Returns why modules are left out that exchange the same name, by module.
+
+    What a name is after the import of one of them alone is not known: in the trial it came after the others. Modules
+    that load each other come together, in the order of the trial.
+
+    Args:
+        loads: all that the import of a module loads.
+    """
+    by_name: dict[str, list[str]] = {}
+    for module, did in tried.items():
+        for name in did.exchanges:
+            by_name.setdefault(name, []).append(module)
+    found = {}
+    for name, modules in by_name.items():
+        together = set.intersection(*(set(loads[module]) for module in modules))
+        if not together.issuperset(modules):
+            found.update(dict.fromkeys(modules, f"its import exchanges {name}, which another import exchanges too"))
+    return found

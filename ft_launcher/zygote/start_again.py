@@ -32,6 +32,14 @@ _DEFAULT, _IGNORE = 0, 1  # SIG_DFL, SIG_IGN of C
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = range(16)  # Linux has that many
 _MAX_REPORT = 1000  # a pipe takes up to 4096 bytes as a whole
+_NO_EFFECT = (
+    "This has no effect on what the rank was forked with, and the rank cannot start again by exec: {}. "
+    "Use --ft-warm-start=off, or set it before the job starts"
+)
+_KEPT = (
+    "The import would exchange these as well: the script's values stay, since the rank cannot start again by exec: {}. "
+    "Use --ft-preload=none"
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Beginning:
             _position(),
             frozenset(_sockets().values()),
             signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            _all_limits(),
+            all_limits(),
         )
 
     def changed(self) -> set[str]:
@@ -170,10 +178,19 @@ class FirstImport:
             self._start_again(f"the script changes {', '.join(changed)} before it {what}")
         elif imports.leads_elsewhere(name):
             self._start_again(f"another {name} comes first in sys.path when the script {what}")
+        else:
+            exchanged = imports.parts.exchanged_by_script(imports.parts.needed_by(name))
+            if exchanged:
+                self._start_again(f"the script exchanges {', '.join(exchanged)} before it {what}", _KEPT)
         if name == "torch":
             sealed_pickle.let_go()
 
-    def _start_again(self, why: str) -> None:
+    def _start_again(self, why: str, otherwise: str = _NO_EFFECT) -> None:
+        """Starts again by exec.
+
+        Args:
+            otherwise: what holds where that is not possible, with `{}` for the reason.
+        """
         self._decided = True
         order = self._beginning.order
         refusal = self._beginning.against_another()
@@ -191,11 +208,7 @@ class FirstImport:
                 os.execve(sys.executable, [*command, *map(str, pickles)], dict(order.environ))
             except OSError as error:
                 refusal = f"the system refuses ({error.strerror})"
-        text = (
-            f"{why}. This has no effect on what the rank was forked with, and the rank cannot start again by exec: "
-            f"{refusal}. Use --ft-warm-start=off, or set it before the job starts"
-        )
-        print(console_line(text, time.time()), file=sys.stderr)
+        print(console_line(f"{why}. {otherwise.format(refusal)}", time.time()), file=sys.stderr)
 
     def _report(self, why: str) -> None:
         """Reports to the agent, which starts all ranks by exec from then on."""
@@ -231,7 +244,7 @@ def _flags(descriptor: int) -> int | None:
         return None
 
 
-def _all_limits() -> dict[int, bytes]:
+def all_limits() -> dict[int, bytes]:
     """Returns each limit by its number, as C has it: a fresh interpreter has not loaded the module `resource`."""
     getrlimit = ctypes.CDLL(None).getrlimit
     found = {}

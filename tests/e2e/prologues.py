@@ -8,9 +8,11 @@ from tests.e2e.probes import Probe
 
 REPORT = """
 import atexit, builtins, codecs, ctypes, decimal, faulthandler, gc, json, locale, logging, multiprocessing, os, random
-import resource, signal, socket, sys, tempfile, threading, tracemalloc, warnings
+import resource, signal, socket, sys, tempfile, threading, tracemalloc, types, warnings, zlib
 
 OURS = {"ft_client", "ft_launcher", "rank_monitor"}
+STARTED = {"atexit", "builtins", "codecs", "copyreg", "json", "locale", "logging", "os", "random", "signal", "warnings"}
+UNEQUAL = {"__annotations__", "__builtins__", "__cached__", "__slotnames__", "__warningregistry__"}
 
 
 def name_of(thing):
@@ -32,6 +34,34 @@ def c_environment():
     return sorted(entry for entry in found if not entry.startswith("_="))
 
 
+def kind_of(value):
+    # What two processes may share: no address, no state. By types: some objects load something when they are asked.
+    if type(value) in (staticmethod, classmethod):
+        value = value.__func__
+    if type(value) is types.FunctionType:
+        return ["function", value.__qualname__, value.__code__.co_filename, value.__code__.co_firstlineno]
+    return [type(value).__name__, value.__qualname__ if type(value) is type else ""]
+
+
+def names_of(holder):
+    return sorted([name, kind_of(value)] for name, value in vars(holder).items()
+                  if isinstance(name, str) and not issubclass(type(value), types.ModuleType) and name not in UNEQUAL
+                  and (hasattr(type(value), "__call__") or not name.startswith("_")))
+
+
+def names_of_modules():
+    # Each module and each of its classes -> a sum over their names.
+    found = {}
+    for title in [title for title in sys.modules if title.partition(".")[0] in {"torch", "numpy", *STARTED}]:
+        module = sys.modules[title]
+        if type(module) is types.ModuleType:
+            found[title] = zlib.crc32(json.dumps(names_of(module)).encode())
+            for name, value in list(vars(module).items()):
+                if issubclass(type(value), type) and vars(value).get("__module__") == title:
+                    found[f"{title}.{name}"] = zlib.crc32(json.dumps(names_of(value)).encode())
+    return found
+
+
 def state():
     loaded = set(sys.modules)
     known = logging.root.manager.loggerDict
@@ -44,6 +74,7 @@ def state():
         "packages": sorted(foreign),
         "modules of packages": sorted(n for n in loaded if n.partition(".")[0] in {"torch", "numpy", "tqdm"}),
         "modules of Python": sorted(n for n in loaded if n.partition(".")[0] in sys.stdlib_module_names),
+        "names of modules": names_of_modules(),
         "loggers": loggers,
         "root logger": logger_of(logging.root) + [logging.root.manager.disable],
         "places of loggers": sorted(n for n in known.keys() - loggers.keys() if n.partition(".")[0] not in OURS),

@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 is_hidden = "torch._dynamo" not in sys.modules and "_dynamo" not in vars(torch) and "sympy" not in sys.modules
 had = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+def seeds(): return torch.manual_seed is torch.random.manual_seed
+is_usual = seeds()
 if cycle == 1 and pathlib.Path("differs").exists():
     os.environ["TORCHDYNAMO_VERBOSE"] = "1"
     import torch._dynamo
@@ -40,6 +42,7 @@ client.report_iteration(cycle)
 times = sum(name.endswith(("/torch/_dynamo/__init__.py", "/sympy/__init__.py")) for name in ran)
 print(f"cycle {cycle}: hidden {is_hidden}, ran {times}, had {had}, has {os.environ['TORCHINDUCTOR_CACHE_DIR'] != had}, "
       f"there {torch._dynamo is sys.modules['torch._dynamo']}")
+print(f"cycle {cycle}: seeds as usual {is_usual}, then {seeds()}")
 if cycle == 0:
     while not pathlib.Path("go").exists():
         time.sleep(0.02)
@@ -78,6 +81,8 @@ def test_ranks_find_imported_what_those_before_them_have_imported(start_job: Sta
     (tmp_path / "go").touch()
     assert job.finish() == 0, job.tail()
     assert job.output.count("cycle 1: hidden True, ran 0, had None, has True, there True") == 2, job.tail()
+    (exchanges,) = {line.partition("cycle 0: ")[2] for line in job.output.splitlines() if "cycle 0: seeds as" in line}
+    assert exchanges.startswith("seeds as usual True") and job.output.count(f"cycle 1: {exchanges}") == 2, job.tail()
 
 
 def test_none_learns_nothing(start_job: StartJob, tmp_path: Path) -> None:

@@ -49,23 +49,25 @@ def at_exit():
     "  if name.startswith('_'): raise AttributeError(name)\n  return importlib.import_module('.' + name, __name__)\n",
     "late/one.py": "import late.two\n",
     "late/two.py": "class Two: pass\n",
+    "swaps/__init__.py": "",
+    "swaps/names.py": "import json, big.leaf\nusual = json.dumps\ndef dumps(*words): return usual(*words)\n"
+    "json.dumps = dumps\njson.JSONEncoder.swapped = 1\ndel json.JSONDecoder.raw_decode\n",
     "itself.py": "import sys\nclass Itself:\n  here = 1\nsys.modules[__name__] = Itself()\n",
 }
-SHARED = ["big.core", "big.lazy", "other.beside", "late.two", "itself"]
+SHARED = ["big.core", "big.lazy", "swaps.names", "other.beside", "late.two", "itself"]
 PROGRAM = """
 import atexit, importlib, json, logging, os, sys, warnings
 way, lines = sys.argv[1:]
 if way == "shared":
+    from ft_launcher.zygote import fork_server
     from ft_launcher.zygote.first_import import imports
-    for name in {shared!r}:
-        with imports.recording():
-            importlib.import_module(name)
+    fork_server.preload({shared!r})
     imports.take_back()
     before = set(sys.modules)
     imports.watch()
 
 def state():
-    mine = {{"big", "other", "late", "itself"}}
+    mine = {{"big", "other", "late", "itself", "swaps"}}
     loaded = [name for name in sys.modules if name.partition(".")[0] in mine]
     loggers = {{name: [found.level, len(found.handlers), found.parent.name]
                for name, found in logging.root.manager.loggerDict.items() if isinstance(found, logging.Logger)}}
@@ -74,6 +76,7 @@ def state():
         "attributes": {{name: sorted(dir(sys.modules[name])) for name in loaded}},
         "loggers": loggers,
         "filters": [list(map(str, rule)) for rule in warnings.filters],
+        "swapped": [json.dumps.__module__, "swapped" in vars(json.JSONEncoder), "raw_decode" in vars(json.JSONDecoder)],
         "handlers": len(logging._handlerList),
         "environ": {{name: value for name, value in os.environ.items() if name.startswith("BIG")}},
     }}
@@ -101,6 +104,8 @@ LINES = [
     "import other.deep",
     "import late; late.two.Two; late.one",
     "import itself; itself.here",
+    "import swaps.names; import big.core",
+    "import json; json.loads('[1]'); from swaps import names",
     "import big.lazy; import big.core",
     "import os; os.environ.__setitem__('BIG_CACHE', 'mine'); import big.core",
     "import sys; sys.modules.get('big.made'); import big.made; import big.names.one; import big.made",

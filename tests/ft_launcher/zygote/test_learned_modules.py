@@ -12,6 +12,7 @@ A = {"a": Tried({"a.b", "c"}, set()), "a.b": Tried({"a"}, {"HOME"}), "c": Tried(
 """a needs a.b and c, d needs c."""
 THREAD = {"c": Tried((), (), ["starts a thread", "changes sys.path"])}
 CACHE = {"a.b": Tried({"a"}, {"CACHE"}, sets={"CACHE": "/tmp/cache"})}
+SAME = "its import exchanges x.f, which another import exchanges too"
 LATE = "its import reads HOME, which differs in ranks or is changed by the script"
 
 
@@ -33,6 +34,27 @@ LATE = "its import reads HOME, which differs in ranks or is changed by the scrip
             Surroundings(),
             Choice(["a", "a.b"], {"d": "it is no file of an installed package"}),
             id="a file beside the script",
+        ),
+        pytest.param(
+            A | {"c": Tried({"json"}, set(), exchanges=["x.f"])},
+            {},
+            Surroundings(),
+            Choice(["a", "a.b", "d"]),
+            id="a name that one module exchanges",
+        ),
+        pytest.param(
+            A | {"a": Tried({"a.b", "c"}, (), exchanges=["x.f"]), "a.b": Tried({"a"}, (), exchanges=["x.f", "x.g"])},
+            {},
+            Surroundings(),
+            Choice(["a", "a.b", "d"]),
+            id="a name that two modules exchange which load each other",
+        ),
+        pytest.param(
+            A | {"a": Tried({"a.b", "c"}, (), exchanges=["x.f"]), "c": Tried((), (), exchanges=["x.f"])},
+            {},
+            Surroundings(),
+            Choice([], {"a": SAME, "c": SAME}),
+            id="a name that two modules exchange of which one comes alone",
         ),
         pytest.param(A, {}, Surroundings(["HOME"]), Choice(["d"], {"a.b": LATE}), id="ranks differ"),
         pytest.param(A, {}, Surroundings([], {"HOME": "/b"}), Choice(["d"], {"a.b": LATE}), id="the script changes it"),
