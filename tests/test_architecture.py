@@ -44,11 +44,10 @@ module that needs an optional dependency gets a line of its own."""
 EXCEPTIONS = {
     ("ft_launcher.zygote.fork_server", "ft_client.bootstrap"),
     ("ft_launcher.ranks.function_rank", "ft_client.bootstrap"),
-    ("ft_launcher.etcd.v2", "etcd"),
     ("ft_client.integrations.nvrx_alias.peer.fault_tolerance.launcher", "ft_launcher.settings.command_line"),
 }
-"""The bootstrap of a rank is called in the child that was forked for it. An extra is imported where it is used.
-NVIDIA's name for its launcher stands for ours."""
+"""The bootstrap of a rank is called in the child that was forked for it. NVIDIA's name for its launcher stands for
+ours."""
 
 ROOMS: dict[str, set[str]] = {
     # The launcher, from what knows least to what puts all together.

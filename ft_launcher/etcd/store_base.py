@@ -1,7 +1,7 @@
 """What the stores of a job have in common that outlive it: every read is a wait for keys, and they can be cleared.
 
-Base of the stores over etcd (`v2.py`, `v3.py`) and of `nodes/file_store.py`; `nodes/job_store.py` uses them. Must not
-know where the values are.
+Base of the store over etcd (`v3.py`) and of `nodes/file_store.py`; `nodes/job_store.py` uses them. Must not know where
+the values are.
 """
 
 from __future__ import annotations
@@ -58,15 +58,6 @@ class WaitingStore(Store):  # type: ignore[misc]
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """Returns the values that are there now, None for a missing one; waits for none."""
         return self._read(keys, 0.0)[0]
-
-    def hold(self, folder: str, ttl_s: int) -> None:
-        """Has all keys of a folder removed after so many seconds, unless it is held again before.
-
-        Does nothing where the store holds them by itself, or keeps them.
-        """
-
-    def remove(self, folder: str) -> None:
-        """Removes what `hold` made of a folder, and its keys."""
 
     def remove_keys(self, prefix: str, but: str) -> None:
         """Removes the keys that begin with `prefix`, except those that begin with `but`; both end with a slash."""

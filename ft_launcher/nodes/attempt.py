@@ -112,8 +112,6 @@ def _open_attempt(
     """Opens the first attempt, or the one after `last`, which is over. Returns None if another node did so first."""
     # A random name: two nodes may open an attempt at once, and must not write the same keys.
     store.enter(secrets.token_hex(4))
-    # Before the record names the attempt, so that no key of it is ever written without a lease.
-    store.hold()
     before = {last.attempt: last.over} if last is not None else {}
     other = store.other_job()
     if other:
@@ -121,7 +119,6 @@ def _open_attempt(
         settings = replace(settings, rules=replace(settings.rules, hint=hint))
     coordination = _write(node, settings, store, head, None, before)
     if coordination is None:
-        store.drop_attempt()
         return None
     over = over_of(last) if last is not None else None
     if over is not None:

@@ -52,8 +52,6 @@ LONG_S = 3600.0
 _SHORT_S = 0.01
 # `close` waits for a thread this long; the longer time is for the message that wakes one, before keys are removed.
 _END_S, _WAKE_S = 0.5, 5.0
-_REFRESHES = 4
-"""Refreshes in the time of a lease, so that one or two may fail."""
 
 
 class _Deposed(Exception):
@@ -100,7 +98,6 @@ class CoordinatorService:
         self._beat_s = beat_s
         self._timeout_s = timeout_s
         self._formed = formed
-        self._refresh_at = time.monotonic() + store.lease_s / _REFRESHES
         self._hosts = store.hosted_here
         # Read with the messages, to see that another coordinator took over; nobody can where this node hosts the store.
         self._fence: tuple[str, ...] = (TERM,)
@@ -316,7 +313,6 @@ class CoordinatorService:
             # Without a term the store has lost all, which the next beat finds, and says so.
             self._must_have_term([term for term in found[len(COUNTERS) :] if term])
             self.asked = found[: len(COUNTERS)]
-            self._refresh(store)
             self._turned_at, self._looked = time.monotonic(), True
             if count:
                 sent = whole_number(count, MOST_SENT)
@@ -380,13 +376,6 @@ class CoordinatorService:
             self._write(store, replace(formed, attempt=self._formed.attempt, before=self._formed.before))
         self._kept = range(self._kept.start, formed.read + 1)
 
-    def _refresh(self, store: JobStore) -> None:
-        """Writes the record again, unchanged, before its lease runs out."""
-        if store.lease_s and time.monotonic() >= self._refresh_at:
-            store.hold()
-            with self._lock:
-                self._write(store, self._formed)
-
     def _write(self, store: JobStore, formed: Formed) -> None:
         text = encode(formed)
         written = store.set_head(text, self._head)
@@ -397,4 +386,3 @@ class CoordinatorService:
         if written is None:
             raise _Deposed("another coordinator took over")
         self._head, self._formed = written, formed
-        self._refresh_at = time.monotonic() + store.lease_s / _REFRESHES

@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,22 +68,18 @@ class JobStore:
         connect: makes a new connection; returns both of these.
         run_id: the job's id, of which all its keys begin.
         hosted_here: whether this process is the store's server.
-        lease_s: seconds after its last write at which the backend removes the record; 0: never.
 
     `raw` is torch's store itself; `may_have_host`: another agent may be its server. `attempt` is the one whose keys
     are read and written.
     """
 
-    def __init__(
-        self, backend: Any, store: Any, connect: Connect, run_id: str, hosted_here: bool, lease_s: float = 0.0
-    ) -> None:
+    def __init__(self, backend: Any, store: Any, connect: Connect, run_id: str, hosted_here: bool) -> None:
         self.raw = store
         self._backend = backend
         self._connect = connect
         self.run_id = run_id
         self._prefix = f"ft_launcher/{run_id}/"
         self.hosted_here = hosted_here
-        self.lease_s = lease_s
         self.may_have_host = isinstance(store, TCPStore) and not hosted_here
         self.attempt = ""
         self._store = PrefixStore(self._prefix, store)
@@ -106,7 +101,7 @@ class JobStore:
             StoreLost: the store cannot be reached.
         """
         with _lost():
-            other = type(self)(*self._connect(), self._connect, self.run_id, self.hosted_here, self.lease_s)
+            other = type(self)(*self._connect(), self._connect, self.run_id, self.hosted_here)
         other.enter(self.attempt)
         return other
 
@@ -272,28 +267,11 @@ class JobStore:
     def set_head(self, value: str, before: Head | None) -> Head | None:
         """Writes the record if it still is `before` (None: there was none). Returns None if it changed or is gone."""
         with _lost():
-            try:
-                result = self._backend.set_state(value.encode(), before.token if before else None)
-            except RendezvousError:  # etcd's v2 API answers with an error when the record to replace is gone
-                if before is None or self._backend.get_state() is not None:
-                    raise
-                return None
+            result = self._backend.set_state(value.encode(), before.token if before else None)
         ours = result is not None and bytes(result[0]) == value.encode()  # also when an answer before this was lost
         if ours:
             return Head(result[0], result[1])
         return None
-
-    def hold(self) -> None:
-        """Refreshes the lease of the attempt's keys, on a store that removes keys without one."""
-        if isinstance(self.raw, WaitingStore):
-            with _lost():
-                self.raw.hold(self._prefix + self.attempt, int(self.lease_s))
-
-    def drop_attempt(self) -> None:
-        """Removes what `hold` made, after another node has opened the attempt."""
-        if isinstance(self.raw, WaitingStore):
-            with _lost():
-                self.raw.remove(self._prefix + self.attempt)
 
     def remove(self, head: Head) -> None:
         """Removes the record, if it still is `head`, and the keys of the attempt, on stores that outlive the job."""
@@ -342,16 +320,10 @@ class JobStore:
         return f"{self._prefix}{self.attempt}/{key}"
 
 
-def _of_python_etcd() -> tuple[type[Exception], ...]:
-    """Returns the exception of that package where the store is of it. To import it takes 31 ms of a launch."""
-    error = getattr(sys.modules.get("etcd"), "EtcdException", None)
-    return () if error is None else (error,)
-
-
 @contextlib.contextmanager
 def _lost() -> Iterator[None]:
     """Turns the exceptions of the stores into StoreLost."""
     try:
         yield
-    except (RuntimeError, ValueError, OSError, LookupError, RendezvousError, *_of_python_etcd()) as error:
+    except (RuntimeError, ValueError, OSError, LookupError, RendezvousError) as error:
         raise StoreLost(one_line(error)) from error

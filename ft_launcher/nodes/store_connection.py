@@ -30,9 +30,6 @@ from rank_monitor.contract.processes import resolver, runtime_folder
 
 _T = TypeVar("_T")
 
-_V2_PREFIX = "/torch/elastic"
-_V2_TTL_S = 7200
-"""torch's, for the record; its store's keys have none."""
 # The default of c10d's `read_timeout` in torch.
 _OPERATION_S = 60
 # One plain TCP connection, which is refused or made at once unless packets are dropped.
@@ -55,7 +52,7 @@ def open_job_store(
     """Connects to the job's store, and starts its server where this node is the host. Blocks.
 
     Args:
-        backend: c10d, static, etcd-v2 or etcd-v3.
+        backend: c10d, static or etcd-v3.
         parameters: as torch's registry passes them to a handler, with all of that backend's keys.
         check: called before any wait; its argument is whether this node may be the host.
 
@@ -63,13 +60,11 @@ def open_job_store(
         RendezvousConnectionError: it cannot be reached.
     """
     run_id = parameters.run_id
-    if backend in ("etcd-v2", "etcd-v3"):
+    if backend == "etcd-v3":
         check(False)
-        if backend == "etcd-v2":
-            return _job_store(partial(_etcd_v2, parameters), run_id, float(parameters.get_as_int("ttl") or _V2_TTL_S))
         from ft_launcher.etcd.v3 import create_backend as create_etcd_v3
 
-        return _job_store(partial(create_etcd_v3, parameters), run_id)  # it refreshes its lease by itself
+        return _job_store(partial(create_etcd_v3, parameters), run_id)
     if backend == "c10d" and parameters.get("store_type", "tcp").strip().lower() != "tcp":
         check(True)
         if parameters.endpoint:
@@ -94,38 +89,9 @@ def open_job_store(
     return JobStore(holder, store, lambda: _with_record(_connect(host, port), run_id), run_id, hosts)
 
 
-def _job_store(connect: Connect, run_id: str, lease_s: float = 0.0) -> JobStore:
+def _job_store(connect: Connect, run_id: str) -> JobStore:
     """Returns the first connection to a store that no node hosts."""
-    return JobStore(*connect(), connect, run_id, False, lease_s)
-
-
-def _etcd_v2(parameters: RendezvousParameters) -> tuple[Any, Any]:
-    from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
-    from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend as create_etcd_v2
-
-    from ft_launcher.etcd.v2 import EtcdV2Store
-
-    prefix = parameters.get("key_prefix") or parameters.get("etcd_prefix")
-    ttl_s = parameters.get_as_int("ttl")
-    try:
-        backend, store = create_etcd_v2(parameters)
-        if prefix:
-            folder = f"/{prefix.strip('/')}"
-        else:
-            folder = _V2_PREFIX
-        if prefix or ttl_s:  # torch's own takes neither
-            backend = EtcdRendezvousBackend(store.client, parameters.run_id, f"{folder}/rendezvous", ttl_s)
-        return backend, EtcdV2Store(store.client, f"{folder}/store")
-    except RendezvousConnectionError as error:
-        raise RendezvousConnectionError(about_etcd_v2(parameters.endpoint, error.__cause__ or error)) from error
-
-
-def about_etcd_v2(endpoint: str, error: BaseException) -> str:
-    """Describes why torch's client of the v2 API failed at an endpoint, and what to do."""
-    if "404" in str(error):  # what answers knows nothing of /v2
-        problem = f"what answers at {endpoint} has no v2 API of etcd"
-        return f"{problem} (etcd 3.6 and later have none): use --rdzv-backend=etcd-v3"
-    return f"no etcd at {endpoint}: {str(error).strip() or type(error).__name__}"
+    return JobStore(*connect(), connect, run_id, False)
 
 
 def _with_record(store: Any, run_id: str) -> tuple[Any, Any]:

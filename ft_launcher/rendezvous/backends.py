@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch.distributed import HashStore, PrefixStore, Store
@@ -30,7 +31,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from ft_launcher.nodes.attempt import NodeSettings
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.node_messages import NO_RANK, JoinRequest
-from ft_launcher.nodes.store_connection import about_etcd_v2, open_job_store
+from ft_launcher.nodes.store_connection import open_job_store
 from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.processes.signals import SignalPipe
@@ -43,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 ONE_NODE = "ft-one-node"
 _SEVERAL_NODES = "ft-nodes"
-# torch names its legacy handler so, and takes no other name for it.
-_LEGACY = "etcd"
-OURS = ("c10d", "static", "etcd-v2", "etcd-v3", _LEGACY)
-"""Backends whose store our protocol runs on: those of torch and one of our own. `etcd` is torch's handler as it is."""
+OURS = ("c10d", "static", "etcd-v3")
+"""Backends over whose store our protocol runs. Any other, torch's `etcd` and `etcd-v2` too, is used as it is."""
+_OVER_ETCD_V2 = ("etcd", "etcd-v2")
+"""Backends of torch, whose client of etcd speaks the API v2 alone."""
 
 # torch's defaults in its dynamic rendezvous, for the one of both keys that is not given.
 _KEEP_ALIVE_S, _KEEP_ALIVE_ATTEMPTS = 5, 3
@@ -111,9 +112,6 @@ def use_one_node(config: Any, host: str, shares: bool) -> None:
 def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
     """Changes torch's launch configuration of several nodes so that its rendezvous is ours over the same backend."""
     backend, max_restarts = config.rdzv_backend, config.max_restarts
-    if backend == _LEGACY:
-        _use(config, _LEGACY, _create_legacy)  # torch wants the handler's own name
-        return
 
     def make(parameters: RendezvousParameters) -> NodeRendezvous:
         static = backend == "static"
@@ -149,7 +147,10 @@ def guarded(config: Any, signals: SignalPipe) -> Iterator[None]:
     if create is None or backend in (ONE_NODE, _SEVERAL_NODES):
         yield
         return
-    registry[backend] = lambda parameters: created(lambda: create(parameters), signals)
+    make = create
+    if backend in _OVER_ETCD_V2:
+        make = partial(_over_etcd_v2, create)
+    registry[backend] = lambda parameters: created(lambda: make(parameters), signals)
     try:
         yield
     finally:  # a program that calls `launch()` may register the same one again, which torch refuses if it is another
@@ -162,14 +163,29 @@ def _use(config: Any, backend: str, make: Callable[[RendezvousParameters], Rende
     config.rdzv_backend = backend
 
 
-def _create_legacy(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Makes torch's handler; turns errors of its etcd client into rendezvous errors, which they are."""
-    from torch.distributed.elastic.rendezvous import etcd_rendezvous
+def _over_etcd_v2(
+    create: Callable[[RendezvousParameters], RendezvousHandler], parameters: RendezvousParameters
+) -> RendezvousHandler:
+    """Makes a handler of torch over etcd's v2 API, in a thread of `created`.
+
+    Raises:
+        RendezvousConnectionError: what answers at the endpoint, or does not, has no such API; the text says what to do.
+    """
+    from torch.distributed.elastic.rendezvous.etcd_rendezvous import etcd  # here: it takes 31 ms of a launch
 
     try:
-        return etcd_rendezvous.create_rdzv_handler(parameters)
-    except etcd_rendezvous.etcd.EtcdException as error:
-        raise RendezvousConnectionError(about_etcd_v2(parameters.endpoint, error)) from error
+        return create(parameters)
+    except (etcd.EtcdException, RendezvousConnectionError) as error:
+        # torch's own error only refers to its cause.
+        cause = error.__cause__ or error
+        raise RendezvousConnectionError(_about_etcd_v2(parameters.endpoint, cause)) from error
+
+
+def _about_etcd_v2(endpoint: str, error: BaseException) -> str:
+    if "404" in str(error):  # what answers knows nothing of /v2
+        problem = f"what answers at {endpoint} has no v2 API of etcd"
+        return f"{problem} (etcd 3.6 and later have none): use --rdzv-backend=etcd-v3"
+    return f"no etcd at {endpoint}: {str(error).strip() or type(error).__name__}"
 
 
 def this_node(

@@ -1,4 +1,5 @@
-"""A rendezvous handler that is not ours (torch's `etcd`, or one of another package), between it and torch's launcher.
+"""A rendezvous handler that is not ours, between it and torch's launcher: torch's `etcd` and `etcd-v2`, or one of
+another package.
 
 Such a handler works on a store that may not answer for a minute or for ever, and was not written for several threads.
 So one thread at a time uses it, and the launcher's main thread never waits for it beyond a signal: its creation and its

@@ -9,7 +9,7 @@ rendezvous backends, by its underscored name.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import os
 from collections.abc import Mapping
@@ -23,10 +23,17 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from ft_launcher.settings import options
 from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.sources import DEFAULT, Resolved
-from rank_monitor.contract.errors import ConfigError, nearest
+from rank_monitor.contract.errors import ConfigError, nearest, one_line
 from rank_monitor.contract.settings.config import MemberSettings
 
-_PACKAGES = {"etcd": ("python-etcd", "etcd"), "etcd-v2": ("python-etcd", "etcd"), "etcd-v3": ("etcd3gw", "etcd3gw")}
+_EXTRA = "pip install 'ft-launcher[etcd]'"
+_OF_TORCH = "pip install python-etcd; etcd 3.6 and later need --rdzv-backend=etcd-v3 in its place"
+_PACKAGES = {
+    "etcd": ("python-etcd", "etcd", _OF_TORCH),
+    "etcd-v2": ("python-etcd", "etcd", _OF_TORCH),
+    "etcd-v3": ("etcd3gw", "etcd3gw", _EXTRA),
+}
+"""Backend -> the package that it needs, the module that is imported of it, and what to do where it is missing."""
 _FILES = ("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert")
 
 RANK = "rank"
@@ -47,15 +54,16 @@ _READ_BY_BACKEND: Mapping[str, frozenset[str]] = {
 _READ_HERE_TOO: Mapping[str, frozenset[str]] = {
     "c10d": frozenset({"timeout", RANK}),
     "static": _FORMATION | _BEATS,
-    "etcd-v2": _RECORDS | {"timeout", RANK},
+    # torch's `LaunchConfig` puts it into each configuration.
+    "etcd-v2": frozenset({"timeout"}),
     "etcd-v3": frozenset({RANK}),
 }
 BACKENDS = tuple(_READ_BY_BACKEND)
 """Those of torch, and one of our own."""
 
 _STATIC = "static"
-_WITH_COORDINATOR = frozenset(BACKENDS) - {"etcd"}
-"""Backends over which our protocol runs; `etcd` is torch's handler as it is."""
+_WITH_COORDINATOR = frozenset(BACKENDS) - {"etcd", "etcd-v2"}
+"""Backends over which our protocol runs; the other two are torch's handlers as they are."""
 _SECONDS_OR_COUNTS = _FORMATION | _BEATS | {"timeout", "read_timeout", "ttl"}
 _CHOICES = {"store_type": ("tcp", "file"), "protocol": ("http", "https")}
 
@@ -78,9 +86,13 @@ def check_rendezvous(config: Any, conf: Mapping[str, Any], parsed: Parsed) -> Se
     if backend not in known:
         hint = f"There are {', '.join(sorted(known))}"
         raise parsed.error("rdzv_backend", f"is not a rendezvous backend{nearest(backend, known)}", hint)
-    package, module = _PACKAGES.get(backend, ("", ""))
-    if module and importlib.util.find_spec(module) is None:
-        raise parsed.error("rdzv_backend", f"needs the package {package}", "pip install 'ft-launcher[etcd]'")
+    if backend in _PACKAGES:
+        package, module, remedy = _PACKAGES[backend]
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            problem = f"needs the package {package}, which cannot be imported: {one_line(error)}"
+            raise parsed.error("rdzv_backend", problem, remedy) from None
     if backend in BACKENDS and not is_file_store(conf):
         endpoints = [config.rdzv_endpoint]
         if backend == "etcd-v3":
@@ -211,7 +223,7 @@ def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settle
 
 def _refusal(backend: str, key: str) -> str:
     """Returns why a key that a user may rely on cannot have its effect; empty for any other key."""
-    if key == "heartbeat_timeout" and backend != "etcd":
+    if key == "heartbeat_timeout" and backend in _WITH_COORDINATOR:
         return "a beat has no time limit of its own here; a node is lost when it is silent for --ft-node-timeout"
     if backend == "etcd" and key in ("key_prefix", "ttl"):
         return "the backend etcd has etcd_prefix, and no other key for its records; etcd-v3 has both"

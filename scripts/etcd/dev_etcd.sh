@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One etcd on this machine to try things with, both APIs on: dev_etcd.sh up|down
+# One etcd on this machine to try things with: dev_etcd.sh up|down
 #   ETCD_PORT  its port for clients on loopback (2379); peers get the next one
 #   ETCD_DIR   where its records, log and pid are kept (a folder in TMPDIR)
 # Clusters give the address of theirs by --rdzv-endpoint.
@@ -17,13 +17,13 @@ up)
     command -v etcd >/dev/null || { echo "etcd is missing: apt-get install --no-install-recommends etcd-server" >&2; exit 1; }
     if ! running; then
         mkdir -p -m 700 "$dir"
-        nohup etcd --enable-v2=true "--data-dir=$dir/data" "--listen-client-urls=$client" \
+        nohup etcd "--data-dir=$dir/data" "--listen-client-urls=$client" \
             "--advertise-client-urls=$client" "--listen-peer-urls=http://127.0.0.1:$((port + 1))" \
             >"$dir/log" 2>&1 </dev/null &
         echo $! >"$dir/pid"
     fi
     for _ in $(seq 150); do
-        if healthy && running; then echo "etcd is up: --rdzv-backend=etcd-v2 --rdzv-endpoint=127.0.0.1:$port"; exit 0; fi
+        if healthy && running; then echo "etcd is up: --rdzv-backend=etcd-v3 --rdzv-endpoint=127.0.0.1:$port"; exit 0; fi
         running || break
         sleep 0.2
     done

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from tests.etcd_cluster import running_cluster
 from tests.etcd_server import EtcdServer, running_etcd
 from tests.faults.training import ITERATIONS, Plan, Strike
 from tests.nodes.conftest import StartAgents
+from tests.nodes.test_store_load import ask
 
 HOLD = 4
 HELD = Plan(hold=HOLD)
@@ -33,11 +32,11 @@ def etcd() -> Iterator[EtcdServer]:
         yield server
 
 
-@pytest.fixture(params=[pytest.param("etcd-v2", marks=pytest.mark.slow), "etcd-v3"])
-def over(request: pytest.FixtureRequest, etcd: EtcdServer, tmp_path: Path) -> tuple[str, ...]:
+@pytest.fixture
+def over(etcd: EtcdServer, tmp_path: Path) -> tuple[str, ...]:
     """The flags of a job over etcd."""
     conf = "join_timeout=60,last_call_timeout=1,read_timeout=20"
-    endpoint = (f"--rdzv-backend={request.param}", f"--rdzv-endpoint={etcd.endpoint}")
+    endpoint = ("--rdzv-backend=etcd-v3", f"--rdzv-endpoint={etcd.endpoint}")
     return (*endpoint, f"--rdzv-id={tmp_path.name}", f"--rdzv-conf={conf}")
 
 
@@ -98,37 +97,19 @@ def test_all_agents_are_lost_and_started_again(on_loopback: StartAgents, over: t
     agents.trained((ITERATIONS, 4))
 
 
-def head(etcd: EtcdServer, run_id: str, method: str = "GET") -> dict[str, Any]:
-    """What etcd says of the record of a job by `etcd-v2`; empty: there is none."""
-    url = f"http://{etcd.endpoint}/v2/keys/torch/elastic/rendezvous/{run_id}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(urllib.request.Request(url, method=method), timeout=20) as answer:
-            found: dict[str, Any] = json.load(answer)["node"]
-    except urllib.error.HTTPError:
-        return {}
-    return found
+def remove_record(etcd: EtcdServer, run_id: str) -> None:
+    """Removes the record of a job, and nothing else of it."""
+    key = base64.b64encode(f"/ft_launcher/{run_id}/state".encode()).decode()
+    assert json.loads(ask(etcd, "v3/kv/deleterange", {"key": key}))["deleted"] == "1"
 
 
-def test_the_record_of_etcd_v2_outlives_its_time_and_is_written_again_when_it_is_gone(
-    on_loopback: StartAgents, etcd: EtcdServer, tmp_path: Path
+def test_the_record_alone_is_lost_and_is_written_again(
+    on_loopback: StartAgents, etcd: EtcdServer, over: tuple[str, ...], tmp_path: Path
 ) -> None:
-    conf = "--rdzv-conf=join_timeout=60,last_call_timeout=1,ttl=4"
-    flags = ("--rdzv-backend=etcd-v2", f"--rdzv-endpoint={etcd.endpoint}", f"--rdzv-id={tmp_path.name}", conf)
     plan = Plan((Strike("SIGKILL", iteration=6, rank=1),), hold=HOLD)
-    agents = on_loopback(2, plan, *PATIENT, *flags, "--max-restarts=1", nproc=1)
+    agents = on_loopback(2, plan, *PATIENT, *over, "--max-restarts=1", nproc=1)
     agents.until_train(HOLD, world=2)
-    written = {head(etcd, tmp_path.name).get("modifiedIndex", 0)}
-
-    def is_refreshed() -> bool:
-        """Six times: once each quarter of its time."""
-        written.add(head(etcd, tmp_path.name).get("modifiedIndex", 0))
-        assert 0 not in written, f"the record is gone\n{agents.tail()}"
-        return len(written) > 6
-
-    agents.until(is_refreshed, "refreshes")
-    head(etcd, tmp_path.name, "DELETE")
-    agents.until(lambda: head(etcd, tmp_path.name), "the record")
+    remove_record(etcd, tmp_path.name)
     agents.go()
     agents.end(0, 0)
     agents.trained((ITERATIONS, 2))

@@ -14,7 +14,7 @@ RENDEZVOUS_FAILED = 81
 @pytest.mark.parametrize("backend", ["etcd-v2", pytest.param("etcd", marks=pytest.mark.slow)])
 def test_it_is_said_at_once_and_what_to_use(on_loopback: StartAgents, backend: str) -> None:
     with running_etcd({"enable-v2": "false"}) as etcd:
-        endpoint = (f"--rdzv-backend={backend}", f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-conf=timeout=600")
+        endpoint = (f"--rdzv-backend={backend}", f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-conf=last_call_timeout=1")
         agents = on_loopback(1, Plan(), "--nnodes=2", *endpoint)
         agents.end(RENDEZVOUS_FAILED)
     (reason,) = (line["reason"] for line in agents[0].journal("job_end"))

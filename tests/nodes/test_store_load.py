@@ -109,17 +109,15 @@ def ask(etcd: EtcdServer, path: str, body: dict[str, Any] | None = None) -> str:
         return str(answer.read().decode())
 
 
-def taken(etcd: EtcdServer, backend: str) -> float:
+def taken(etcd: EtcdServer) -> float:
     """The operations that etcd has taken, by its own count."""
-    name = "etcd_http_received_total" if backend == "etcd-v2" else "grpc_server_started_total"
-    counts = (line.rpartition(" ")[2] for line in ask(etcd, "metrics").splitlines() if line.startswith(name))
+    lines = ask(etcd, "metrics").splitlines()
+    counts = (line.rpartition(" ")[2] for line in lines if line.startswith("grpc_server_started_total"))
     return sum(map(float, counts))
 
 
-def left(etcd: EtcdServer, backend: str) -> object:
+def left(etcd: EtcdServer) -> object:
     """What is kept in etcd, falsely if nothing."""
-    if backend == "etcd-v2":
-        return json.loads(ask(etcd, "v2/keys/?recursive=true"))["node"].get("nodes")
     return json.loads(ask(etcd, "v3/kv/range", {"key": "AA==", "range_end": "AA=="})).get("kvs")
 
 
@@ -141,21 +139,18 @@ def beats_made(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return wait
 
 
-@pytest.mark.parametrize("backend", ["etcd-v2", "etcd-v3"])
 @pytest.mark.parametrize("count", [6, pytest.param(24, marks=pytest.mark.slow)])
-def test_an_idle_job_asks_little_of_etcd_and_leaves_nothing(
-    backend: str, count: int, beats_made: Callable[[int], None]
-) -> None:
+def test_an_idle_job_asks_little_of_etcd_and_leaves_nothing(count: int, beats_made: Callable[[int], None]) -> None:
     with running_etcd() as etcd:
-        with job(backend, etcd.endpoint, count) as nodes:
+        with job("etcd-v3", etcd.endpoint, count) as nodes:
             beats_made(2 * count)
-            before, began = taken(etcd, backend), time.monotonic()
+            before, began = taken(etcd), time.monotonic()
             beats_made(BEATS * count)
-            spent, beats = taken(etcd, backend) - before, (time.monotonic() - began) / BEAT_S
+            spent, beats = taken(etcd) - before, (time.monotonic() - began) / BEAT_S
             assert spent / count / beats <= MOST_IDLE
             ask_each_other(nodes)
-            assert left(etcd, backend)
-        assert not left(etcd, backend)
+            assert left(etcd)
+        assert not left(etcd)
 
 
 def test_a_store_in_files_does_not_grow_and_is_gone_after_the_job(

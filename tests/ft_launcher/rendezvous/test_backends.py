@@ -106,9 +106,7 @@ def test_how_long_nodes_wait_for_each_other() -> None:
     given = _node_settings(parameters(join_timeout="7", last_call_timeout="0"), Settings(), 0).rules
     assert (given.join_s, given.last_call_s) == (7, 0)
     assert _node_settings(parameters(close_timeout="8"), Settings(), 0).close_s == 8
-    assert _node_settings(parameters(timeout="9"), Settings(), 0).rules.join_s == 9, (
-        "static and the legacy etcd have that key"
-    )
+    assert _node_settings(parameters(timeout="9"), Settings(), 0).rules.join_s == 9, "static has that key"
 
 
 @pytest.mark.parametrize(("static", "join_s"), [(False, 600), (True, 900)])

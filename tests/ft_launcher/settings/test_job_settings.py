@@ -15,7 +15,6 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.run import get_args_parser
 
-from ft_launcher.settings import rendezvous_check
 from ft_launcher.settings.job_settings import Job
 from rank_monitor.contract.errors import ConfigError
 
@@ -196,7 +195,7 @@ FREE_PORT = "the ranks' store gets an address and a free port in each cycle"
         ("--standalone --master-port 6000", {"--master-port": FREE_PORT}),
         ("--nnodes 2 --rdzv-endpoint localhost:1 --master-port 6000", {"--master-port": "--rdzv-endpoint says"}),
         (
-            "--nnodes 2 --rdzv-backend etcd --rdzv-endpoint localhost:1 --node-rank 1"
+            "--nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint localhost:1 --node-rank 1"
             " --ft-node-timeout 9 --ft-restart-policy min-healthy",
             {
                 "--node-rank": "its own handler",
@@ -274,13 +273,18 @@ def test_torch_is_left_as_it_was(job_of: JobOf) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend, package", [("etcd", "python-etcd"), ("etcd-v2", "python-etcd"), ("etcd-v3", "etcd3gw")]
+    ("backend", "module", "problem"),
+    [
+        ("etcd", "etcd", "python-etcd.*pip install python-etcd; etcd 3.6 and later need --rdzv-backend=etcd-v3"),
+        ("etcd-v2", "etcd", "python-etcd.*pip install python-etcd; etcd 3.6 and later need --rdzv-backend=etcd-v3"),
+        ("etcd-v3", "etcd3gw", r"etcd3gw.*pip install 'ft-launcher\[etcd\]'"),
+    ],
 )
 def test_a_backend_whose_package_is_missing(
-    backend: str, package: str, job_of: JobOf, monkeypatch: pytest.MonkeyPatch
+    backend: str, module: str, problem: str, job_of: JobOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous_check, "_PACKAGES", {backend: (package, "no_such_module")})
-    with pytest.raises(ConfigError, match=f"needs the package {package}"):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=f"needs the package {problem}"):
         job_of("--rdzv-backend", backend, "train.py")
 
 
