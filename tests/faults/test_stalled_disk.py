@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +33,29 @@ cycle = os.environ["TORCHELASTIC_RESTART_COUNT"]
 open(f"{folder}/began{cycle}", "w").close()
 while not os.path.exists(f"{folder}/go{cycle}"):
     time.sleep(0.01)
-if cycle == "0" and os.path.exists(f"{folder}/silent"):
+if os.path.exists(f"{folder}/silent{cycle}"):
     os._exit(3)
-if cycle == "0":
+if cycle == "0" and not os.path.exists(f"{folder}/well0"):
     raise ValueError("a fault while the disk stands still")
 open(f"{folder}/trained", "w").close()
+"""
+PROGRAM = """
+import sys
+from ft_launcher import LaunchConfig, launch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+
+disk, script, folder = sys.argv[1:]
+more = {}
+if disk:
+    logs = DefaultLogsSpecs(log_dir=f"{disk}/logs", redirects=Std.ALL)
+    more = {"logs_specs": logs, "journal_dir": f"{disk}/j", "nvrx_logfile": f"{disk}/log"}
+config = LaunchConfig(nproc_per_node=1, max_restarts=0, preemption_grace=5, workers_stop_timeout=5, **more)
+try:
+    launch(script, config)(folder)
+    print("launch returned", flush=True)
+except BaseException as error:
+    print("launch raised", type(error).__name__, getattr(error, "exit_code", None), flush=True)
+print("the program goes on", flush=True)
 """
 
 
@@ -57,14 +75,23 @@ SERVED = Stall("served", signal.SIGUSR1, signal.SIGUSR2)
 class StalledJob:
     """A launcher whose options may name folders in `disk`."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, program: str = "-m ft_launcher", **environ: str) -> None:
         self.folder, self.disk = folder, folder / "disk"
         (folder / "train.py").write_text(SCRIPT)
+        (folder / "program.py").write_text(PROGRAM)
         self.disk.mkdir()
         self.launcher: subprocess.Popen[bytes] | None = None
         serve = ["unshare", "--mount", sys.executable, "-m", "tests.stalled_disk", str(self.disk)]
         with (folder / "server").open("w") as out:
             self.server = subprocess.Popen(serve, stdout=out, stderr=out, cwd=ROOT)
+        try:
+            self._start(options, program, environ)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, options: Sequence[str], program: str, environ: Mapping[str, str]) -> None:
+        folder = self.folder
         self.wait(lambda: "mounted" in (folder / "server").read_text(), "a mount")
         # The server does not know FUSE_FLUSH, as the kernel finds out at the first close, and never asks again: for an
         # answer to it a process waits that SIGKILL has ended.
@@ -72,10 +99,11 @@ class StalledJob:
         words = [option.format(disk=self.disk) for option in options]
         # Not a child of the launcher, which ends its children.
         within = ["nsenter", f"--mount=/proc/{self.server.pid}/ns/mnt", f"--wd={folder}", sys.executable]
+        more = {name: value.format(disk=self.disk) for name, value in environ.items()}
         with (folder / "out").open("w") as out:
-            command = [*within, "-m", "ft_launcher", *words, "train.py", str(folder)]
+            command = [*within, *program.split(), *words, "train.py", str(folder)]
             self.launcher = subprocess.Popen(
-                command, stdout=out, stderr=out, env=os.environ | {"PYTHONPATH": str(ROOT)}
+                command, stdout=out, stderr=out, env=os.environ | {"PYTHONPATH": str(ROOT)} | more
             )
         self.wait((folder / "began0").exists, "the first cycle")
 
@@ -125,8 +153,8 @@ class StalledJob:
 def start(tmp_path: Path) -> Iterator[Callable[..., StalledJob]]:
     jobs: list[StalledJob] = []
 
-    def begin(*options: str) -> StalledJob:
-        jobs.append(StalledJob(tmp_path, *options))
+    def begin(*options: str, program: str = "-m ft_launcher", **environ: str) -> StalledJob:
+        jobs.append(StalledJob(tmp_path, *options, program=program, **environ))
         return jobs[-1]
 
     yield begin
@@ -156,7 +184,7 @@ def test_restarts_go_on_without_the_journal(start: Callable[..., StalledJob], st
 def test_restarts_go_on_without_the_log_folder(start: Callable[..., StalledJob], stall: Stall) -> None:
     """The agent looks there for the error of the rank, and the health checks for room: neither holds it up for long."""
     job = start("--log-dir={disk}/logs", "--max-restarts=1", "--nproc-per-node=1", "--ft-health-timeout=2")
-    (job.folder / "silent").touch()
+    (job.folder / "silent0").touch()
     job.begin(stall)
     job.go(0)
     job.wait((job.folder / "began1").exists, "the restart")
@@ -179,6 +207,79 @@ def test_sigterm_ends_the_launcher(start: Callable[..., StalledJob], stall: Stal
         job.wait(lambda: _state(job.process.pid) in ("Z", ""), "the end of the launcher")
         job.end(stall)
     assert job.process.wait(LIMIT_S) == 86, job.out
+
+
+@pytest.mark.parametrize("stall", [QUEUED, SERVED], ids=lambda stall: stall.name)
+def test_sigterm_ends_the_launcher_whose_temporary_folder_stalls(
+    start: Callable[..., StalledJob], stall: Stall
+) -> None:
+    job = start("--nproc-per-node=1", "--ft-preemption-grace=5", "--workers-stop-timeout=5", TMPDIR="{disk}")
+    assert len(list(Path(f"/proc/{job.server.pid}/root{job.disk}").iterdir())) > 1, "the launcher has its files there"
+    job.begin(stall)
+    job.process.terminate()
+    if stall is SERVED:
+        job.wait(lambda: _state(job.process.pid) in ("Z", ""), "the end of the launcher")
+        job.end(stall)
+    assert job.process.wait(LIMIT_S) in (86, 87), job.out
+
+
+@pytest.mark.parametrize(
+    ("stalls", "ends", "stall"),
+    [
+        ("logs", "told to", QUEUED),
+        ("logs", "succeeds", SERVED),
+        ("temporary files", "told to", SERVED),
+        ("temporary files", "fails", QUEUED),
+    ],
+    ids=["logs-told to-queued", "logs-succeeds-served", "temporary-told to-served", "temporary-fails-queued"],
+)
+def test_launch_returns(start: Callable[..., StalledJob], stall: Stall, ends: str, stalls: str) -> None:
+    """The user's program goes on, however the job ends."""
+    if stalls == "logs":
+        job = start("{disk}", program="program.py")
+    else:
+        job = start("", program="program.py", TMPDIR="{disk}")
+    if ends == "fails":
+        (job.folder / "silent0").touch()
+    if ends == "succeeds":
+        (job.folder / "well0").touch()
+    job.begin(stall)
+    if ends == "told to":
+        job.process.terminate()
+    else:
+        job.go(0)
+    job.wait(lambda: "the program goes on" in job.out, "the end of launch()")
+    job.end(stall)
+    assert job.process.wait(LIMIT_S) == 0, job.out
+    raised = {"told to": "raised SignalException 86", "succeeds": "returned", "fails": "raised ChildFailedError 3"}
+    assert f"launch {raised[ends]}" in job.out
+
+
+def test_a_folder_that_stalls_costs_one_restart_its_time(start: Callable[..., StalledJob]) -> None:
+    """One process waits for its answer. The launcher ends that process when the job ends."""
+    job = start("--log-dir={disk}/logs", "--max-restarts=2", "--nproc-per-node=1", "--ft-health-timeout=1")
+    job.begin(QUEUED)
+    job.go(0)
+    job.wait((job.folder / "began1").exists, "the first restart")
+    waiting = _checks(job)
+    assert len(waiting) == 1, waiting
+    (job.folder / "silent1").touch()
+    job.go(1)
+    job.wait((job.folder / "began2").exists, "the second restart")
+    assert _checks(job) == waiting, "nobody else has asked"
+    job.go(2)
+    assert job.process.wait(LIMIT_S) == 0, job.out
+    job.wait(lambda: not _checks(job), "the end of the process that waits")
+
+
+def _checks(job: StalledJob) -> set[int]:
+    """The pids of processes that check the room on the disk of a job."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f'"work": {{"folders": ["{job.disk}' in (entry / "cmdline").read_text(errors="replace"):
+                found.add(int(entry.name))
+    return found
 
 
 def _state(pid: int) -> str:
