@@ -168,6 +168,30 @@ def test_validate_prints_settings_with_their_sources(
 
 
 @pytest.mark.usefixtures("launcher")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "imported before ranks are forked: torch"),
+        (
+            "--ft-preload=auto",
+            "imported before ranks are forked: torch; no more is learned, since there are no restarts",
+        ),
+        (
+            "--max-restarts=1 --ft-preload=auto,json,csv train.py",
+            "imported before ranks are forked: torch, json, csv; from",
+        ),
+        ("--max-restarts=1 --ft-preload=none train.py", "imported before ranks are forked: torch"),
+        ("--ft-warm-start=off train.py", "since they start by exec: --ft-warm-start=off"),
+        ("--no-python true", "since they start by exec: --no-python"),
+    ],
+)
+def test_validate_says_what_preloading_would_do(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("validate", *line.split()) == 0
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  # preload: ")]
+    assert said in note
+
+
+@pytest.mark.usefixtures("launcher")
 def test_what_validate_prints_is_a_yaml_that_says_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         exit_code("validate", "--ft-rank-section-timeouts=a:1,b:none", "--ft-port-range=5:9", "--ft-backoff=1:2") == 0
