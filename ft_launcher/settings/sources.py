@@ -252,7 +252,11 @@ def _implied(found: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]
     """Returns defaults that depend on another setting, as key -> value and source."""
     alias, source = found.get("alias_nvrx", (False, ""))
     if alias:
-        return {"preempted_exit_code": (config.PREEMPTED_UNDER_ALIAS, f"default with alias of {source}")}
+        source = f"default with alias of {source}"
+        return {
+            "preempted_exit_code": (config.PREEMPTED_UNDER_ALIAS, source),
+            "preload": (config.PRELOAD_UNDER_ALIAS, source),
+        }
     return {}
 
 

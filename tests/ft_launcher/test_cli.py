@@ -171,7 +171,7 @@ def test_validate_prints_settings_with_their_sources(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "imported before ranks are forked: torch"),
+        ("--ft-preload=none", "imported before ranks are forked: torch"),
         (
             "--ft-preload=auto",
             "imported before ranks are forked: torch; no more is learned, since there are no restarts",

@@ -110,9 +110,9 @@ class StartSettings:
 
     warm_start: str = setting("auto", kinds.choice("auto", "on", "off"), "ranks as forks of one import of torch")
     preload: tuple[str, ...] = setting(
-        (kinds.NONE,),
+        (kinds.AUTO,),
         kinds.PRELOAD,
-        "modules imported before the ranks fork; auto: what the ranks of the first cycle import; names may be added",
+        "modules imported before the ranks fork; auto: what the ranks of the first cycle import; names are added",
     )
     inprocess: str = setting(
         "auto", kinds.choice("auto", "off"), "ranks with an in-process wrapper restart in process first"
@@ -135,7 +135,7 @@ class StartSettings:
     @property
     def learns_modules(self) -> bool:
         """Whether modules that ranks import are preloaded for those of the next cycle."""
-        return kinds.AUTO in self.preload
+        return kinds.NONE not in self.preload
 
 
 @dataclass(frozen=True)
@@ -339,6 +339,8 @@ class SourceSettings:
 
 PREEMPTED_UNDER_ALIAS = 0
 """Default of `preempted_exit_code` with `alias_nvrx`: loops written for the peer take other codes for a failure."""
+PRELOAD_UNDER_ALIAS = (kinds.NONE,)
+"""Default of `preload` with `alias_nvrx`: the peer's ranks import all by themselves."""
 
 GROUPS: dict[str, type] = {
     "monitor": MonitorSettings,
