@@ -27,7 +27,7 @@ from ft_launcher.cycle.evidence import (
     with_own_locks,
 )
 from ft_launcher.nodes.node_messages import JobOver, RankAssigned
-from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, headline_in, inputs_in
+from ft_launcher.policy.case import MAX_HEADLINE, FaultJudgement, FaultReport
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.processes.process_tree import is_stopped
 from ft_launcher.record.contained import contained
@@ -253,10 +253,11 @@ class LastEnd:
         self.found, self.cycle, self._is_recorded = found, self._ranks.cycle, is_recorded
         if is_recorded:
             return
-        fault = {}
+        report = None
         if found.fault is not None:
-            fault = fault_record(found.fault, found.life, self._ranks.parts.recorder.headline(found.fault))
-        self._nodes.bring(fault, found.views)
+            headline = self._ranks.parts.recorder.headline(found.fault)
+            report = FaultReport(found.fault, found.life, headline[:MAX_HEADLINE])
+        self._nodes.bring(report, found.views)
 
     def record(self, answer: RankAssigned | JobOver) -> None:
         """Records why the cycle ended, with the coordinator's decision, and forgets what was found of it.
@@ -265,37 +266,35 @@ class LastEnd:
         node's fault is recorded, or the reason for the new formation.
         """
         found, self.found = self.found, NodeFindings()
-        decision, recorder = decision_of(answer.decision), self._ranks.parts.recorder
+        judgement, recorder = answer.judgement, self._ranks.parts.recorder
         ended = None
         if self._ranks.were_started and not self._is_recorded:
             ended = self.cycle
         self._is_recorded = False
         # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
-        is_ours = answer.fault_of == self._nodes.node
-        if is_ours:
-            found = self._with_guilty_rank(answer, found)
-        if found.fault is not None and decision is not None and is_ours:
-            recorder.failed(self.cycle, found.fault, decision, found.life, inputs_in(answer.decision))
-        elif ended is not None and decision is not None:
-            recorder.failed_elsewhere(ended, headline_in(answer.decision), decision, found.lost)
+        is_ours = judgement is not None and judgement.node == self._nodes.node
+        if judgement is not None and is_ours:
+            found = _with_culprit(judgement, found)
+        if found.fault is not None and judgement is not None and is_ours:
+            recorder.failed(self.cycle, found.fault, judgement.decision, found.life, judgement.inputs)
+        elif ended is not None and judgement is not None:
+            recorder.failed_elsewhere(ended, judgement.headline[:MAX_HEADLINE], judgement.decision, found.lost)
         elif isinstance(answer, JobOver):
             if answer.exit_code != ExitCode.OK:
                 recorder.job_over(ended, answer.reason, answer.exit_code)
         elif ended is not None:
             recorder.reform(ended, answer.reason, found.lost)
 
-    def _with_guilty_rank(self, answer: RankAssigned | JobOver, found: NodeFindings) -> NodeFindings:
-        """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
-        guilty = None
-        with contained("which rank held up the others cannot be read"):
-            guilty = guilty_in(answer.decision)
-        if guilty is None:
-            return found
-        fault, life = guilty
-        for local_rank, seen in enumerate(found.views.get("ranks", ())):
-            if seen["rank"] == fault.rank:
-                fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
-                break
-        # What the coordinator says of the other ranks does not have which of them printed errors.
-        lost = first_failure.in_consequence([rank for rank in found.lost if rank != fault.rank])
-        return replace(found, fault=replace(fault, others=(*lost, *fault.others)), life=life)
+
+def _with_culprit(judgement: FaultJudgement, found: NodeFindings) -> NodeFindings:
+    """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
+    if judgement.culprit is None:
+        return found
+    fault = judgement.culprit.fault
+    for local_rank, seen in enumerate(found.views.get("ranks", ())):
+        if seen["rank"] == fault.rank:
+            fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
+            break
+    # What the coordinator says of the other ranks does not have which of them printed errors.
+    lost = first_failure.in_consequence([rank for rank in found.lost if rank != fault.rank])
+    return replace(found, fault=replace(fault, others=(*lost, *fault.others)), life=judgement.culprit.life)

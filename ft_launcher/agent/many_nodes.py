@@ -29,7 +29,6 @@ from ft_launcher.agent.results import Results
 from ft_launcher.cycle.cycle import CyclePhase, Event
 from ft_launcher.nodes.node_link import Cut, CutReason
 from ft_launcher.nodes.node_messages import CycleEnd, EndReason, JobOver
-from ft_launcher.policy.job_policy import decision_of, forgiven_limit, suspect_result_in
 from ft_launcher.policy.restart_policy import Action, Decision, asked_by
 from ft_launcher.processes.signals import told_to_end
 from ft_launcher.rendezvous.cycle_store import CycleStore
@@ -122,15 +121,15 @@ class ManyNodes(Membership):
         place, store = self._nodes.place, self._nodes.cycle_store
         assert place is not None and store is not None
         self._last_end.record(place)
-        decision = decision_of(place.decision)
-        if decision is not None:
-            self._parts.times.formed(decision.wait_s)
-        else:
+        judgement = place.judgement
+        self._ranks.suspect_result = None
+        if judgement is None:
             self._parts.times.formed(0.0)
-        limit = forgiven_limit(place.decision)
-        if limit:
-            self._ranks.forgive_learned_limit(limit)
-        self._ranks.suspect_result = suspect_result_in(place.decision)
+            return store
+        self._parts.times.formed(judgement.decision.wait_s)
+        if judgement.forgiven_limit:
+            self._ranks.forgive_learned_limit(judgement.forgiven_limit)
+        self._ranks.suspect_result = judgement.suspect_result
         return store
 
     def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
@@ -307,7 +306,7 @@ class ManyNodes(Membership):
         self._last_end.record(replace(over, exit_code=code))
         if not self._ranks.were_started or is_preempted or over.exit_code == ExitCode.OK:
             return JobEnd(code, over.reason, self._results.stopped())
-        # `over.decision` may be older: a restart after this node's fault, in which another node took its place.
+        # `over.judgement` may be older: a restart after this node's fault, in which another node took its place.
         return JobEnd(code, over.reason, self._results.failed(fault))
 
     def _after_cut(self) -> JobEnd:

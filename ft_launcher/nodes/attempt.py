@@ -14,16 +14,15 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ft_launcher.nodes.beat_schedule import BeatReader
 from ft_launcher.nodes.coordinator import Coordinator
 from ft_launcher.nodes.coordinator_service import BEAT, HOST, TERM, CoordinatorService
-from ft_launcher.nodes.fault_decision import Policy
 from ft_launcher.nodes.formation import Rules
 from ft_launcher.nodes.job_store import Head, JobStore
-from ft_launcher.nodes.node_messages import Formed, JobOver, decode_as, encode, over_of
+from ft_launcher.nodes.node_messages import Formed, JobOver, decode_as, encode
 from ft_launcher.nodes.questions import COUNTERS
+from ft_launcher.policy.case import Policy
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -60,7 +59,7 @@ def enter_current(store: JobStore) -> bool:
         StoreLost: the store does not answer, or its record is not one of ours.
     """
     found = _record(store.head())
-    if found is None or found.over:
+    if found is None or found.over is not None:
         return False
     store.enter(found.attempt)
     return True
@@ -91,7 +90,7 @@ def become_coordinator(node: str, settings: NodeSettings, store: JobStore, lost_
     head = store.head()
     found = _record(head)
     if lost_term == 0:
-        if found is not None and not found.over:
+        if found is not None and found.over is None:
             return None
         return _open_attempt(node, settings, store, head, found)
     former = _must_be_of(store.attempt, found)
@@ -112,7 +111,10 @@ def _open_attempt(
     """Opens the first attempt, or the one after `last`, which is over. Returns None if another node did so first."""
     # A random name: two nodes may open an attempt at once, and must not write the same keys.
     store.enter(secrets.token_hex(4))
-    before = {last.attempt: last.over} if last is not None else {}
+    over, before = None, dict[str, JobOver]()
+    if last is not None and last.over is not None:
+        over = last.over
+        before[last.attempt] = over
     other = store.other_job()
     if other:
         hint = f"the store holds the job {other!r}, this one is {store.run_id!r}: is --rdzv-id right?"
@@ -120,7 +122,6 @@ def _open_attempt(
     coordination = _write(node, settings, store, head, None, before)
     if coordination is None:
         return None
-    over = over_of(last) if last is not None else None
     if over is not None:
         ended = f"an earlier job under this --rdzv-id ended with code {over.exit_code} ({over.reason})"
         logger.info("%s; this is a new one, with a budget of its own", ended)
@@ -138,7 +139,7 @@ def _write(
     store: JobStore,
     head: Head | None,
     former: Formed | None,
-    before: dict[str, Any],
+    before: dict[str, JobOver],
 ) -> CoordinatorService | None:
     """Replaces `head` by the record of a new coordinator. Returns None if another node wrote in between."""
     rules = settings.rules
@@ -146,10 +147,7 @@ def _write(
     if store.hosted_here:  # nobody can take over where the coordinator's node hosts the store: nothing to watch for
         rules = replace(rules, hosts=True)
         beats = HOST
-    try:
-        machine = Coordinator(node, rules, settings.policy, time.monotonic(), former)
-    except ProtocolError as error:
-        raise StoreLost(f"the job's record cannot be read: {error}") from None
+    machine = Coordinator(node, rules, settings.policy, time.monotonic(), former)
     formed = replace(machine.formed(), attempt=store.attempt, before=before)
     written = store.set_head(encode(formed), head)
     if written is None:
@@ -177,11 +175,8 @@ def _must_be_of(attempt: str, found: Formed | None) -> Formed:
     lost = int(ExitCode.STORE_HOST_LOST)
     if found is None:
         raise AttemptEnded(JobOver(lost, "the rendezvous' store has lost this job's records"))
-    try:
-        over = over_of(replace(found, over=found.before.get(attempt, {})))
-    except ProtocolError:
-        over = None
-    raise AttemptEnded(over or JobOver(lost, "another job under this --rdzv-id has replaced this one's record"))
+    replaced = JobOver(lost, "another job under this --rdzv-id has replaced this one's record")
+    raise AttemptEnded(found.before.get(attempt, replaced))
 
 
 class CoordinatorWatch:

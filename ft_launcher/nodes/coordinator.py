@@ -15,11 +15,11 @@ Messages of an ended cycle change nothing later: each carries its cycle's number
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import Enum, auto
 
 from ft_launcher.nodes.beat_schedule import DEPUTIES
-from ft_launcher.nodes.fault_decision import FaultDecision, Policy
+from ft_launcher.nodes.fault_decision import FaultDecision
 from ft_launcher.nodes.formation import Formation, Rules
 from ft_launcher.nodes.node_messages import (
     NO_CYCLE,
@@ -36,9 +36,9 @@ from ft_launcher.nodes.node_messages import (
     Reply,
     ToCoordinator,
     Work,
-    over_of,
 )
 from ft_launcher.nodes.roster import RankClaims, Roster, holder_of
+from ft_launcher.policy.case import Policy
 from rank_monitor.contract.exit_codes import ExitCode
 
 
@@ -81,10 +81,9 @@ class Coordinator:
         self._ignored = {*former.deposed, former.coordinator} - {self._me}
         if former.members:
             self.phase = Phase.RUNNING
-        over = over_of(former)
-        if over is not None:
+        if former.over is not None:
             self.phase = Phase.OVER
-            self._over = over
+            self._over = former.over
 
     @property
     def nodes(self) -> set[str]:
@@ -119,12 +118,12 @@ class Coordinator:
 
     def formed(self) -> Formed:
         """Returns what another coordinator needs to take over."""
-        arrivals = {node: asdict(arrival) for node, arrival in (self._roster.members | self._roster.waiting).items()}
+        arrivals = self._roster.members | self._roster.waiting
         cycle = (self._roster.cycle, self._me, self._term, self.read, list(self._roster.members), self._formation.why)
         if self.phase is Phase.OVER:
-            over = asdict(self._over)
+            over = self._over
         else:
-            over = {}
+            over = None
         return Formed(*cycle, arrivals, over=over, deposed=sorted(self._ignored), **self._fault_decision.record())
 
     def resend(self) -> list[Work]:
@@ -337,7 +336,7 @@ class Coordinator:
 
     def _answer(self, nodes: dict[str, JoinRequest], over: JobOver) -> list[Work]:
         return [
-            Reply(node, arrival.seq, self._fault_decision.with_own_decision(node, over))
+            Reply(node, arrival.seq, self._fault_decision.with_own_judgement(node, over))
             for node, arrival in nodes.items()
         ]
 
@@ -360,15 +359,14 @@ class Coordinator:
         if not self._rules.hosts:  # else nobody can take over
             deputies = [node for node in self._roster.members if node != self._me][:DEPUTIES]
         decided = self._fault_decision
-        of_fault = decided.decision, decided.faulty_node
         places = [
-            RankAssigned(self._roster.cycle, rank, self.size, self._formation.why, node in deputies, *of_fault)
+            RankAssigned(self._roster.cycle, rank, self.size, self._formation.why, node in deputies, decided.judgement)
             for rank, node in enumerate(self._roster.members)
         ]
         active = [arrival.name for arrival in self._roster.members.values()]
         standby = [arrival.name for arrival in self._roster.waiting.values()]
         places[0] = replace(places[0], active=active, standby=standby)
         return [
-            Reply(node, arrival.seq, decided.with_own_decision(node, answer))
+            Reply(node, arrival.seq, decided.with_own_judgement(node, answer))
             for (node, arrival), answer in zip(self._roster.members.items(), places, strict=True)
         ]

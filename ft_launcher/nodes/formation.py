@@ -165,13 +165,13 @@ class Formation:
         roster = self._roster
         decision = self._fault_decision
         has_spare = len(roster.waiting) > len(roster.members)
-        faults, views = roster.faults(), roster.node_views()
-        answer = decision.decide(faults, bool(roster.failed), bool(roster.away), has_spare, self.why, now, views)
+        reports, views = roster.reports(), roster.node_views()
+        answer = decision.decide(reports, bool(roster.failed), bool(roster.away), has_spare, self.why, now, views)
         self.why = answer.reason
         self._not_before = now + answer.wait_s
         if answer.exit_code is None:
             return None
-        return JobOver(answer.exit_code, answer.reason, answer.decision, decision.faulty_node)
+        return JobOver(answer.exit_code, answer.reason, answer.judgement)
 
     def _chosen(self) -> list[JoinRequest]:
         """The members of the next cycle; where ranks are to move, on other hardware."""

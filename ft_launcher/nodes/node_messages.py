@@ -8,16 +8,17 @@ over from it, `Members` its record for nodes that ask each other something.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
+from ft_launcher.policy.case import FaultJudgement, FaultReport
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
-from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.json_record import from_json, to_json
 
 # Nodes of one job may run different releases of the launcher; a record of another version is refused.
-VERSION = 2
+VERSION = 3
 # Cycles and ranks are numbered from 0.
 NO_CYCLE = -1
 NO_RANK = -1
@@ -47,7 +48,7 @@ class EndReason(str, Enum):
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """A node asks to take part. `seq` counts its arrivals; `cycle` is the one it left, and `fault` its fault there.
+    """A node asks to take part. `seq` counts its arrivals; `cycle` is the one it left, and `report` its fault there.
     `views`: after a hang, `ranks` with where each of its ranks was before the first was ended, and `nccl` if NCCL was
     asked there: what it said of the job. After any fault `returned`: by rank, as text, how many seconds before the stop
     it had returned from the program.
@@ -64,8 +65,8 @@ class JoinRequest:
     rank: int = NO_RANK
     group: str = ""
     cycle: int = NO_CYCLE
-    fault: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    views: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    report: FaultReport | None = None
+    views: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Left:
 
 @dataclass(frozen=True)
 class RankAssigned:
-    """A node's place in a cycle. `decision` is that of the restart policy; `fault_of` is the node it was about.
+    """A node's place in a cycle. `judgement`: what was decided about the fault that ended the last one.
 
     Only the message to rank 0 contains the names of all: `active` by rank, and `standby`, those that wait.
     """
@@ -101,20 +102,18 @@ class RankAssigned:
     nodes: int
     reason: str
     deputy: bool = False
-    decision: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    fault_of: str = ""
+    judgement: FaultJudgement | None = None
     active: list[str] = field(default_factory=list)
     standby: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class JobOver:
-    """The job is over for this node."""
+    """The job is over for this node. `judgement`: what was decided about its fault, or about that of another node."""
 
     exit_code: int
     reason: str
-    decision: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    fault_of: str = ""
+    judgement: FaultJudgement | None = None
 
     @property
     def end_reason(self) -> EndReason:
@@ -140,10 +139,10 @@ class Formed:
     """What a coordinator must know to take over: the cycle, its members by rank, and what was charged so far.
 
     `arrivals` holds those of the members and of the nodes that wait; `read` counts the messages of the inbox taken.
-    `over` is the answer to all once the job is over; empty: it is not. `decision` and `fault_of` are those of the
-    cycle's places, `owed` the decisions that nodes which wait have still to hear. `deposed` are the coordinators
-    before, whose messages may still come. `attempt` names this launch of the job in its keys; `before` is the `over`
-    of the attempt before it, by name, for nodes of that one which have not heard it.
+    `over` is the answer to all once the job is over; None: it is not. `judgement` is that of the cycle's places; `owed`
+    are the judgements that nodes which wait have still to receive. `deposed` are the coordinators before, whose
+    messages may still come. `attempt` names this launch of the job in its keys; `before` is the `over` of the attempt
+    before it, by name, for nodes of that one which have not heard it.
     """
 
     cycle: int
@@ -152,15 +151,14 @@ class Formed:
     read: int
     members: list[str]
     reason: str = ""
-    arrivals: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    history: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    over: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    decision: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    fault_of: str = ""
-    owed: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    arrivals: dict[str, JoinRequest] = field(default_factory=dict)
+    history: dict[str, Any] = field(default_factory=dict)
+    over: JobOver | None = None
+    judgement: FaultJudgement | None = None
+    owed: dict[str, FaultJudgement] = field(default_factory=dict)
     deposed: list[str] = field(default_factory=list)
     attempt: str = ""
-    before: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    before: dict[str, JobOver] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,7 +205,7 @@ _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in _CLASSES}
 
 def encode(message: NodeMessage) -> str:
     """Returns the message as JSON text."""
-    return json.dumps({"v": VERSION, "kind": type(message).__name__, **asdict(message)}, separators=(",", ":"))
+    return json.dumps({"v": VERSION, "kind": type(message).__name__, **to_json(message)}, separators=(",", ":"))
 
 
 def decode(text: bytes) -> NodeMessage:
@@ -231,6 +229,8 @@ def decode(text: bytes) -> NodeMessage:
     if kind is None:
         raise ProtocolError("unknown kind of record")
     message: NodeMessage = from_json(kind, values)
+    if isinstance(message, Formed) and not message.arrivals.keys() >= set(message.members):
+        raise ProtocolError("Formed: no arrival of a member")
     return message
 
 
@@ -240,26 +240,3 @@ def decode_as(kind: type[_M], text: bytes) -> _M:
     if not isinstance(message, kind):
         raise ProtocolError(f"it is a {type(message).__name__}")
     return message
-
-
-def arrivals_of(formed: Formed) -> dict[str, JoinRequest]:
-    """Returns the last arrivals of members and waiting nodes, by node.
-
-    Raises:
-        ProtocolError: they do not fit, or one of a member is missing.
-    """
-    missing = set(formed.members) - formed.arrivals.keys()
-    if missing:
-        raise ProtocolError(f"Formed: no arrival of {sorted(missing)}")
-    return {node: from_json(JoinRequest, values) for node, values in formed.arrivals.items()}
-
-
-def over_of(formed: Formed) -> JobOver | None:
-    """Returns the answer to all nodes once the job is over; None before.
-
-    Raises:
-        ProtocolError: it does not fit.
-    """
-    if formed.over:
-        return from_json(JobOver, formed.over)
-    return None

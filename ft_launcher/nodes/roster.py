@@ -10,9 +10,7 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
-from ft_launcher.nodes.fault_decision import NodeViews
 from ft_launcher.nodes.node_messages import (
     NO_CYCLE,
     NO_RANK,
@@ -21,8 +19,8 @@ from ft_launcher.nodes.node_messages import (
     JobOver,
     JoinRequest,
     Reply,
-    arrivals_of,
 )
+from ft_launcher.policy.case import FaultReport, NodeViews
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.json_record import real
 
@@ -42,7 +40,7 @@ class Roster:
         self.waiting: dict[str, JoinRequest] = {}
         if former is not None:
             self.cycle = former.cycle
-            self.waiting = arrivals_of(former)
+            self.waiting = dict(former.arrivals)
             self.members = {node: self.waiting.pop(node) for node in former.members}
         self.away: dict[str, EndReason] = {}
         self.done: set[str] = set()
@@ -87,11 +85,12 @@ class Roster:
         known = self.members.get(arrival.node), self.waiting.get(arrival.node)
         return any(earlier is not None and arrival.seq <= earlier.seq for earlier in known)
 
-    def faults(self) -> dict[str, dict[str, Any]]:
-        """Returns the faults of the last cycle by node, in the order in which nodes reported them."""
+    def reports(self) -> dict[str, FaultReport | None]:
+        """Returns the faults of the last cycle by node, in the order in which nodes reported them; None: a node has
+        reported a failure, and none of its ranks failed by itself."""
         reported = [node for node in self.failed if node in self.waiting]
-        brought = [node for node, arrival in self.waiting.items() if arrival.fault and arrival.cycle == self.cycle]
-        return {node: self.waiting[node].fault for node in reported + brought}
+        brought = [node for node, arrival in self.waiting.items() if arrival.report and arrival.cycle == self.cycle]
+        return {node: self.waiting[node].report for node in reported + brought}
 
     def node_views(self) -> NodeViews:
         """Returns what the nodes saw of their ranks, as far as they brought it with them from the last cycle."""
@@ -120,7 +119,7 @@ class Roster:
     def form(self, members: Iterable[JoinRequest]) -> None:
         """Begins the next cycle with these members, by rank; the others go on waiting."""
         self.cycle += 1
-        self.members = {arrival.node: replace(arrival, fault={}, views={}) for arrival in members}
+        self.members = {arrival.node: replace(arrival, report=None, views={}) for arrival in members}
         self.waiting = {node: arrival for node, arrival in self.waiting.items() if node not in self.members}
         self.away = {}
         self.failed = []

@@ -42,6 +42,7 @@ from ft_launcher.nodes.node_messages import (
     decode,
 )
 from ft_launcher.nodes.questions import Questions, Topic
+from ft_launcher.policy.case import FaultReport
 from ft_launcher.rendezvous.agents_store import AgentsStore
 from ft_launcher.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
@@ -100,7 +101,7 @@ class NodeRendezvous(OwnRendezvous):
     Args:
         backend, run_id: as of `OwnRendezvous`.
         open_store: connects to the job's store, or makes it where this node is its host.
-        me: who this node is; `seq`, `cycle` and `fault` are filled in here.
+        me: who this node is; `seq`, `cycle` and `report` are filled in here.
         settings: the rules and times of the job.
         ports: hosts the store of a cycle if this node has rank 0.
         first_store: the ranks' store of the first cycle, where the user gave its address.
@@ -243,14 +244,14 @@ class NodeRendezvous(OwnRendezvous):
             return ""
         return self._link.await_ranks(self.place)
 
-    def bring(self, fault: dict[str, Any], views: dict[str, Any] | None = None) -> None:
+    def bring(self, report: FaultReport | None, views: dict[str, Any] | None = None) -> None:
         """Sets the fault of this node's ranks in the last cycle, which the next arrival carries.
 
         Args:
-            fault: empty: none of them failed by itself.
+            report: None: none of them failed by itself.
             views: where they were, as `JoinRequest` has it.
         """
-        self._me = replace(self._me, fault=fault, views=views or {})
+        self._me = replace(self._me, report=report, views=views or {})
 
     def leave(self, reason: str, limit_s: float | None = None, number: int = 0) -> None:
         """Leaves the job for good. The store's host waits until the others know the job's end.
@@ -286,7 +287,7 @@ class NodeRendezvous(OwnRendezvous):
             if self._rename_if_deposed(link):
                 link.ask(self._me)
         # The coordinator has it now; a later arrival must not bring it again.
-        self._me = replace(self._me, fault={}, views={})
+        self._me = replace(self._me, report=None, views={})
         try:
             answer = decode(text)
         except ProtocolError as error:

@@ -8,8 +8,8 @@ import time
 from ft_launcher.attribution import Fault, FaultClass, FaultKind, rank_view
 from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
-from ft_launcher.nodes.fault_decision import Case, NodeViews
-from ft_launcher.policy.job_policy import fault_record, make_policy
+from ft_launcher.policy.case import Case, FaultReport, NodeViews
+from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.policy.restart_history import CycleLife
 from rank_monitor.contract.settings.config import RestartSettings
 
@@ -35,17 +35,17 @@ def found(_launcher: Launcher, ranks: int, outcome: Outcome) -> None:
         f"n{first // PER_NODE}": _text_of(range(first, first + PER_NODE), guilty) for first in range(0, ranks, PER_NODE)
     }
     hang = Fault(FaultKind.HANG, 0, 0, 1, -9, "hangs", "", "", fault_class=FaultClass.HANG, collateral=True)
-    record = fault_record(hang, CycleLife(60.0), "rank 0 hangs")
+    report = FaultReport(hang, CycleLife(60.0), "rank 0 hangs")
     policy = make_policy(RestartSettings(), 3)
     for _ in range(RUNS):
         began, began_cpu = time.perf_counter(), time.process_time()
         seen = {node: json.loads(text) for node, text in sent.items()}
-        answer = policy(Case(record, {}, 0.0, False, NodeViews(seen, {}, True)), 0.0)
+        answer = policy(Case(report, {}, 0.0, False, NodeViews(seen, {}, True)), 0.0)
         outcome.add("named_s", time.perf_counter() - began)
         outcome.add("named_cpu_s", time.process_time() - began_cpu)
         outcome.add("sent_by_rank_bytes", sum(map(len, sent.values())) / ranks)
         if answer.faulty_node != f"n{guilty // PER_NODE}":
-            raise JobFailed(f"named {answer.decision}")
+            raise JobFailed(f"named {answer.judgement}")
 
 
 def _text_of(ranks: range, guilty: int) -> str:

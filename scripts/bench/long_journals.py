@@ -23,8 +23,8 @@ from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.first_failure import find
 from ft_launcher.ledger.account import Category, part_as_json
 from ft_launcher.ledger.job_ledger import JobLedger
-from ft_launcher.nodes.fault_decision import Case, NodeViews, Policy
-from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, headline_in, inputs_in, make_policy
+from ft_launcher.policy.case import Case, FaultReport, NodeViews, Policy
+from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.policy.restart_history import CycleLife, History
 from ft_launcher.policy.restart_policy import Decision
 from ft_launcher.record import console_text, events
@@ -235,20 +235,20 @@ def _judge(job: Job, cycle: Cycle, policy: Policy, history: History) -> History:
     fault = find(_evidence(cycle, node), _raise)
     assert fault is not None
     life = CycleLife(cycle.over - cycle.began, cycle.reached)
-    record = fault_record(fault, life, console_text.headline(fault, _name(node)))
+    report = FaultReport(fault, life, console_text.headline(fault, _name(node)))
     views = NodeViews()
     if cycle.kind is FaultKind.HANG:
         seen = {_name(other): _views(cycle, other) for other in range(job.nodes)}
         views = NodeViews(seen, {name: name for name in seen}, is_complete=True)
-    told = policy(Case(record, history.to_record(cycle.over), 0.0, False, views=views), cycle.over)
-    guilty = guilty_in(told.decision)
-    if guilty is not None:
-        found, _ = guilty
-        fault = replace(found, local_rank=fault.local_rank, pid=fault.pid)
+    told = policy(Case(report, history.to_record(cycle.over), 0.0, False, views=views), cycle.over)
+    judgement = told.judgement
+    assert judgement is not None
+    if judgement.culprit is not None:
+        fault = replace(judgement.culprit.fault, local_rank=fault.local_rank, pid=fault.pid)
     cycle.fault = fault
-    cycle.headline = headline_in(told.decision)
-    cycle.decision = decision_of(told.decision)
-    cycle.inputs = inputs_in(told.decision)
+    cycle.headline = judgement.headline
+    cycle.decision = judgement.decision
+    cycle.inputs = judgement.inputs
     return History.from_record(told.history, cycle.over)
 
 

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +28,13 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+from ft_launcher.attribution import Fault, FaultKind
 from ft_launcher.nodes.attempt import NodeSettings
-from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.node_messages import EndReason, JoinRequest
 from ft_launcher.nodes.store_connection import open_job_store
+from ft_launcher.policy.case import Case, FaultReport, PolicyAnswer
 from ft_launcher.processes import descriptor_limit
 from ft_launcher.rendezvous.cycle_store import PortHolder
 from ft_launcher.rendezvous.handler import NodeRendezvous
@@ -46,10 +48,10 @@ SWITCH_S = 1.0
 otherwise: with hundreds of nodes in a process, which no job has, that takes the whole machine."""
 RANKS = 8
 SPEC = SimpleNamespace(role="default", local_world_size=RANKS)
-FAULT = {
-    "what": "a rank failed",
-    "detail": [f"a line {number} of a traceback, as long as they are" for number in range(64)],
-}
+FAULT = Fault(
+    *(FaultKind.EXCEPTION, 0, 0, 1, 1, "raised an error", "", ""),
+    detail=tuple(f"a line {number} of a traceback, as long as they are" for number in range(64)),
+)
 """What a node brings of a fault: about 3 KiB, as with the last lines of a rank."""
 
 operations: Counter[str] = Counter()
@@ -109,7 +111,7 @@ class OurNode:
                 self._handler.report_end(EndReason.FAILED, "a rank failed")
             while self._handler.take_end() is None:
                 readable({self._handler.link.fileno()}, 1.0)
-            self._handler.bring(FAULT | {"collateral": not self._fails})
+            self._handler.bring(FaultReport(replace(FAULT, collateral=not self._fails)))
         info = self._handler.next_rendezvous()
         assign: Any = SimpleElasticAgent._assign_worker_ranks
         workers = assign(None, Counted(info.store), info.rank, info.world_size, SPEC)
@@ -148,7 +150,7 @@ KINDS: dict[str, Callable[[int, int, int], Any]] = {"ours": OurNode, "torch": To
 
 
 def _judge(case: Case, now: float) -> PolicyAnswer:
-    return PolicyAnswer("a restart", None, {}, case.history)
+    return PolicyAnswer("a restart", None, None, case.history)
 
 
 def serve() -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from ft_launcher.attribution import Fault, FaultKind
 from ft_launcher.nodes.coordinator import Coordinator
-from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.node_messages import NO_CYCLE, NO_RANK, JoinRequest, RankAssigned, Reply, Work
+from ft_launcher.policy.case import Case, FaultJudgement, FaultReport, PolicyAnswer
+from ft_launcher.policy.restart_policy import Action, Decision
+
+
+def failed(headline: str = "", **changes: Any) -> FaultReport:
+    """The fault of a rank that exited, with these changes."""
+    return FaultReport(replace(Fault(FaultKind.EXIT, 0, 0, 1, 1, "exited", "", ""), **changes), headline=headline)
 
 
 def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> JoinRequest:
@@ -17,13 +25,14 @@ def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> JoinR
 
 
 def judge(case: Case, now: float) -> PolicyAnswer:
-    """A restart, counted in the history, unless the fault says `fatal`."""
+    """A restart, counted in the history: after 5 s where the headline is `wait 5`, and none where it is `fatal`."""
     history = {"restarts": int(case.history.get("restarts", 0)) + 1}
-    if case.fault.get("fatal"):
-        return PolicyAnswer("it is fatal", 3, {"action": "give up"}, case.history)
-    return PolicyAnswer(
-        f"restart {history['restarts']}", None, {"action": "restart"}, history, case.fault.get("wait_s", 0)
-    )
+    if case.report.headline == "fatal":
+        return PolicyAnswer("it is fatal", 3, FaultJudgement(Decision(Action.GIVE_UP, "it is fatal")), case.history)
+    reason, wait_s = f"restart {history['restarts']}", 0.0
+    if case.report.headline.startswith("wait"):
+        wait_s = float(case.report.headline.removeprefix("wait"))
+    return PolicyAnswer(reason, None, FaultJudgement(Decision(Action.RESTART, reason)), history, wait_s)
 
 
 def rules_of(minimum: int, maximum: int, **rules: Any) -> Rules:

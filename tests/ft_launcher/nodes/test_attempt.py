@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from torch.distributed import HashStore, TCPStore
@@ -71,7 +71,7 @@ def end(work: list[CoordinatorService], store: JobStore) -> None:
     assert head is not None
     formed = decode(head.value)
     assert isinstance(formed, Formed)
-    assert store.set_head(text_of(replace(formed, over=asdict(OVER))), head)
+    assert store.set_head(text_of(replace(formed, over=OVER)), head)
 
 
 def test_who_comes_joins_the_attempt_that_goes_on(store: JobStore, work: list[CoordinatorService]) -> None:

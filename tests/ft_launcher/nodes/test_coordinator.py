@@ -9,7 +9,9 @@ import pytest
 from ft_launcher.nodes.coordinator import Coordinator, Phase
 from ft_launcher.nodes.formation import Rules, Size
 from ft_launcher.nodes.node_messages import EndReason, RankAssigned, Reply
-from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, judge, node
+from ft_launcher.policy.case import FaultReport
+from rank_monitor.contract.wire.messages import ResultInDoubt
+from tests.ft_launcher.nodes.nodes_of_a_test import coordinator, failed, judge, node
 from tests.ft_launcher.nodes.story import Story, running
 
 # Forming.
@@ -102,7 +104,7 @@ def test_a_member_that_never_comes_back_is_waited_for_until_the_join_timeout() -
 def test_a_wait_before_the_restart_is_kept() -> None:
     story = running("ab")
     story.failed("a")
-    story.come("a", fault={"kind": "exit", "wait_s": 5.0})
+    story.come("a", report=failed("wait 5"))
     assert story.come("b") == []
     assert story.wait(4.0) == []
     assert story.wait(1.0) == ["cycle 1: ab"]
@@ -111,7 +113,7 @@ def test_a_wait_before_the_restart_is_kept() -> None:
 def test_a_wait_longer_than_the_join_timeout_is_kept_too() -> None:
     story = running("ab", join_s=10.0)
     story.failed("a")
-    story.come("ab", fault={"kind": "exit", "wait_s": 60.0})
+    story.come("ab", report=failed("wait 60"))
     assert story.wait(59.0) == []
     assert story.wait(1.0) == ["cycle 1: ab"]
 
@@ -121,7 +123,7 @@ def test_a_fault_that_ends_the_job_ends_it_for_spares_and_the_late_too() -> None
     story.come("s")
     story.failed("b")
     story.come("a")
-    assert story.come("b", fault={"fatal": True}) == ["over for s: 3", "over for a: 3", "over for b: 3"]
+    assert story.come("b", report=failed("fatal")) == ["over for s: 3", "over for a: 3", "over for b: 3"]
     assert story.come("z") == ["over for z: 3"]
     assert story.machine.to_leave == {"s", "b", "z"}
     for name in "sbz":
@@ -138,34 +140,34 @@ def test_a_member_that_starts_again_without_a_word_ends_the_cycle() -> None:
 # Whose fault it was.
 
 
-def restarted_by(story: Story, **faults: dict[str, object]) -> tuple[str, object]:
+def restarted_by(story: Story, **reports: FaultReport | None) -> tuple[str, object]:
     """Whose fault was judged, and what was judged."""
     work = []
-    for name, fault in faults.items():
+    for name, report in reports.items():
         story.seq[name] += 1
-        work += story.machine.on(node(name, story.seq[name], 0, fault=fault), story.now)
+        work += story.machine.on(node(name, story.seq[name], 0, report=report), story.now)
     place = next(one.answer for one in work if isinstance(one, Reply) and isinstance(one.answer, RankAssigned))
-    return place.fault_of, place.reason
+    return place.judgement.node if place.judgement else "", place.reason
 
 
 def test_the_first_that_failed_by_itself_is_the_cause() -> None:
     story = running("abc")
     story.failed("cba")
-    own, collateral = {"kind": "exit"}, {"kind": "exception", "collateral": True}
+    own, collateral = failed(), failed(collateral=True)
     assert restarted_by(story, a=own, b=own, c=collateral) == ("b", "restart 1")
 
 
 def test_consequences_alone_are_a_fault_when_nobody_is_gone() -> None:
     story = running("abc")
     story.failed("b")
-    assert restarted_by(story, a={}, b={"collateral": True}, c={})[0] == "b"
+    assert restarted_by(story, a=None, b=failed(collateral=True), c=None)[0] == "b"
 
 
 def test_consequences_of_a_lost_node_are_nobodys_fault_and_cost_nothing() -> None:
     story = running("abc", minimum=2)
     story.failed("b")
     story.lost("c")
-    culprit, reason = restarted_by(story, a={"collateral": True}, b={"collateral": True})
+    culprit, reason = restarted_by(story, a=failed(collateral=True), b=failed(collateral=True))
     assert culprit == ""
     assert "boom" in str(reason)
     assert story.formed is None or story.formed.history == {}
@@ -174,29 +176,29 @@ def test_consequences_of_a_lost_node_are_nobodys_fault_and_cost_nothing() -> Non
 def test_a_fault_of_its_own_counts_though_a_node_is_gone() -> None:
     story = running("abc", minimum=2)
     story.lost("c")
-    assert restarted_by(story, a={"collateral": True}, b={"kind": "exit"})[0] == "b"
+    assert restarted_by(story, a=failed(collateral=True), b=failed())[0] == "b"
 
 
 def test_nodes_that_do_not_agree_on_the_exit_code_have_none() -> None:
     seen = []
 
     def note(case, now):  # type: ignore[no-untyped-def]
-        seen.append(case.fault)
+        seen.append(case.report.fault.agreed_exit_code)
         return judge(case, now)
 
     machine = Coordinator("a", Rules(Size(2, 2)), note, 0.0)
     for message in (node("a"), node("b")):
         machine.on(message, 0.0)
-    machine.on(node("a", 2, 0, fault={"agreed_exit_code": 3}), 1.0)
-    machine.on(node("b", 2, 0, fault={"agreed_exit_code": 4}), 1.0)
-    assert seen == [{"agreed_exit_code": None}]
+    machine.on(node("a", 2, 0, report=failed(agreed_exit_code=3)), 1.0)
+    machine.on(node("b", 2, 0, report=failed(agreed_exit_code=4)), 1.0)
+    assert seen == [None]
 
 
 def test_a_fault_is_charged_once() -> None:
     story = running("ab")
     for cycle in range(1, 4):
         story.failed("b")
-        story.come("b", fault={"kind": "exit"})
+        story.come("b", report=failed())
         assert story.come("a") == [f"cycle {cycle}: ab"]
         assert story.formed is not None and story.formed.history == {"restarts": cycle}
 
@@ -204,8 +206,8 @@ def test_a_fault_is_charged_once() -> None:
 def test_ranks_that_agreed_to_exit_are_about_the_one_in_doubt() -> None:
     story = running("abc")
     assert story.ended("ac", EndReason.AGREED) == ["end 0: agreed"]
-    exit_16 = {"kind": "exit"}
-    assert restarted_by(story, a=exit_16, c=exit_16, b={**exit_16, "doubt": {"node": "b"}})[0] == "b"
+    doubt = ResultInDoubt("reproducible", 1, 7, "b", "cuda:1")
+    assert restarted_by(story, a=failed(), c=failed(), b=failed(doubt=doubt))[0] == "b"
 
 
 # Preemption.
@@ -451,7 +453,7 @@ def test_a_node_that_leaves_ends_the_cycle_and_not_the_job() -> None:
 def test_with_keep_healthy_the_cycle_goes_on_until_the_minimum_is_lost() -> None:
     story = running("abcd", minimum=2, maximum=4, keep_healthy=True)
     assert story.failed("a") == []
-    assert story.come("a", fault={"kind": "exit"}) == []
+    assert story.come("a", report=failed()) == []
     assert story.wait(100.0) == []
     assert story.lost("b") == []
     assert story.failed("c") == ["end 0: failed"]
@@ -608,7 +610,7 @@ def test_a_take_over_knows_who_waits_and_what_was_charged() -> None:
     story = running("ab", maximum=2)
     story.failed("b")
     story.come("s")
-    story.come("b", fault={"kind": "exit"})
+    story.come("b", report=failed())
     assert story.come("a") == ["cycle 1: ab"]
     story.taken_over(by="b")
     story.lost("a")

@@ -28,7 +28,7 @@ from ft_launcher.nodes.node_messages import (
     ToCoordinator,
     Work,
 )
-from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
+from tests.ft_launcher.nodes.nodes_of_a_test import failed, judge, node
 
 NODES = 7
 JOIN_S, LAST_CALL_S, DOUBT_S = 600.0, 30.0, 17.0
@@ -129,8 +129,8 @@ class World:
                 one.name += "'"
                 one.seq, one.cycle = 0, NO_CYCLE
             one.state, one.seq = "waiting", one.seq + 1
-            fault = {"kind": "exit"} if one.cycle >= 0 and one.seq % 2 else {}
-            self.post(node(one.name, one.seq, one.cycle, fault=fault))
+            report = failed() if one.cycle >= 0 and one.seq % 2 else None
+            self.post(node(one.name, one.seq, one.cycle, report=report))
 
     def fail(self, one: Simulated) -> None:
         if one.state == "in":

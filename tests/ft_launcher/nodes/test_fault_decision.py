@@ -9,11 +9,12 @@ import pytest
 
 from ft_launcher.nodes import fault_decision
 from ft_launcher.nodes.coordinator import Coordinator, Phase
-from ft_launcher.nodes.fault_decision import Case, PolicyAnswer
 from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.node_messages import Answer, Ended, EndReason, JobOver, Reply, Work, over_of
+from ft_launcher.nodes.node_messages import Answer, Ended, EndReason, JobOver, Reply, Work
 from ft_launcher.nodes.roster import Roster
-from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
+from ft_launcher.policy.case import Case, PolicyAnswer
+from ft_launcher.policy.restart_policy import Action
+from tests.ft_launcher.nodes.nodes_of_a_test import failed, judge, node
 from tests.ft_launcher.nodes.story import Story, running
 
 
@@ -26,15 +27,14 @@ def test_a_take_over_before_the_places_were_told_tells_them_whole() -> None:
     """The coordinator died between the record and the answers."""
     story = running("ab")
     story.failed("b")
-    story.come("b", fault={"kind": "exit"})
+    story.come("b", report=failed())
     work = story.machine.on(node("a", 2, 0), story.now)
     story.told(work[:1])
     assert story.formed is not None and story.formed.cycle == 1
     again = answers(Coordinator("b", Rules(Size(2, 2)), judge, story.now, story.formed).resend())
-    assert {name: (one.decision, one.fault_of) for name, one in again.items()} == {
-        "a": ({"action": "restart"}, "b"),
-        "b": ({"action": "restart"}, "b"),
-    }
+    for name in "ab":
+        judgement = again[name].judgement
+        assert judgement is not None and (judgement.decision.action, judgement.node) == (Action.RESTART, "b")
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,14 @@ def test_what_a_waiting_node_has_to_hear_outlives_the_coordinator() -> None:
     assert story.come("ab") == ["cycle 0: ab"]
     assert story.come("s") == []
     story.failed("b")
-    story.come("b", fault={"kind": "exit"})
+    story.come("b", report=failed())
     assert story.come("a") == ["cycle 1: as"]
     story.taken_over(by="s")
     story.machine.on(Ended("a", 1, EndReason.SUCCEEDED, ""), story.now)
     told = answers(story.machine.on(Ended("s", 1, EndReason.SUCCEEDED, ""), story.now))
-    assert told["b"] == JobOver(0, "all ranks succeeded", {"action": "restart"}, "b")
+    over = told["b"]
+    assert isinstance(over, JobOver) and (over.exit_code, over.reason) == (0, "all ranks succeeded")
+    assert over.judgement is not None and over.judgement.node == "b"
 
 
 def test_cycles_that_fail_without_a_failed_rank_end_the_job() -> None:
@@ -86,7 +88,8 @@ def test_cycles_that_fail_without_a_failed_rank_end_the_job() -> None:
         assert story.come("ba") == [f"cycle {cycle}: ab"]
     story.failed("b")
     assert story.come("ba") == ["over for b: 81", "over for a: 81"]
-    assert over_of(story.machine.formed()).reason == "3 cycles in a row could not begin: node b: boom"
+    over = story.machine.formed().over
+    assert over is not None and over.reason == "3 cycles in a row could not begin: node b: boom"
 
 
 @pytest.mark.parametrize("otherwise", ["fault", "loss", "growth"])
@@ -97,7 +100,7 @@ def test_only_such_cycles_in_a_row_count(otherwise: str, monkeypatch: pytest.Mon
     assert story.come("ba") == ["cycle 1: ab"]
     if otherwise == "fault":
         story.failed("b")
-        story.come("b", fault={"kind": "exit"})
+        story.come("b", report=failed())
         story.come("a")
     elif otherwise == "loss":
         story.failed("b")

@@ -8,6 +8,7 @@ import pytest
 
 from ft_launcher.nodes.job_store import JobStore
 from ft_launcher.nodes.node_messages import EndReason
+from tests.ft_launcher.nodes.nodes_of_a_test import failed
 from tests.ft_launcher.nodes.site import Site, site
 from tests.ft_launcher.nodes.test_job_store import keys_of
 from tests.patience import until
@@ -24,7 +25,7 @@ def store_of(made: Site) -> JobStore:
 def restart(made: Site, cycle: int) -> None:
     made.nodes["b"].report_end(EndReason.FAILED, "boom")
     assert made.end("abc") == {(cycle, "failed", None)}
-    made.nodes["b"].bring({"kind": "exit"})
+    made.nodes["b"].bring(failed())
     assert made.form("abc") == {"a": 0, "b": 1, "c": 2}
 
 

@@ -1,4 +1,4 @@
-"""The restart policy behind the coordinator's wall: JSON in and out."""
+"""The restart policy as the coordinator asks it: reports of nodes in, a judgement for all nodes out."""
 
 from __future__ import annotations
 
@@ -15,20 +15,13 @@ from ft_launcher.attribution import Fault, FaultClass, FaultKind, nccl_view, ran
 from ft_launcher.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.attribution.rank_view import GroupState, RankView
 from ft_launcher.attribution.scene import Scene
-from ft_launcher.nodes.fault_decision import Case, NodeViews, PolicyAnswer
-from ft_launcher.policy.job_policy import (
-    decision_of,
-    fault_record,
-    forgiven_limit,
-    guilty_in,
-    headline_in,
-    make_policy,
-    suspect_result_in,
-)
+from ft_launcher.policy.case import Case, FaultJudgement, FaultReport, NodeViews, PolicyAnswer
+from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.policy.restart_policy import Action
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import RestartSettings
+from rank_monitor.contract.wire.json_record import from_json, read_record, to_json, write_record
 from rank_monitor.contract.wire.messages import ResultInDoubt
 
 FAULT = Fault(FaultKind.EXIT, 3, 1, 4711, 7, "rank 3 exited", "node b", "", detail=("a",), agreed_exit_code=7)
@@ -39,38 +32,56 @@ def through_json(record: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def crossed(report: FaultReport) -> FaultReport:
+    """The report as the coordinator receives it."""
+    return read_record(FaultReport, write_record(report))
+
+
+def received(answer: PolicyAnswer) -> FaultJudgement:
+    """The judgement as the nodes receive it."""
+    assert answer.judgement is not None
+    return read_record(FaultJudgement, write_record(answer.judgement))
+
+
+def culprit_in(answer: PolicyAnswer) -> Fault | None:
+    """The fault of the rank that held up those of all nodes; None: the views show none."""
+    culprit = received(answer).culprit
+    if culprit is None:
+        return None
+    return culprit.fault
+
+
 def judged(fault: Fault, history: dict[str, Any], max_restarts: int, life: CycleLife, **settings: Any) -> PolicyAnswer:
-    case = Case(through_json(fault_record(fault, life)), history, 10.0, False)
+    case = Case(crossed(FaultReport(fault, life)), history, 10.0, False)
     return make_policy(replace(RestartSettings(), **settings), max_restarts)(case, 100.0)
 
 
 def test_a_budget_is_spent_over_judgements_that_cross_as_json() -> None:
     history: dict[str, Any] = {}
     for left in (1, 0):
-        judgement = judged(FAULT, history, 2, CycleLife(60.0))
-        decision = decision_of(through_json(judgement.decision))
-        assert judgement.exit_code is None and decision is not None
+        answer = judged(FAULT, history, 2, CycleLife(60.0))
+        decision = received(answer).decision
+        assert answer.exit_code is None
         assert (decision.action, decision.charged, decision.restarts_left) == (Action.RESTART, True, left)
-        history = through_json(judgement.history)
-    judgement = judged(FAULT, history, 2, CycleLife(60.0))
-    decision = decision_of(through_json(judgement.decision))
-    assert decision is not None
-    assert (judgement.exit_code, decision.action, decision.reason) == (7, Action.GIVE_UP, judgement.reason)
+        history = through_json(answer.history)
+    answer = judged(FAULT, history, 2, CycleLife(60.0))
+    decision = received(answer).decision
+    assert (answer.exit_code, decision.action, decision.reason) == (7, Action.GIVE_UP, answer.reason)
 
 
 def test_the_next_ranks_hear_of_a_suspect_result_and_17_names_the_device() -> None:
     for code, finding in ((16, "reproducible"), (17, "persistent_error")):
         doubt = ResultInDoubt(finding, 5, 7, "a", "cuda:GPU-1")
         agreed = replace(FAULT, exit_code=code, doubt=doubt)
-        case = Case(through_json(fault_record(agreed, CycleLife())), {}, 0.0, elsewhere=True)
-        judgement = make_policy(RestartSettings(), 0)(case, 0.0)
+        case = Case(crossed(FaultReport(agreed)), {}, 0.0, elsewhere=True)
+        answer = make_policy(RestartSettings(), 0)(case, 0.0)
         if code == 16:
-            assert judgement.relocates and judgement.exit_code is None
-            assert suspect_result_in(judgement.decision) == doubt
+            assert answer.relocates and answer.exit_code is None
+            assert received(answer).suspect_result == doubt
         else:
-            assert judgement.exit_code == 17 and suspect_result_in(judgement.decision) is None
+            assert answer.exit_code == 17 and received(answer).suspect_result is None
             why = "node a, device cuda:GPU-1 computed iteration 7 of rank 5 wrongly; another device did not"
-            assert why in judgement.reason
+            assert why in answer.reason
 
 
 def test_the_age_of_a_restart_crosses_the_clocks_of_two_nodes() -> None:
@@ -83,11 +94,10 @@ def test_the_age_of_a_restart_crosses_the_clocks_of_two_nodes() -> None:
 
 
 def test_a_wait_and_a_forgiven_limit_come_along() -> None:
-    judgement = judged(replace(FAULT, limit="step", learned_limit=True), {}, 3, CycleLife(0.1), backoff=(4.0, 60.0))
-    assert judgement.wait_s == 4.0
-    assert forgiven_limit(through_json(judgement.decision)) == "step"
-    assert decision_of(judgement.decision) is not None
-    assert forgiven_limit({}) == "" and decision_of({}) is None
+    answer = judged(replace(FAULT, limit="step", learned_limit=True), {}, 3, CycleLife(0.1), backoff=(4.0, 60.0))
+    assert answer.wait_s == 4.0
+    assert received(answer).forgiven_limit == "step"
+    assert received(judged(FAULT, {}, 3, CycleLife(0.1))).forgiven_limit == ""
 
 
 @pytest.mark.parametrize("fault_class", FaultClass)
@@ -121,8 +131,7 @@ words, numbers = st.text(max_size=10), st.integers(-(2**40), 2**40)
 )
 def test_any_fault_crosses(fault: Fault, life: CycleLife) -> None:
     judgement = judged(fault, {}, 3, life)
-    decision = decision_of(through_json(judgement.decision))
-    assert decision is not None and decision.reason == judgement.reason
+    assert received(judgement).decision.reason == judgement.reason
 
 
 json_values = st.recursive(
@@ -130,42 +139,49 @@ json_values = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(fault_record(FAULT, CycleLife()))), json_values, max_size=3))
-def test_what_does_not_fit_is_a_protocol_error(changes: dict[str, Any]) -> None:
-    record = fault_record(FAULT, CycleLife()) | changes
+RECORD = to_json(FaultReport(FAULT))
+
+
+@given(st.dictionaries(st.sampled_from(sorted(RECORD["fault"])), json_values, max_size=3))
+def test_any_record_is_judged_or_does_not_fit(changes: dict[str, Any]) -> None:
     try:
-        make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False), 0.0)
+        report = from_json(FaultReport, RECORD | {"fault": RECORD["fault"] | changes})
     except ProtocolError:
-        pass
+        return
+    assert make_policy(RestartSettings(), 3)(Case(report, {}, 0.0, False), 0.0).judgement is not None
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"life": {"lived_s": "x"}},
-        {"life": {"iteration": 1.5}},
-        {"life": {"more": 1}},
-        {"life": 5},
         {"kind": "dance"},
         {"fault_class": "dance"},
         {"fault_class": []},
         {"exit_code": "x"},
         {"agreed_exit_code": "x"},
         {"detail": 5},
+        {"failed": ["0"]},
+        {"doubt": {}},
+        {"more": 1},
     ],
 )
-def test_each_field_that_is_computed_with_is_checked(changes: dict[str, Any]) -> None:
-    case = Case(fault_record(FAULT, CycleLife()) | changes, {}, 0.0, False)
+def test_a_fault_that_does_not_fit(changes: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        make_policy(RestartSettings(), 0)(case, 0.0)
+        from_json(FaultReport, RECORD | {"fault": RECORD["fault"] | changes})
+
+
+@pytest.mark.parametrize("life", [{"lived_s": "x"}, {"iteration": 1.5}, {"more": 1}, 5, None])
+def test_the_life_of_a_cycle_that_does_not_fit(life: Any) -> None:
+    with pytest.raises(ProtocolError):
+        from_json(FaultReport, RECORD | {"life": life})
 
 
 @pytest.mark.parametrize(
-    "record", [{"action": "dance"}, {"reason": "x"}, {"action": "restart", "more": 1, "reason": ""}]
+    "record", [{}, {"action": "dance", "reason": ""}, {"reason": "x"}, {"action": "restart", "more": 1, "reason": ""}]
 )
-def test_a_decision_that_does_not_fit_is_a_protocol_error(record: dict[str, Any]) -> None:
+def test_a_decision_that_does_not_fit(record: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        decision_of(record)
+        from_json(FaultJudgement, {"decision": record})
 
 
 LOADS = ["train.py:9 in load"]
@@ -193,21 +209,20 @@ def ranks_of(rank: int, entered: int, frames: list[str]) -> list[Any]:
 
 
 def after_hang(views: dict[str, list[Any]], fault: Fault = HANG, nccl: Mapping[str, Any] | None = None) -> PolicyAnswer:
-    record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a hangs"))
+    report = crossed(FaultReport(fault, CycleLife(60.0), "rank 0 on a hangs"))
     names = {node: f"host of {node}" for node in views}
     seen = NodeViews(views, names, True, nccl or {})
-    return make_policy(RestartSettings(), 3)(Case(record, {}, 0.0, False, seen), 0.0)
+    return make_policy(RestartSettings(), 3)(Case(report, {}, 0.0, False, seen), 0.0)
 
 
 def test_the_rank_that_ranks_of_all_nodes_wait_for() -> None:
     views = {"a": ranks_of(0, 4, WAITS), "b": ranks_of(1, 3, ["train.py:9 in load"]), "c": ranks_of(2, 4, WAITS)}
     answer = after_hang(views)
-    guilty = guilty_in(through_json(answer.decision))
+    guilty = culprit_in(answer)
     assert guilty is not None
-    assert (answer.faulty_node, guilty[0].rank, guilty[0].blamed, guilty[0].waiting) == ("b", 1, (1,), 2)
+    assert (answer.faulty_node, guilty.rank, guilty.blamed, guilty.waiting) == ("b", 1, (1,), 2)
     text = "rank 1 on host of b hangs: it never entered all_reduce 4 of group dp, and 2 ranks wait for it"
-    assert headline_in(answer.decision) == text
-    assert decision_of(answer.decision) is not None
+    assert received(answer).headline == text
 
 
 def test_what_a_node_has_found_in_the_text_of_a_line_counts_for_all_nodes() -> None:
@@ -220,10 +235,10 @@ def test_what_a_node_has_found_in_the_text_of_a_line_counts_for_all_nodes() -> N
         return records
 
     views = {"a": ranks_of(0, 4, WAITS), "b": at(1, 30, True), "c": at(2, 63, False)}
-    guilty = guilty_in(through_json(after_hang(views).decision))
-    assert guilty is not None and guilty[0].blamed == (1,)
+    guilty = culprit_in(after_hang(views))
+    assert guilty is not None and guilty.blamed == (1,)
     del views["b"][0]["in_own_lock"]  # as an earlier release writes it
-    assert guilty_in(through_json(after_hang(views).decision)) is None
+    assert culprit_in(after_hang(views)) is None
 
 
 @pytest.mark.parametrize("collateral", [True, False])
@@ -233,9 +248,9 @@ def test_a_node_did_not_see_who_waits_for_its_rank(collateral: bool) -> None:
         **{name: ranks_of(n, 4, WAITS) for n, name in [(1, "b"), (2, "c")]},
     }
     answer = after_hang(views, replace(HANG, collateral=collateral, hint="hint", detail=("train.py:9 in load",)))
-    guilty = guilty_in(through_json(answer.decision))
+    guilty = culprit_in(answer)
     assert guilty is not None
-    found = guilty[0]
+    found = guilty
     assert (answer.faulty_node, found.rank, found.pid, found.finding) == ("a", 0, 4711, "behind")
     assert found.what == (
         "hangs: it never entered all_reduce 4 of group dp, and 2 ranks wait for it; no sign of life for 5 s"
@@ -252,18 +267,18 @@ def test_a_stopped_rank_explains_the_limit_of_another() -> None:
     stopped = ranks_of(1, 3, [])[0] | {"state": "T (stopped)"}
     views = {"a": ranks_of(0, 3, LOADS), "b": [stopped], "c": ranks_of(2, 4, WAITS)}
     answer = after_hang(views, replace(HANG, collateral=False))
-    guilty = guilty_in(answer.decision)
+    guilty = culprit_in(answer)
     assert guilty is not None
-    assert (answer.faulty_node, guilty[0].rank, guilty[0].finding) == ("b", 1, "gone")
+    assert (answer.faulty_node, guilty.rank, guilty.finding) == ("b", 1, "gone")
 
 
 def test_a_node_saw_some_of_the_ranks_that_wait_for_its_rank() -> None:
     views = {"a": ranks_of(0, 3, LOADS), **{name: ranks_of(rank, 4, WAITS) for rank, name in [(1, "b"), (2, "c")]}}
     seen = "hangs: it never entered all_reduce 4 of group dp, and 1 rank waits for it; no sign of life for 5 s"
-    guilty = guilty_in(after_hang(views, replace(HANG, what=seen, blamed=(0,), waiting=1, finding="behind")).decision)
+    guilty = culprit_in(after_hang(views, replace(HANG, what=seen, blamed=(0,), waiting=1, finding="behind")))
     assert guilty is not None
-    assert guilty[0].what == seen.replace("1 rank waits", "2 ranks wait")
-    assert guilty[0].waiting == 2
+    assert guilty.what == seen.replace("1 rank waits", "2 ranks wait")
+    assert guilty.waiting == 2
 
 
 STILL = ", for 6.03 s; the limit is 6 s (hang_timeout)"
@@ -283,8 +298,8 @@ def test_the_cause_of_a_hang_is_told_once(seen: str, state: str, cause: str) -> 
     views = {"a": ranks_of(0, 3, LOADS), **{name: ranks_of(rank, 4, WAITS) for rank, name in [(1, "b"), (2, "c")]}}
     views["a"][0]["state"] = state
     hang = replace(HANG, what=f"hangs: {seen}", exceeded=STILL, limit="hang", collateral=False, blamed=(0,), waiting=1)
-    guilty = guilty_in(through_json(after_hang(views, hang).decision))
-    assert guilty is not None and guilty[0].what == f"hangs: {cause}, and 2 ranks wait for it{STILL}"
+    guilty = culprit_in(after_hang(views, hang))
+    assert guilty is not None and guilty.what == f"hangs: {cause}, and 2 ranks wait for it{STILL}"
 
 
 @pytest.mark.parametrize(
@@ -320,8 +335,8 @@ def test_the_cause_of_a_hang_is_told_once(seen: str, state: str, cause: str) -> 
 )
 def test_the_fault_of_the_node_stands(views: dict[str, list[Any]], fault: Fault) -> None:
     answer = after_hang(views, fault)
-    assert (answer.faulty_node, guilty_in(answer.decision)) == ("", None)
-    assert headline_in(answer.decision) == "rank 0 on a hangs"
+    assert (answer.faulty_node, culprit_in(answer)) == ("", None)
+    assert received(answer).headline == "rank 0 on a hangs"
 
 
 LOST = Fault(
@@ -352,17 +367,17 @@ LOST = Fault(
     ids=["returned", "long ago", "two", "its own error", "a service", "timed out", "hang"],
 )
 def test_a_rank_of_another_node_had_returned(fault: Fault, returned: dict[int, float], blamed: tuple[int, ...]) -> None:
-    record = through_json(fault_record(fault, CycleLife(60.0), "rank 0 on a failed"))
-    case = Case(record, {}, 0.0, False, NodeViews(returned=returned))
+    report = crossed(FaultReport(fault, CycleLife(60.0), "rank 0 on a failed"))
+    case = Case(report, {}, 0.0, False, NodeViews(returned=returned))
     answer = make_policy(RestartSettings(), 3)(case, 0.0)
-    found = guilty_in(through_json(answer.decision))
-    assert (answer.faulty_node, headline_in(answer.decision)) == ("", "rank 0 on a failed")
+    found = culprit_in(answer)
+    assert (answer.faulty_node, received(answer).headline) == ("", "rank 0 on a failed")
     if not blamed:
         assert found is None
     else:
         assert found is not None
-        assert (found[0].rank, found[0].finding, found[0].blamed, found[0].pid) == (0, "returned", blamed, 4711)
-        assert found[0].hint == "rank 3 had returned from its program, while others still needed it"
+        assert (found.rank, found.finding, found.blamed, found.pid) == (0, "returned", blamed, 4711)
+        assert found.hint == "rank 3 had returned from its program, while others still needed it"
 
 
 def in_the_same_collective() -> dict[str, list[Any]]:
@@ -390,23 +405,23 @@ SILENT_C = NcclView(3, (NcclProcess("10.0.0.2", 50, 2, 3),), 1)
 def test_all_nodes_are_in_one_collective(answers: dict[str, NcclView], hint: str) -> None:
     nccl = {node: through_json(nccl_view.to_record(answer)) for node, answer in answers.items()}
     answer = after_hang(in_the_same_collective(), nccl=nccl)
-    guilty = guilty_in(through_json(answer.decision))
+    guilty = culprit_in(answer)
     assert guilty is not None and answer.faulty_node == "a"
-    found = guilty[0]
+    found = guilty
     assert (found.rank, found.pid, found.finding, found.blamed, found.collateral) == (0, 4711, "transport", (), True)
     assert (found.waiting, found.hint) == (3, hint)
-    assert headline_in(answer.decision) == "rank 0 on host of a hangs: no sign of life for 5 s"
+    assert received(answer).headline == "rank 0 on host of a hangs: no sign of life for 5 s"
 
 
 def test_a_node_that_nccl_has_given_up() -> None:
     answers = {"a": LOST_C, "b": LOST_C, "c": CUT_OFF}
     nccl = {node: through_json(nccl_view.to_record(answer)) for node, answer in answers.items()}
     answer = after_hang(in_the_same_collective(), nccl=nccl)
-    guilty = guilty_in(through_json(answer.decision))
+    guilty = culprit_in(answer)
     assert guilty is not None and answer.faulty_node == "c"
-    found = guilty[0]
+    found = guilty
     assert (found.rank, found.finding, found.blamed, found.waiting) == (2, "transport", (2,), 2)
-    assert headline_in(answer.decision) == (
+    assert received(answer).headline == (
         "rank 2 on host of c hangs: it is given up by NCCL's RAS, which cannot reach it, while all 3 ranks are in "
         "all_reduce 4 of group dp, and 2 ranks wait for it"
     )
@@ -414,10 +429,10 @@ def test_a_node_that_nccl_has_given_up() -> None:
 
 def test_a_fault_of_a_rank_that_no_node_saw_stands() -> None:
     answer = after_hang(in_the_same_collective(), replace(HANG, rank=9))
-    assert (answer.faulty_node, guilty_in(answer.decision)) == ("", None)
+    assert (answer.faulty_node, culprit_in(answer)) == ("", None)
 
 
 @pytest.mark.parametrize("nccl", [5, {}, {"processes": 3, "missing": [{}], "late": []}, "x" * 100_000])
 def test_an_answer_of_nccl_that_does_not_fit_is_left_out(nccl: Any) -> None:
-    guilty = guilty_in(after_hang(in_the_same_collective(), nccl={"a": nccl}).decision)
-    assert guilty is not None and guilty[0].hint == NETWORK
+    guilty = culprit_in(after_hang(in_the_same_collective(), nccl={"a": nccl}))
+    assert guilty is not None and guilty.hint == NETWORK

@@ -14,6 +14,7 @@ from ft_launcher.nodes.fault_decision import MOST_FAILED_STARTS
 from ft_launcher.nodes.node_messages import EndReason
 from ft_launcher.rendezvous.handler import NoPlace
 from rank_monitor.contract.exit_codes import ExitCode
+from tests.ft_launcher.nodes.nodes_of_a_test import failed
 from tests.ft_launcher.nodes.site import PATIENT_S, Site, site
 from tests.patience import until
 
@@ -72,12 +73,11 @@ def test_the_same_members_form_again_after_each_failure(hosted: bool) -> None:
             failing = "abc"[cycle % 3]
             made.nodes[failing].report_end(EndReason.FAILED, "boom")
             assert made.end("abc") == {(cycle, "failed", None)}
-            made.nodes[failing].bring({"kind": "exit"})
+            made.nodes[failing].bring(failed())
             assert made.form("bca") == {"a": 0, "b": 1, "c": 2}
             places = [one.place for one in made.nodes.values()]
-            assert {(one.cycle, one.fault_of, one.reason) for one in places if one} == {
-                (cycle + 1, failing, f"restart {cycle + 1}")
-            }
+            told = {(one.cycle, one.judgement.node, one.reason) for one in places if one and one.judgement}
+            assert told == {(cycle + 1, failing, f"restart {cycle + 1}")}
 
 
 @both

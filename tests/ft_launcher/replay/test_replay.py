@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.attribution import RankEvidence, nccl_view, rank_view
+from ft_launcher.attribution import Fault, RankEvidence, nccl_view, rank_view
 from ft_launcher.attribution.all_nodes import NodeScene
 from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.attribution.rank_view import RankView, views
-from ft_launcher.nodes.fault_decision import Case, NodeViews
-from ft_launcher.policy.job_policy import decision_of, fault_record, guilty_in, inputs_in, make_policy
+from ft_launcher.policy.case import Case, FaultJudgement, FaultReport, NodeViews
+from ft_launcher.policy.job_policy import make_policy
 from ft_launcher.policy.restart_history import CycleLife
 from ft_launcher.record import events
 from ft_launcher.replay.again import scene_in
@@ -278,17 +278,22 @@ def hung(rank: int, entered: int, frames: list[str], condemned: bool) -> CycleEv
     return CycleEvidence([of_rank], stop_began=10.0, all_ranks=False)
 
 
+def judged(case: Case) -> tuple[Fault, FaultJudgement]:
+    """Returns the fault of the rank that held up those of all nodes, and the judgement, as the nodes receive it."""
+    answer = make_policy(RestartSettings(), 3)(case, 5.0)
+    assert answer.judgement is not None and answer.judgement.culprit is not None
+    return answer.judgement.culprit.fault, answer.judgement
+
+
 def over_three_nodes() -> list[list[Line]]:
     """The ranks of two nodes wait for that of the third, which the coordinator finds."""
     found = [hung(0, 4, WAITS, True), hung(1, 3, IDLE, False), hung(2, 4, WAITS, True)]
     seen = {str(node): [rank_view.to_record(view) for view in views(one.ranks, 10.0)] for node, one in enumerate(found)}
     fault, life = fault_in(found[0]), CycleLife(60.0, 7)
     by_node = NodeViews(seen, {node: f"host{node}" for node in seen}, True)
-    decided = make_policy(RestartSettings(), 3)(
-        Case(fault_record(fault, life), {}, 0.0, False, views=by_node), 5.0
-    ).decision
-    guilty, decision = guilty_in(decided), decision_of(decided)
-    assert guilty is not None and decision is not None and guilty[0].rank == 1
+    case = Case(FaultReport(fault, life), {}, 0.0, False, views=by_node)
+    guilty, judgement = judged(case)
+    assert guilty.rank == 1
     journals = [
         [
             START | {"node": f"host{node}"},
@@ -298,8 +303,8 @@ def over_three_nodes() -> list[list[Line]]:
         for node, one in enumerate(found)
     ]
     journals[0].append(line(events.CycleEnd(0, "failed elsewhere")))
-    journals[1].append(line(events.Fault.of(replace(guilty[0], pid=51), cycle=0)))
-    journals[1].append(line(events.Decision.of(decision, cycle=0, inputs=inputs_in(decided))))
+    journals[1].append(line(events.Fault.of(replace(guilty, pid=51), cycle=0)))
+    journals[1].append(line(events.Decision.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
     return journals
 
 
@@ -319,16 +324,15 @@ def test_ranks_of_all_nodes_that_are_in_one_collective() -> None:
     }
     answers = {str(node): nccl_view.to_record(one.nccl) for node, one in enumerate(seen) if one.nccl is not None}
     by_node = NodeViews(ranks, {node: f"host{node}" for node in ranks}, True, answers)
-    case = Case(fault_record(fault_in(seen[0]), CycleLife(60.0, 7)), {}, 0.0, False, views=by_node)
-    decided = make_policy(RestartSettings(), 3)(case, 5.0).decision
-    guilty, decision = guilty_in(decided), decision_of(decided)
-    assert guilty is not None and decision is not None and (guilty[0].rank, guilty[0].finding) == (2, "transport")
+    case = Case(FaultReport(fault_in(seen[0]), CycleLife(60.0, 7)), {}, 0.0, False, views=by_node)
+    guilty, judgement = judged(case)
+    assert (guilty.rank, guilty.finding) == (2, "transport")
     journals = [
         [START | {"node": f"host{node}"}, begins(0, nodes=3), line(events.Evidence(0, None, **to_record(one)))]
         for node, one in enumerate(seen)
     ]
-    journals[2].append(line(events.Fault.of(replace(guilty[0], pid=52), cycle=0)))
-    journals[2].append(line(events.Decision.of(decision, cycle=0, inputs=inputs_in(decided))))
+    journals[2].append(line(events.Fault.of(replace(guilty, pid=52), cycle=0)))
+    journals[2].append(line(events.Decision.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
     found = replayed(*journals)
     assert found.differences == [] and not found.left_out
     the(journals[0], "evidence")["nccl"] = None
@@ -342,13 +346,12 @@ def test_a_rank_of_another_node_had_returned() -> None:
     lost = RankException("RuntimeError", "Connection closed by peer", "", 0.0)
     raised = RankEvidence(0, 0, 50, 1, 9.0, exception=lost, exception_at=8.0)
     seen = CycleEvidence([raised], stop_began=10.0, all_ranks=False)
-    case = Case(fault_record(fault_in(seen), CycleLife(60.0, 7)), {}, 0.0, False, views=NodeViews(returned={1: 0.5}))
-    decided = make_policy(RestartSettings(), 3)(case, 5.0).decision
-    guilty, decision = guilty_in(decided), decision_of(decided)
-    assert guilty is not None and decision is not None and guilty[0].finding == "returned"
+    case = Case(FaultReport(fault_in(seen), CycleLife(60.0, 7)), {}, 0.0, False, views=NodeViews(returned={1: 0.5}))
+    guilty, judgement = judged(case)
+    assert guilty.finding == "returned"
     journal = [START, begins(0, nodes=2), line(events.Evidence(0, None, **to_record(seen)))]
-    journal.append(line(events.Fault.of(guilty[0], cycle=0)))
-    journal.append(line(events.Decision.of(decision, cycle=0, inputs=inputs_in(decided))))
+    journal.append(line(events.Fault.of(guilty, cycle=0)))
+    journal.append(line(events.Decision.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
     found = replayed(journal)
     assert found.differences == [] and found.same == {FAULT: 1, DECISION: 1}
     the(journal, "decision")["inputs"]["returned"] = {"2": 0.5}
@@ -373,18 +376,16 @@ def test_of_several_that_hold_up_all_nodes_the_first_that_its_node_found_stands(
     seen = {str(node): [rank_view.to_record(view) for view in views(one.ranks, 10.0)] for node, one in enumerate(nodes)}
     fault, life = fault_in(nodes[1]), CycleLife(60.0, 7)
     by_node = NodeViews(seen, {node: f"host{node}" for node in seen}, True)
-    case = Case(fault_record(fault, life), {}, 0.0, False, views=by_node)
-    decided = make_policy(RestartSettings(), 3)(case, 5.0).decision
-    guilty, decision = guilty_in(decided), decision_of(decided)
-    assert guilty is not None and decision is not None
-    assert (guilty[0].rank, guilty[0].blamed) == (3, (1, 3)) and "no sign of life" in guilty[0].what
+    case = Case(FaultReport(fault, life), {}, 0.0, False, views=by_node)
+    guilty, judgement = judged(case)
+    assert (guilty.rank, guilty.blamed) == (3, (1, 3)) and "no sign of life" in guilty.what
     journals = [
         [START | {"node": f"host{node}"}, begins(0, nodes=2), line(events.Evidence(0, None, **to_record(one)))]
         for node, one in enumerate(nodes)
     ]
     journals[0].append(line(events.CycleEnd(0, "failed elsewhere")))
-    journals[1].append(line(events.Fault.of(guilty[0], cycle=0)))
-    journals[1].append(line(events.Decision.of(decision, cycle=0, inputs=inputs_in(decided))))
+    journals[1].append(line(events.Fault.of(guilty, cycle=0)))
+    journals[1].append(line(events.Decision.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
     found = replayed(*journals)
     assert found.differences == [] and not found.left_out
     assert found.same == {FAULT_OF_ALL: 1, DECISION: 1}
