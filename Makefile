@@ -57,7 +57,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/mypy scripts tests
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_project.py tests/ft_launcher/record/test_events.py \
-		tests/ft_launcher/bundle/test_allowed.py
+		tests/ft_launcher/tools/bundle/test_allowed.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

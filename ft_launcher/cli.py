@@ -20,28 +20,28 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ft_launcher.node.zygote.pool import ZygotePool
 from ft_launcher.settings import prescan
 from ft_launcher.settings.options import UsageError
-from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import FtError, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 from rank_monitor.contract.installed import file_of
 
 if TYPE_CHECKING:
+    from ft_launcher.node.zygote.forked_rank import ForkedRank
     from ft_launcher.settings.command_line import Parsed
     from ft_launcher.settings.job_settings import Job
     from ft_launcher.settings.sources import Resolved
-    from ft_launcher.zygote.forked_rank import ForkedRank
 
 SUBCOMMANDS = {
-    "bundle": "ft_launcher.commands.bundle",
-    "replay": "ft_launcher.commands.replay",
-    "report": "ft_launcher.commands.report",
-    "stacks": "ft_launcher.commands.status",
-    "status": "ft_launcher.commands.status",
-    "top": "ft_launcher.commands.top",
-    "validate": "ft_launcher.commands.validate",
+    "bundle": "ft_launcher.tools.commands.bundle",
+    "replay": "ft_launcher.tools.commands.replay",
+    "report": "ft_launcher.tools.commands.report",
+    "stacks": "ft_launcher.tools.commands.status",
+    "status": "ft_launcher.tools.commands.status",
+    "top": "ft_launcher.tools.commands.top",
+    "validate": "ft_launcher.tools.commands.validate",
 }
 """Subcommand -> the module with the command of that name."""
 _PEER = "nvidia_resiliency_ext"
@@ -207,8 +207,8 @@ def _subcommand(arguments: Sequence[str]) -> int:
 
 def _job(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
     """Runs a job, or describes it for a dry run. Returns the exit code."""
-    from ft_launcher.ranks.runtime import Runtime
-    from ft_launcher.record import console
+    from ft_launcher.node.ranks.runtime import Runtime
+    from ft_launcher.record.console import console
     from rank_monitor.contract.processes import resolver
 
     resolver.bound_process()  # the zygote was forked before: ranks have nothing of it, nor of the next
@@ -270,7 +270,7 @@ def _peer_note() -> tuple[str, ...]:
 
 
 def _describe(job: Job) -> int:
-    from ft_launcher.commands.dry_run import describe
+    from ft_launcher.tools.commands.dry_run import describe
 
     for warning in job.warnings:
         print(f"ft_launcher: {warning}", file=sys.stderr)

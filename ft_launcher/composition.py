@@ -29,36 +29,36 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as torch_launcher
 
 from ft_launcher import __version__
+from ft_launcher.agent.cycle.fault_injection import Injected
 from ft_launcher.agent.hang_warnings import limits_set
 from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.times import NodeTimes
-from ft_launcher.cycle.fault_drill import Injected
-from ft_launcher.health.memory_reclaim import MemoryReclaim
-from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.processes import descriptor_limit
-from ft_launcher.processes.end_limit import EndLimit
-from ft_launcher.processes.process_tree import become_subreaper
-from ft_launcher.processes.shared_memory_cleanup import SharedMemoryCleanup
-from ft_launcher.processes.signals import SignalPipe, time_to_end, to_handle
-from ft_launcher.ranks import nccl
-from ft_launcher.ranks.runtime import Runtime
-from ft_launcher.record import console, console_text
-from ft_launcher.record.access import Access
-from ft_launcher.record.contained import contained
-from ft_launcher.record.cycle_files import CycleInfo
-from ft_launcher.record.file_thread import FileHandler, FileThread
-from ft_launcher.record.logs import CycleLogs, RunFolder
+from ft_launcher.job.rendezvous import backends
+from ft_launcher.job.rendezvous.cycle_store import PortHolder, shares_store
+from ft_launcher.node.health.memory_reclaim import MemoryReclaim
+from ft_launcher.node.health.node_health import NodeHealth
+from ft_launcher.node.processes import descriptor_limit
+from ft_launcher.node.processes.end_limit import EndLimit
+from ft_launcher.node.processes.process_tree import become_subreaper
+from ft_launcher.node.processes.shared_memory_cleanup import SharedMemoryCleanup
+from ft_launcher.node.processes.signals import SignalPipe, time_to_end, to_handle
+from ft_launcher.node.ranks import nccl
+from ft_launcher.node.ranks.runtime import Runtime
+from ft_launcher.node.zygote.pool import ZygotePool
+from ft_launcher.record.console import console, console_text
+from ft_launcher.record.journal.access import Access
+from ft_launcher.record.journal.contained import contained
+from ft_launcher.record.journal.file_thread import FileHandler, FileThread
+from ft_launcher.record.logs.cycle_files import CycleInfo
+from ft_launcher.record.logs.logs import CycleLogs, RunFolder
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.rendezvous import backends
-from ft_launcher.rendezvous.cycle_store import PortHolder, shares_store
 from ft_launcher.settings.job_settings import Job, numbers_of
 from ft_launcher.settings.rendezvous_check import is_file_store
 from ft_launcher.settings.sources import keys_set
-from ft_launcher.status.asking import Asking
-from ft_launcher.status.listening import answering, tracing
-from ft_launcher.status.node_status import NodeStatus
-from ft_launcher.zygote.pool import ZygotePool
+from ft_launcher.tools.status.asking import Asking
+from ft_launcher.tools.status.listening import answering, tracing
+from ft_launcher.tools.status.node_status import NodeStatus
 from rank_monitor.contract import env
 from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused

@@ -29,16 +29,16 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
 from ft_launcher import composition
-from ft_launcher.policy.restart_policy import about_policy
-from ft_launcher.processes.signals import SignalPipe, children_reported, to_handle
-from ft_launcher.ranks import function_rank
-from ft_launcher.ranks.runtime import Runtime
+from ft_launcher.decide.policy.restart_policy import about_policy
+from ft_launcher.node.processes.signals import SignalPipe, children_reported, to_handle
+from ft_launcher.node.ranks import function_rank
+from ft_launcher.node.ranks.runtime import Runtime
+from ft_launcher.node.zygote.pool import ZygotePool
 from ft_launcher.settings import options, rank_program, sources
 from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.job_settings import SIGNALS, Job, check_event_handler, check_numbers, named_signals
 from ft_launcher.settings.line_pattern import check_expression
 from ft_launcher.settings.rendezvous_check import Settled, about_unused, check_members, check_rendezvous
-from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.errors import ConfigError, FtError, nearest
 from rank_monitor.contract.settings.config import GROUPS
 

@@ -21,8 +21,8 @@ _MOST_PLACES = 16
 _LONGEST_PATH = 1000
 _BLOCK = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+\b.*:$")
 _STARTED_BY = re.compile(
-    r"/ft_client/(bootstrap|start/script|start/function)\.py$|^<frozen runpy>$"
-    r"|/ft_launcher/(__main__|cli|zygote/fork_server|zygote/pool|zygote/client|zygote/forked_rank|ranks/function_rank)\.py$"
+    r"/ft_client/(bootstrap|rank/start/script|rank/start/function)\.py$|^<frozen runpy>$"
+    r"|/ft_launcher/(__main__|cli|node/zygote/(fork_server|pool|client|forked_rank)|node/ranks/function_rank)\.py$"
     r"|/bin/(ft_launcher|ftrun)$"
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')

@@ -20,7 +20,7 @@ JOBS = (
     "tests/demo/",
     "tests/e2e/",
     "tests/faults/",
-    "tests/ft_launcher/zygote/",
+    "tests/ft_launcher/node/zygote/",
     "tests/nodes/",
     "tests/slurm/",
 )
@@ -35,60 +35,68 @@ JOBS_OF: dict[str, tuple[str, ...]] = {
     # The launcher. Directly in it are its command line, its Python API and `composition.py`.
     "ft_launcher/": ("tests/e2e/", "tests/faults/test_launcher_", "tests/demo/"),
     "ft_launcher/agent/": _JOBS_OF_ALL_KINDS,
-    "ft_launcher/attribution/": (
+    "ft_launcher/decide/attribution/": (
         *("tests/faults/test_attribution", "tests/faults/test_first_rank", "tests/faults/test_guilty_rank"),
         *("tests/faults/test_hang", "tests/nodes/test_attribution", "tests/nodes/test_guilty_node"),
     ),
-    "ft_launcher/bundle/": ("tests/faults/test_bundle",),
-    "ft_launcher/commands/": ("tests/faults/test_bundle", "tests/faults/test_status", "tests/faults/test_top"),
-    "ft_launcher/cycle/": _JOBS_OF_ALL_KINDS,
-    "ft_launcher/etcd/": ("tests/e2e/test_etcd_nodes", "tests/nodes/test_etcd"),
-    "ft_launcher/health/": ("tests/faults/test_health_watch", "tests/nodes/test_unhealthy"),
-    "ft_launcher/ledger/": ("tests/faults/test_ledger", "tests/nodes/test_ledger"),
-    "ft_launcher/nodes/": (
+    "ft_launcher/tools/bundle/": ("tests/faults/test_bundle",),
+    "ft_launcher/tools/commands/": ("tests/faults/test_bundle", "tests/faults/test_status", "tests/faults/test_top"),
+    "ft_launcher/agent/cycle/": _JOBS_OF_ALL_KINDS,
+    "ft_launcher/job/store/": ("tests/e2e/test_etcd_nodes", "tests/nodes/test_etcd"),
+    "ft_launcher/node/health/": ("tests/faults/test_health_watch", "tests/nodes/test_unhealthy"),
+    "ft_launcher/record/ledger/": ("tests/faults/test_ledger", "tests/nodes/test_ledger"),
+    "ft_launcher/job/": (
         "tests/nodes/",
         "tests/e2e/test_static_nodes",
         "tests/faults/test_two_nodes",
         "tests/slurm/",
     ),
-    "ft_launcher/policy/": ("tests/faults/test_policy", "tests/faults/test_rank_faults", "tests/nodes/test_policy"),
-    "ft_launcher/processes/": ("tests/faults/",),
-    "ft_launcher/ranks/": ("tests/e2e/", "tests/faults/"),
+    "ft_launcher/decide/policy/": (
+        "tests/faults/test_policy",
+        "tests/faults/test_rank_faults",
+        "tests/nodes/test_policy",
+    ),
+    "ft_launcher/node/processes/": ("tests/faults/",),
+    "ft_launcher/node/ranks/": ("tests/e2e/", "tests/faults/"),
     "ft_launcher/record/": (
         *("tests/e2e/test_console", "tests/faults/test_cycle_files", "tests/faults/test_journal"),
         *("tests/faults/test_launcher_console", "tests/faults/test_rank_files", "tests/faults/test_stalled_disk"),
     ),
-    "ft_launcher/rendezvous/": (
+    "ft_launcher/job/rendezvous/": (
         *("tests/e2e/", "tests/nodes/", "tests/faults/test_silent_rendezvous"),
         *("tests/faults/test_third_party_rendezvous", "tests/faults/test_two_nodes"),
     ),
-    "ft_launcher/replay/": ("tests/faults/test_rank_faults", "tests/nodes/test_one_story"),
-    "ft_launcher/report/": ("tests/faults/test_job_report", "tests/faults/test_save_interval"),
+    "ft_launcher/tools/replay/": ("tests/faults/test_rank_faults", "tests/nodes/test_one_story"),
+    "ft_launcher/tools/report/": ("tests/faults/test_job_report", "tests/faults/test_save_interval"),
     "ft_launcher/settings/": ("tests/e2e/", "tests/faults/test_configs"),
-    "ft_launcher/status/": (
+    "ft_launcher/tools/status/": (
         *("tests/e2e/test_prometheus", "tests/faults/test_status", "tests/faults/test_top", "tests/faults/test_traces"),
     ),
-    "ft_launcher/training_log/": ("tests/faults/test_watch_log",),
-    "ft_launcher/zygote/": ("tests/e2e/", "tests/faults/", "tests/ft_launcher/zygote/"),
+    "ft_launcher/tools/training_log/": ("tests/faults/test_watch_log",),
+    "ft_launcher/node/zygote/": ("tests/e2e/", "tests/faults/", "tests/ft_launcher/node/zygote/"),
+    "ft_launcher/decide/": ("tests/faults/", "tests/nodes/"),
+    "ft_launcher/node/": ("tests/e2e/", "tests/faults/"),
+    "ft_launcher/tools/": ("tests/faults/",),
     # The client. Directly in it are `bootstrap.py`, which runs in each rank, and what users call.
     "client/ft_client/": ("tests/client/integrations/", "tests/e2e/", "tests/faults/"),
-    "client/ft_client/agreement/": ("tests/client/integrations/test_lightning", "tests/nodes/test_agreements"),
+    "client/ft_client/rank/": ("tests/client/integrations/", "tests/e2e/", "tests/faults/"),
+    "client/ft_client/rank/agreement/": ("tests/client/integrations/test_lightning", "tests/nodes/test_agreements"),
     "client/ft_client/inject/": ("tests/faults/test_inject", "tests/nodes/test_inject"),
     "client/ft_client/inprocess/": (
         *("tests/client/integrations/test_nvrx_alias", "tests/client/integrations/test_peer_scripts"),
         *("tests/faults/test_in_process", "tests/slurm/test_in_process"),
     ),
     "client/ft_client/integrations/": ("tests/client/integrations/",),
-    "client/ft_client/monitoring/": ("tests/client/integrations/", "tests/faults/"),
+    "client/ft_client/rank/monitoring/": ("tests/client/integrations/", "tests/faults/"),
     "client/ft_client/rerun/": ("tests/nodes/test_rerun",),
-    "client/ft_client/start/": ("tests/e2e/",),
+    "client/ft_client/rank/start/": ("tests/e2e/",),
     "client/ft_client/straggler/": (
         *("tests/client/integrations/test_lightning", "tests/client/integrations/test_peer_scripts"),
     ),
     # The monitor, and what all three share.
     "rank_monitor/": ("tests/faults/",),
     "rank_monitor/contract/": _JOBS_OF_ALL_KINDS,
-    "rank_monitor/contract/iterations/": (
+    "rank_monitor/contract/rounds/": (
         *("tests/client/integrations/test_nvrx_alias", "tests/faults/test_in_process", "tests/slurm/test_in_process"),
     ),
 }

@@ -14,8 +14,8 @@ PLAY_SOMETHING_SLOW = {
     "client/integrations/test_lightning_alone.py",  # a step of a training
     "client/straggler/test_detector.py",
     "client/straggler/test_straggler_manager.py",
-    "ft_launcher/cycle/test_nccl_ras.py",  # a server
-    "ft_launcher/nodes/test_job_store.py",
+    "ft_launcher/agent/cycle/test_nccl_ras.py",  # a server
+    "ft_launcher/job/link/test_job_store.py",
     "rank_monitor/test_rank_socket.py",  # heartbeats of a rank
 }
 

@@ -101,7 +101,7 @@ def test_a_wheel_has_the_page(built: dict[str, Path]) -> None:
     """What is no Python file must be there, too."""
     with zipfile.ZipFile(built["wheel"]) as opened:
         names = set(opened.namelist())
-    page = ROOT / "ft_launcher" / "status" / "page"
+    page = ROOT / "ft_launcher" / "tools" / "status" / "page"
     assert {str(file.relative_to(ROOT)) for file in page.iterdir()} <= names
     assert {"ft_alias_nvrx.pth", "ft_client/__init__.py", "rank_monitor/__init__.py"} <= names
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-    from ft_client.start.script import Main
+    from ft_client.rank.start.script import Main
 
     Report = Callable[[BaseException | None, TracebackType | None], None]
 
@@ -30,8 +30,8 @@ FUNCTION = "--function"
 def load() -> None:
     """Imports what `prepare`, `Rank` and most scripts need of this package. The zygote calls it once for its forks."""
     from ft_client import short_forms  # noqa: F401
-    from ft_client.monitoring import exception_report, process  # noqa: F401
-    from ft_client.start import after_import, script  # noqa: F401
+    from ft_client.rank.monitoring import exception_report, process  # noqa: F401
+    from ft_client.rank.start import after_import, script  # noqa: F401
     from rank_monitor.contract import exit_codes  # noqa: F401
 
 
@@ -56,8 +56,8 @@ def prepare(tells_modules: bool = False) -> Report:
     """
     try:
         # Imported now: later, the script's folder comes first in sys.path.
-        from ft_client.monitoring import exception_report, process
-        from ft_client.start import after_import
+        from ft_client.rank.monitoring import exception_report, process
+        from ft_client.rank.start import after_import
         from rank_monitor.contract import env, exit_codes  # noqa: F401 (the latter for `Rank`)
 
         if env.ALIAS_NVRX in os.environ:  # a fork, or our `.pth` is not installed
@@ -82,10 +82,10 @@ def main_of(arguments: list[str], first_path: str | None) -> Main:
         first_path: the first entry of `sys.path` for `-m`; None in safe-path mode.
     """
     if arguments[0] == FUNCTION:
-        from ft_client.start.function import Function
+        from ft_client.rank.start.function import Function
 
         return Function.from_agent(*map(int, arguments[1:]))
-    from ft_client.start.script import Script
+    from ft_client.rank.start.script import Script
 
     return Script(arguments, first_path)
 
@@ -93,7 +93,7 @@ def main_of(arguments: list[str], first_path: str | None) -> Main:
 def run_function(channel: socket, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Runs a function in a fork that has it already. `channel`: to the agent."""
     report = prepare()
-    from ft_client.start.function import Function
+    from ft_client.rank.start.function import Function
 
     with Rank(Function(channel, (function, args)), report) as rank:
         rank.take()()
@@ -114,10 +114,10 @@ class Rank:
         # Imported now: later, the script's folder comes first in sys.path.
         import atexit
 
-        from ft_client.start import after_import, script
+        from ft_client.rank.start import after_import, script
 
         # These two are not there when `prepare` failed.
-        self._reports = sys.modules.get("ft_client.monitoring.exception_report")
+        self._reports = sys.modules.get("ft_client.rank.monitoring.exception_report")
         exit_codes = sys.modules.get("rank_monitor.contract.exit_codes")
         if exit_codes is None:
             self._agreed = ()

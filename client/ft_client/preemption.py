@@ -18,8 +18,8 @@ from multiprocessing import process, util
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from ft_client.agreement import group
-from ft_client.argument_checks import check_exit_code, check_save
+from ft_client.rank.agreement import group
+from ft_client.rank.argument_checks import check_exit_code, check_save
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """`RankMonitorClient`: the training's side of the watch, with NVIDIA's names, as the training calls it.
 
-Signs of life are in `monitoring/signs_of_life.py`, learned limits in `monitoring/limits_in_force.py`; only the monitor
-judges by a limit. Only `init_workload_monitoring` waits for the monitor, for a bounded time; only misuse is raised
-into the training.
+Signs of life are in `rank/monitoring/signs_of_life.py`, learned limits in `rank/monitoring/limits_in_force.py`; only
+the monitor judges by a limit. Only `init_workload_monitoring` waits for the monitor, for a bounded time; only misuse is
+raised into the training.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 from ft_client.control import WorkloadControlRequest
 from ft_client.errors import RankMonitorClientError
-from ft_client.monitoring import process
-from ft_client.monitoring.learned_limits import HeartbeatTimeouts, SectionTimeouts
-from ft_client.monitoring.limits_in_force import LimitsInForce
-from ft_client.monitoring.link import Link
-from ft_client.monitoring.signs_of_life import SignsOfLife, not_initialized
-from ft_client.saving import SaveSchedule, interval_of
+from ft_client.rank.monitoring import process
+from ft_client.rank.monitoring.learned_limits import HeartbeatTimeouts, SectionTimeouts
+from ft_client.rank.monitoring.limits_in_force import LimitsInForce
+from ft_client.rank.monitoring.link import Link
+from ft_client.rank.monitoring.signs_of_life import SignsOfLife, not_initialized
+from ft_client.rank.saving import SaveSchedule, interval_of
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire.messages import Attach, ControlRequest, Detach, Hello, Message, Sections

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from ft_client.monitoring.learned_limits import STEP
-from ft_client.monitoring.signs_of_life import Section
+from ft_client.rank.monitoring.learned_limits import STEP
+from ft_client.rank.monitoring.signs_of_life import Section
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract.wire.messages import NO_ITERATION
 

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from ft_launcher.agent.cycle.cycle import CyclePhase, Event
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.ranks import Ranks
-from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.processes.blocking_call import BlockingCall
-from ft_launcher.processes.orphans import SAMPLE_S
-from ft_launcher.processes.signals import RankSignal, rank_signal, time_to_end, told_to_end
+from ft_launcher.job.rendezvous.blocking_call import BlockingCall
+from ft_launcher.node.processes.orphans import SAMPLE_S
+from ft_launcher.node.processes.signals import RankSignal, rank_signal, time_to_end, told_to_end
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable

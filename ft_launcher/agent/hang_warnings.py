@@ -14,17 +14,17 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from ft_launcher.agent.cycle.evidence import gather
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.attribution import collective, rank_view
-from ft_launcher.attribution.fault import HangKind
-from ft_launcher.attribution.rank_view import RankView
-from ft_launcher.attribution.scene import Scene, about_stall, numbered
-from ft_launcher.cycle.evidence import gather
-from ft_launcher.processes.process_tree import is_stopped
-from ft_launcher.ranks import nccl
-from ft_launcher.ranks.monitors import NodeMonitors
-from ft_launcher.ranks.rank_context import RankContext
-from ft_launcher.record.contained import contained
+from ft_launcher.decide.attribution import collective, rank_view
+from ft_launcher.decide.attribution.fault import HangKind
+from ft_launcher.decide.attribution.rank_view import RankView
+from ft_launcher.decide.attribution.scene import Scene, about_stall, numbered
+from ft_launcher.node.monitors.monitors import NodeMonitors
+from ft_launcher.node.processes.process_tree import is_stopped
+from ft_launcher.node.ranks import nccl
+from ft_launcher.node.ranks.rank_context import RankContext
+from ft_launcher.record.journal.contained import contained
 from ft_launcher.settings.options import flag_of
 from ft_launcher.settings.sources import DEFAULT
 from rank_monitor.contract.settings.config import MonitorSettings

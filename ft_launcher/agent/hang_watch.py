@@ -2,7 +2,7 @@
 
 A source of events. Made by the node agent where the option has a limit. Nothing happens as long as no monitor reports a
 standstill; then each look asks the monitors of this node for stacks and collectives, and the other nodes for theirs, in
-a thread (`hang_exchange.py`). What that means, `attribution/hang_clocks.py` decides. A rank is ended through its
+a thread (`hang_exchange.py`). What that means, `decide/attribution/hang_clocks.py` decides. A rank is ended through its
 monitor, as by every other limit, so the verdict has its stacks and all nodes say where their ranks were.
 """
 
@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 
+from ft_launcher.agent.cycle.cycle import Event
+from ft_launcher.agent.cycle.evidence import gather, with_own_locks
 from ft_launcher.agent.hang_exchange import HangExchange, Others
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.ranks import Ranks
-from ft_launcher.attribution import rank_view
-from ft_launcher.attribution.hang_clocks import Hang, HangClocks, RankLook
-from ft_launcher.cycle.cycle import Event
-from ft_launcher.cycle.evidence import gather, with_own_locks
-from ft_launcher.processes.rank_usage import RankUsage
-from ft_launcher.record.contained import contained
-from ft_launcher.rendezvous.handler import NodeRendezvous
+from ft_launcher.decide.attribution import rank_view
+from ft_launcher.decide.attribution.hang_clocks import Hang, HangClocks, RankLook
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
+from ft_launcher.node.processes.rank_usage import RankUsage
+from ft_launcher.record.journal.contained import contained
 from rank_monitor.contract.wire.launcher_messages import HangOverdue
 
 _FIRST_LOOK, _LOOKS = 4, 8

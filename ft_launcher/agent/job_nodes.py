@@ -13,20 +13,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.nodes.node_messages import Members, RankAssigned
-from ft_launcher.nodes.questions import Questions, Topic
-from ft_launcher.record.contained import contained, log_contained
-from ft_launcher.rendezvous.handler import NodeRendezvous
-from ft_launcher.status.asking import NodeSeen, OthersSeen, OtherStacks, SilentNode
-from ft_launcher.status.node_record import (
+from ft_launcher.job.coordinator.node_messages import Members, RankAssigned
+from ft_launcher.job.link.questions import Questions, Topic
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
+from ft_launcher.record.journal.contained import contained, log_contained
+from ft_launcher.tools.status.asking import NodeSeen, OthersSeen, OtherStacks, SilentNode
+from ft_launcher.tools.status.node_record import (
     NodeRecord,
     ranks_as_record,
     ranks_of_record,
     stacks_as_record,
     stacks_of_record,
 )
-from ft_launcher.status.node_status import RankReading
-from ft_launcher.status.summary import ranks_as_json
+from ft_launcher.tools.status.node_status import RankReading
+from ft_launcher.tools.status.summary import ranks_as_json
 
 _STACKS_S = 2.0
 """How long a node waits for the stacks of its ranks (seconds): a rank that is stopped gives none."""

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
+from ft_launcher.agent.cycle.cycle import CyclePhase, Event
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
-from ft_launcher.attribution import BAD_LOSS
-from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.record.contained import contained
-from ft_launcher.training_log.log_watch import LogWatch
-from ft_launcher.training_log.rank_log import BadLoss, News, StepsMissing
+from ft_launcher.decide.attribution import BAD_LOSS
+from ft_launcher.record.journal.contained import contained
+from ft_launcher.tools.training_log.log_watch import LogWatch
+from ft_launcher.tools.training_log.rank_log import BadLoss, News, StepsMissing
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 _FAULT, _OFF = "fault", "off"

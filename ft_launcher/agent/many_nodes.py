@@ -19,20 +19,20 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from ft_launcher.agent import failed_cycle
+from ft_launcher.agent import fault_finding
+from ft_launcher.agent.cycle.cycle import CyclePhase, Event
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.failed_cycle import LastEnd, NodeFindings
+from ft_launcher.agent.fault_finding import LastEnd, NodeFindings
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
-from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.nodes.node_link import Cut, CutReason
-from ft_launcher.nodes.node_messages import CycleEnd, EndReason, JobOver
-from ft_launcher.policy.restart_policy import Action, Decision, asked_by
-from ft_launcher.processes.signals import told_to_end
-from ft_launcher.rendezvous.cycle_store import CycleStore
-from ft_launcher.rendezvous.handler import NodeRendezvous, NoPlace
+from ft_launcher.decide.policy.restart_policy import Action, Decision, asked_by
+from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason, JobOver
+from ft_launcher.job.link.node_link import Cut, CutReason
+from ft_launcher.job.rendezvous.cycle_store import CycleStore
+from ft_launcher.job.rendezvous.handler import NodeRendezvous, NoPlace
+from ft_launcher.node.processes.signals import told_to_end
 from rank_monitor.contract.errors import one_line
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes.wait import readable
@@ -201,8 +201,8 @@ class ManyNodes(Membership):
         The report goes out before the stop, so that all nodes stop together; the coordinator decides what follows.
         """
         ranks = self._ranks
-        stood_still = failed_cycle.failed_by_standstill(ranks)
-        hung = stood_still or failed_cycle.failed_by_hang(ranks)
+        stood_still = fault_finding.failed_by_standstill(ranks)
+        hung = stood_still or fault_finding.failed_by_hang(ranks)
         # A request is reported by `_after_request`, with what it asks for.
         if ranks.request is None:
             end_reason = EndReason.FAILED
@@ -215,7 +215,7 @@ class ManyNodes(Membership):
             self._nodes.report_end(end_reason, "a rank failed")
         if ranks.have_agreed:
             self._await_agreed_exits()
-        found = failed_cycle.stop_and_attribute(ranks, hung, stood_still)
+        found = fault_finding.stop_and_attribute(ranks, hung, stood_still)
         if ranks.request is not None:
             self._last_end.keep(NodeFindings(views=found.views), is_recorded=True)
             return self._after_request(*ranks.request)
@@ -239,9 +239,9 @@ class ManyNodes(Membership):
         if self._end.how == EndReason.AGREED:
             self._await_agreed_exits()
         # A rank of this node may have been ended for the hang, and its peers' word that they lost it has come first.
-        stood_still = self._end.how == EndReason.STOOD_STILL or failed_cycle.failed_by_standstill(self._ranks)
+        stood_still = self._end.how == EndReason.STOOD_STILL or fault_finding.failed_by_standstill(self._ranks)
         hung = stood_still or self._end.how == EndReason.HUNG
-        found = failed_cycle.stop_and_attribute(self._ranks, hung, stood_still)
+        found = fault_finding.stop_and_attribute(self._ranks, hung, stood_still)
         if self._end.exit_code is not None:
             return self._over(JobOver(self._end.exit_code, self._end.reason))
         self._last_end.keep(found)
@@ -367,7 +367,7 @@ class ManyNodes(Membership):
             return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.reason))
-        self._last_end.keep(failed_cycle.stop_what_is_left(self._ranks))
+        self._last_end.keep(fault_finding.stop_what_is_left(self._ranks))
         return None
 
     def _await_end(self, limit_s: float) -> CycleEnd | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch.distributed.elastic.agent.server.api import RunResult
 
-from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.rendezvous.cycle_store import CycleStore
+from ft_launcher.agent.cycle.cycle import CyclePhase, Event
+from ft_launcher.job.rendezvous.cycle_store import CycleStore
 
 
 @dataclass(frozen=True)

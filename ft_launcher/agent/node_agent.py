@@ -1,8 +1,8 @@
 """The node agent: torch elastic's local agent, with our ranks and a cycle loop that waits for events.
 
 torch's launcher makes and runs it. Here are torch's hooks and the loop of one cycle: `ranks.py` starts and ends the
-ranks, `cycle/cycle.py` decides by what happens to them when a cycle has ended, and the membership (`single_node.py`,
-`many_nodes.py`) says what follows.
+ranks, `agent/cycle/cycle.py` decides by what happens to them when a cycle has ended, and the membership
+(`single_node.py`, `many_nodes.py`) says what follows.
 
 Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_start_workers` and `_shutdown`, its
 calls `_initialize_workers` and `_monitor_workers`, attributes such as `_worker_group` and `_remaining_restarts`, and
@@ -23,6 +23,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event as TorchEvent
 
+from ft_launcher.agent.cycle.cycle import Cycle, CyclePhase
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.job_nodes import JobNodes, NodeAnswers
 from ft_launcher.agent.many_nodes import ManyNodes
@@ -33,10 +34,9 @@ from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.agent.single_node import SingleNode
 from ft_launcher.agent.status_feed import StatusFeed
-from ft_launcher.cycle.cycle import Cycle, CyclePhase
-from ft_launcher.processes.descriptor_limit import Reserve
-from ft_launcher.record.contained import contained
-from ft_launcher.rendezvous.handler import NodeRendezvous
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
+from ft_launcher.node.processes.descriptor_limit import Reserve
+from ft_launcher.record.journal.contained import contained
 from rank_monitor.contract.processes import resolver
 from rank_monitor.contract.processes.wait import readable
 

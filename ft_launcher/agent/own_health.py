@@ -1,7 +1,7 @@
 """The health of this node, as the agent uses it: checked before each cycle, and read again while ranks run.
 
 The memberships ask before a cycle, since an unhealthy node must not take part; the node agent has the readings go on
-meanwhile. `health/` makes the checks, each in a process of its own. Decides nothing about the job: the membership
+meanwhile. `node/health/` makes the checks, each in a process of its own. Decides nothing about the job: the membership
 leaves it, and a reading during a cycle never ends that.
 """
 
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from ft_launcher.agent.cycle.cycle import Event
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.cycle.cycle import Event
-from ft_launcher.health.check import State
-from ft_launcher.health.reading import changes, node_state
-from ft_launcher.ledger.account import Category
-from ft_launcher.record.contained import contained
+from ft_launcher.decide.health.check import State
+from ft_launcher.decide.health.reading import changes, node_state
+from ft_launcher.record.journal.contained import contained
+from ft_launcher.record.ledger.account import Category
 
 _REMOVAL_S = 2.0
 """Seconds that an unhealthy node waits for it: a thousand processes are read in half a second."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ft_launcher.agent.cycle.fault_injection import Injected
 from ft_launcher.agent.times import NodeTimes
-from ft_launcher.cycle.fault_drill import Injected
-from ft_launcher.health.memory_reclaim import MemoryReclaim
-from ft_launcher.health.node_health import NodeHealth
-from ft_launcher.processes.shared_memory_cleanup import SharedMemoryCleanup
-from ft_launcher.processes.signals import SignalPipe
-from ft_launcher.ranks.runtime import Runtime
-from ft_launcher.record.cycle_files import CycleInfo
+from ft_launcher.job.rendezvous.cycle_store import PortHolder
+from ft_launcher.node.health.memory_reclaim import MemoryReclaim
+from ft_launcher.node.health.node_health import NodeHealth
+from ft_launcher.node.processes.shared_memory_cleanup import SharedMemoryCleanup
+from ft_launcher.node.processes.signals import SignalPipe
+from ft_launcher.node.ranks.runtime import Runtime
+from ft_launcher.node.zygote.pool import ZygotePool
+from ft_launcher.record.logs.cycle_files import CycleInfo
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.rendezvous.cycle_store import PortHolder
-from ft_launcher.status.asking import Asking
-from ft_launcher.status.node_status import NodeStatus
-from ft_launcher.zygote.pool import ZygotePool
-from rank_monitor.contract.iterations.escalation import LimitsSet
+from ft_launcher.tools.status.asking import Asking
+from ft_launcher.tools.status.node_status import NodeStatus
+from rank_monitor.contract.rounds.escalation import LimitsSet
 from rank_monitor.contract.settings.config import Settings
 
 

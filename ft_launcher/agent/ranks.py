@@ -1,7 +1,7 @@
 """The ranks of this node: starts them, takes what their monitors report, and stops them.
 
 Made by the node agent, once for a job; `begin` makes it work on the ranks of the next cycle. A source of events of the
-cycle loop. What failed first, `failed_cycle.py` finds; what follows, the membership decides.
+cycle loop. What failed first, `fault_finding.py` finds; what follows, the membership decides.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from ft_launcher.agent.cycle import nccl_ras
+from ft_launcher.agent.cycle.cycle import Condemned, CyclePhase, Event
+from ft_launcher.agent.cycle.evidence import oom_kills
+from ft_launcher.agent.cycle.failed_programs import FailedPrograms, work_of
+from ft_launcher.agent.cycle.nccl_ras import NcclRas
+from ft_launcher.agent.cycle.zombies import Zombies
 from ft_launcher.agent.hang_warnings import HangWarnings
+from ft_launcher.agent.in_process.in_process import InProcess
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.attribution.first_failure import what_was_raised
-from ft_launcher.cycle import nccl_ras
-from ft_launcher.cycle.cycle import Condemned, CyclePhase, Event
-from ft_launcher.cycle.evidence import oom_kills
-from ft_launcher.cycle.failed_programs import FailedPrograms, work_of
-from ft_launcher.cycle.in_process import InProcess
-from ft_launcher.cycle.nccl_ras import NcclRas
-from ft_launcher.cycle.zombies import Zombies
-from ft_launcher.policy.restart_policy import is_known
-from ft_launcher.processes.orphans import Orphans
-from ft_launcher.processes.process_tree import Ending, Hurry, ProcessTree
-from ft_launcher.ranks.environment import cycle_environment, rank_environment
-from ft_launcher.ranks.found import Replaced
-from ft_launcher.ranks.function_context import FunctionContext
-from ft_launcher.ranks.monitors import NodeMonitors
-from ft_launcher.ranks.rank_context import RankContext
-from ft_launcher.record.contained import contained
-from ft_launcher.record.cycle_files import application_log
-from ft_launcher.rendezvous.cycle_store import CycleStore
+from ft_launcher.decide.attribution.first_failure import what_was_raised
+from ft_launcher.decide.policy.restart_policy import is_known
+from ft_launcher.job.rendezvous.cycle_store import CycleStore
+from ft_launcher.node.monitors.monitors import NodeMonitors
+from ft_launcher.node.monitors.rank_report import Replaced
+from ft_launcher.node.processes.orphans import Orphans
+from ft_launcher.node.processes.process_tree import Ending, Hurry, ProcessTree
+from ft_launcher.node.ranks.environment import cycle_environment, rank_environment
+from ft_launcher.node.ranks.function_context import FunctionContext
+from ft_launcher.node.ranks.rank_context import RankContext
+from ft_launcher.record.journal.contained import contained
+from ft_launcher.record.logs.cycle_files import application_log
 from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED

@@ -18,10 +18,10 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.ranks import Ranks
-from ft_launcher.attribution import Fault, FaultKind
-from ft_launcher.processes.orphans import SAMPLE_S
-from ft_launcher.processes.process_tree import Background, command_of
-from ft_launcher.record.contained import contained
+from ft_launcher.decide.attribution import Fault, FaultKind
+from ft_launcher.node.processes.orphans import SAMPLE_S
+from ft_launcher.node.processes.process_tree import Background, command_of
+from ft_launcher.record.journal.contained import contained
 
 NO_FILE = "<N/A>"
 """What torch has in the place of an error file that does not exist."""

@@ -1,8 +1,8 @@
 """Has the ranks save as often as it pays (`--ft-save-interval auto`): chosen at the start of each cycle, for its ranks.
 
-The node of rank 0 decides, by the journals of earlier attempts and by its own events of this one; `report/` chooses.
-What is not known, or cannot be read in time, costs accuracy only: what was known before applies then. A thread reads,
-since the journals of a long job take seconds, and a folder on another machine may hang.
+The node of rank 0 decides, by the journals of earlier attempts and by its own events of this one; `tools/report/`
+chooses. What is not known, or cannot be read in time, costs accuracy only: what was known before applies then. A thread
+reads, since the journals of a long job take seconds, and a folder on another machine may hang.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections import deque
 from pathlib import Path
 
 from ft_launcher.record import events
-from ft_launcher.record.contained import contained
+from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.journal_reader import JournalEntry, Problems, journals_in, read_journals
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.report.advice import choose_save_interval
-from ft_launcher.report.collection import Collection
-from ft_launcher.report.findings import find
-from ft_launcher.report.job_findings import JobFindings
+from ft_launcher.tools.report.advice import choose_save_interval
+from ft_launcher.tools.report.collection import Collection
+from ft_launcher.tools.report.findings import find
+from ft_launcher.tools.report.job_findings import JobFindings
 
 _MOST_READ = 32 << 20
 """Bytes of earlier journals, the newest first: two seconds. The journal of any node has the time of the whole job."""

@@ -1,7 +1,7 @@
 """The membership of a node that decides by itself: the only node of a job, or one of several under a rendezvous that is
 not ours, where each agent decides about its own ranks, as torch's does.
 
-Made by the node agent. Does not weigh faults: `policy/` says what follows, and this file carries it out.
+Made by the node agent. Does not weigh faults: `decide/policy/` says what follows, and this file carries it out.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from ft_launcher.agent import failed_cycle
+from ft_launcher.agent import fault_finding
+from ft_launcher.agent.cycle.cycle import CyclePhase, Event
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
-from ft_launcher.cycle.cycle import CyclePhase, Event
-from ft_launcher.ledger.account import Category
-from ft_launcher.policy.restart_history import History
-from ft_launcher.policy.restart_policy import Action, Question, after_request, answer, inputs_of
-from ft_launcher.processes.blocking_call import BlockingCall
-from ft_launcher.rendezvous import cycle_store
-from ft_launcher.rendezvous.cycle_store import CycleStore
+from ft_launcher.decide.policy.restart_history import History
+from ft_launcher.decide.policy.restart_policy import Action, Question, after_request, answer, inputs_of
+from ft_launcher.job.rendezvous import cycle_store
+from ft_launcher.job.rendezvous.blocking_call import BlockingCall
+from ft_launcher.job.rendezvous.cycle_store import CycleStore
+from ft_launcher.record.ledger.account import Category
 from rank_monitor.contract.exit_codes import ExitCode
 
 logger = logging.getLogger(__name__)
@@ -176,8 +176,8 @@ class SingleNode(Membership):
             if self._ending.number is not None:
                 raise self._ending.end_ranks()
         elif ranks.request is None and not self._parts.several_nodes:
-            failed_cycle.await_cause(ranks, self._ending.signals.fileno())
-        found = failed_cycle.stop_and_attribute(ranks, failed_cycle.failed_by_hang(ranks))
+            fault_finding.await_cause(ranks, self._ending.signals.fileno())
+        found = fault_finding.stop_and_attribute(ranks, fault_finding.failed_by_hang(ranks))
         if ranks.request is not None:
             return self._after_request(*ranks.request)
         fault, life = found.fault, found.life

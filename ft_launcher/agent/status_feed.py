@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from ft_launcher.agent.cycle.cycle import Event
+from ft_launcher.agent.cycle.evidence import gather
 from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
-from ft_launcher.attribution import collective, rank_view
-from ft_launcher.cycle.cycle import Event
-from ft_launcher.cycle.evidence import gather
-from ft_launcher.processes.process_tree import is_stopped
-from ft_launcher.record.contained import contained
-from ft_launcher.status.node_status import RankReading
+from ft_launcher.decide.attribution import collective, rank_view
+from ft_launcher.node.processes.process_tree import is_stopped
+from ft_launcher.record.journal.contained import contained
+from ft_launcher.tools.status.node_status import RankReading
 
 _READING_S, _STACKS_S = 0.2, 1.0
 """How long answers are waited for (seconds). A monitor answers at once; a rank may need longer for its stacks, and one

@@ -1,1 +1,1 @@
-"""What the launcher writes for people and programs: journal, console, logs, files of NVIDIA's launcher."""
+"""What is written down for people and programs: journal, console, logs, ledger of the job's time."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ft_launcher.attribution import Fault, RankEvidence
-from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.record import console_text, events
-from ft_launcher.record.contained import contained
-from ft_launcher.record.logs import KeptFiles
+from ft_launcher.decide.attribution import Fault, RankEvidence
+from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_record
+from ft_launcher.record import events
+from ft_launcher.record.console import console_text
+from ft_launcher.record.journal.contained import contained
+from ft_launcher.record.logs.logs import KeptFiles
 
 # The console line stays one line; the journal has all reasons.
 _MOST_REASONS = 4

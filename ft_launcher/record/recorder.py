@@ -15,11 +15,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.attribution import Fault, RankEvidence, first_failure, signal_name
-from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.attribution.scene import Scene, Whereabouts, listed
-from ft_launcher.health.reading import HealthChange, NodeState, Reading
-from ft_launcher.ledger.account import (
+from ft_launcher.decide.attribution import Fault, RankEvidence, first_failure, signal_name
+from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_record
+from ft_launcher.decide.attribution.scene import Scene, Whereabouts, listed
+from ft_launcher.decide.health.reading import HealthChange, NodeState, Reading
+from ft_launcher.decide.policy.restart_history import CycleLife
+from ft_launcher.decide.policy.restart_policy import Decision
+from ft_launcher.node.processes.process_tree import Ending
+from ft_launcher.record import events, surroundings
+from ft_launcher.record.console import console, console_text
+from ft_launcher.record.in_process_recorder import InProcessRecorder
+from ft_launcher.record.journal.contained import contained
+from ft_launcher.record.ledger.account import (
     PRINTED_STEP,
     Account,
     CycleTimes,
@@ -27,13 +34,7 @@ from ft_launcher.ledger.account import (
     part_as_json,
     seconds_as_json,
 )
-from ft_launcher.policy.restart_history import CycleLife
-from ft_launcher.policy.restart_policy import Decision
-from ft_launcher.processes.process_tree import Ending
-from ft_launcher.record import console, console_text, events, surroundings
-from ft_launcher.record.contained import contained
-from ft_launcher.record.in_process_recorder import InProcessRecorder
-from ft_launcher.record.logs import KeptFiles, RunFolder
+from ft_launcher.record.logs.logs import KeptFiles, RunFolder
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.settings.injection import StrikeReport
@@ -322,7 +323,7 @@ class Recorder:
 
         Args:
             life: how long the cycle ran and how far it came.
-            inputs: what the restart policy decided by (`policy/restart_policy.py`); None: it was not asked.
+            inputs: what the restart policy decided by (`decide/policy/restart_policy.py`); None: it was not asked.
         """
         self.files.begin()
         with contained("the fault cannot be written to the journal"):

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 from torch.distributed.launcher.api import LaunchConfig
 
-from ft_launcher.policy.restart_policy import about_policy
+from ft_launcher.decide.policy.restart_policy import about_policy
 from ft_launcher.settings import options, rank_program
 from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.line_pattern import check_expression

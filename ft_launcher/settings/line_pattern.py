@@ -7,8 +7,9 @@ So the tree of Python's own parser, which `rank_monitor/contract/settings/log_pa
 again in RE2's syntax, and RE2 finds what `re.search` finds. There is one difference: RE2's `\\b` and `\\B` take only
 ASCII letters, digits and the underscore for parts of a word.
 
-`job_settings.py` and `python_api.py` check the expression before anything starts; `training_log/presets.py` searches
-for it in each line. The presets have expressions of their own, which are linear in Python's `re`: they need no RE2.
+`job_settings.py` and `python_api.py` check the expression before anything starts; `tools/training_log/presets.py`
+searches for it in each line. The presets have expressions of their own, which are linear in Python's `re`: they need no
+RE2.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ft_launcher.health.visible_devices import visible
 from ft_launcher.settings import command_line, options, warm_start
+from ft_launcher.settings.visible_devices import visible
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError
 

@@ -1,7 +1,7 @@
 """The texts with which torch, gloo and NCCL report that another rank is gone: such an error is a consequence. Pure.
 
-`attribution/known_errors.py` calls it, and the wrapper in a rank. Any rank can have written the text that is searched,
-so it is cut first, and every repetition in the pattern is bounded.
+`decide/attribution/known_errors.py` calls it, and the wrapper in a rank. Any rank can have written the text that is
+searched, so it is cut first, and every repetition in the pattern is bounded.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 
-from ft_launcher.attribution import Fault, FaultClass, FaultKind, rank_view
-from ft_launcher.attribution.rank_view import GroupState, RankView
-from ft_launcher.attribution.scene import Scene
-from ft_launcher.policy.case import Case, FaultReport, NodeViews
-from ft_launcher.policy.job_policy import make_policy
-from ft_launcher.policy.restart_history import CycleLife
+from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind, rank_view
+from ft_launcher.decide.attribution.rank_view import GroupState, RankView
+from ft_launcher.decide.attribution.scene import Scene
+from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews
+from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.restart_history import CycleLife
 from rank_monitor.contract.settings.config import RestartSettings
 
 from .job import JobFailed

@@ -16,19 +16,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ft_client.monitoring.learned_limits import LearnedLimits
+from ft_client.rank.monitoring.learned_limits import LearnedLimits
 from ft_launcher.agent.times import WRITE_EVERY_S
-from ft_launcher.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, all_nodes
-from ft_launcher.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.attribution.first_failure import find
-from ft_launcher.ledger.account import Category, part_as_json
-from ft_launcher.ledger.job_ledger import JobLedger
-from ft_launcher.policy.case import Case, FaultReport, NodeViews, Policy
-from ft_launcher.policy.job_policy import make_policy
-from ft_launcher.policy.restart_history import CycleLife, History
-from ft_launcher.policy.restart_policy import Decision
-from ft_launcher.record import console_text, events
-from ft_launcher.record.journal import as_line
+from ft_launcher.decide.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, all_nodes
+from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_record
+from ft_launcher.decide.attribution.first_failure import find
+from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews, Policy
+from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.restart_history import CycleLife, History
+from ft_launcher.decide.policy.restart_policy import Decision
+from ft_launcher.record import events
+from ft_launcher.record.console import console_text
+from ft_launcher.record.journal.journal import as_line
+from ft_launcher.record.ledger.account import Category, part_as_json
+from ft_launcher.record.ledger.job_ledger import JobLedger
 from rank_monitor.contract.settings.config import MonitorSettings, RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException

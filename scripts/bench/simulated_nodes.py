@@ -28,16 +28,16 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from ft_launcher.attribution import Fault, FaultKind
-from ft_launcher.nodes.attempt import NodeSettings
-from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.job_store import JobStore
-from ft_launcher.nodes.node_messages import EndReason, JoinRequest
-from ft_launcher.nodes.store_connection import open_job_store
-from ft_launcher.policy.case import Case, FaultReport, PolicyAnswer
-from ft_launcher.processes import descriptor_limit
-from ft_launcher.rendezvous.cycle_store import PortHolder
-from ft_launcher.rendezvous.handler import NodeRendezvous
+from ft_launcher.decide.attribution import Fault, FaultKind
+from ft_launcher.decide.policy.case import Case, FaultReport, PolicyAnswer
+from ft_launcher.job.coordinator.formation import Rules, Size
+from ft_launcher.job.coordinator.node_messages import EndReason, JoinRequest
+from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.rendezvous.cycle_store import PortHolder
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
+from ft_launcher.job.store.job_store import JobStore
+from ft_launcher.job.store.store_connection import open_job_store
+from ft_launcher.node.processes import descriptor_limit
 from rank_monitor.contract.processes.wait import readable
 
 HOST = "127.0.0.1"

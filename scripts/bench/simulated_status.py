@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 
 import ft_launcher.composition  # noqa: F401  (for its memory)
-from ft_launcher.ledger.account import Account, CycleTimes
 from ft_launcher.record import events
-from ft_launcher.record.journal import Journal
-from ft_launcher.status.listening import answering
-from ft_launcher.status.node_status import JobTime, NodeStatus, RankReading
+from ft_launcher.record.journal.journal import Journal
+from ft_launcher.record.ledger.account import Account, CycleTimes
+from ft_launcher.tools.status.listening import answering
+from ft_launcher.tools.status.node_status import JobTime, NodeStatus, RankReading
 from rank_monitor.contract.settings.config import RecordSettings, Settings
 from rank_monitor.contract.wire.rank_times import Durations
 

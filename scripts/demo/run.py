@@ -20,12 +20,12 @@ from typing import Any
 from faults import FAULTS
 
 from ft_launcher.record.journal_reader import Problems, read_journals
-from ft_launcher.report import terminal_text
-from ft_launcher.report.advice import advise
-from ft_launcher.report.collection import Collection
-from ft_launcher.report.findings import find
-from ft_launcher.report.job_findings import JobFindings
-from ft_launcher.report.page import as_html
+from ft_launcher.tools.report import terminal_text
+from ft_launcher.tools.report.advice import advise
+from ft_launcher.tools.report.collection import Collection
+from ft_launcher.tools.report.findings import find
+from ft_launcher.tools.report.job_findings import JobFindings
+from ft_launcher.tools.report.page import as_html
 
 HERE = Path(__file__).resolve().parent
 WANTED_ACCURACY = 0.95

@@ -20,7 +20,7 @@ from typing import Any
 
 from next_step import Attempt, NodeEnd, Outcome, Step, Terms, decide
 
-from ft_launcher.attribution.fault import FaultClass
+from ft_launcher.decide.attribution.fault import FaultClass
 from ft_launcher.record.events import Decision, Fault, JobEnd
 from ft_launcher.record.journal_reader import Problems, read_journals
 from rank_monitor.contract import env

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
 from tests.client.fake_monitor import FakeMonitor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ft_client import RankMonitorClient
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from rank_monitor.contract.wire.messages import Hello, IterationReached, Sections
 from tests.client.fake_monitor import FakeMonitor
 from tests.patience import until

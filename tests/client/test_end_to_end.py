@@ -11,7 +11,7 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.launcher_messages import Connected, Times, Verdict
 from rank_monitor.contract.wire.messages import ControlRequest, LimitsSet, RankException, Returned
 from tests.client.agent import agent_of
-from tests.client.rank import started
+from tests.client.rank_of_a_test import started
 from tests.patience import patient, until
 
 SLEEPS = "import ft_client as ft, time\nclient = ft.init()\nft.report_iteration(7)\nclient.start_section('step')\n"

@@ -10,7 +10,7 @@ import pytest
 
 from ft_client import RankMonitorClient, RankMonitorClientError, WorkloadAction, WorkloadControlRequest
 from ft_client.errors import RankMonitorClientError as TheError
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from ft_client.rank_monitor_client import SettingsInForce
 from rank_monitor.contract.wire.messages import Attach, Hello, LimitsSet, Sections
 from tests.client.fake_monitor import FakeMonitor

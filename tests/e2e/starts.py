@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ft_launcher.processes.process_tree import become_subreaper
+from ft_launcher.node.processes.process_tree import become_subreaper
+from ft_launcher.node.zygote.client import RankOrder
+from ft_launcher.node.zygote.pool import ZygotePool
 from ft_launcher.settings import rank_program
-from ft_launcher.zygote.client import RankOrder
-from ft_launcher.zygote.pool import ZygotePool
 from rank_monitor.contract.settings.config import StartSettings
 
 LIMIT_S = 120
@@ -50,7 +50,7 @@ def by_exec(*between: str) -> Start:
 
 def by_fork(zygotes: ZygotePool) -> Start:
     def start(run: dict[str, Any], out: IO[bytes], err: IO[bytes]) -> Any:
-        from ft_launcher.ranks.rank_context import ForkedProcess
+        from ft_launcher.node.ranks.rank_context import ForkedProcess
 
         streams = {1: out.fileno(), 2: err.fileno()}
         pids = zygotes.start_ranks([RankOrder(run["words"], {**os.environ, **run["environ"]}, streams)], numa=False)

@@ -18,16 +18,21 @@ import inspect, json, logging, os
 loggers = sorted(logging.root.manager.loggerDict)
 frames = [[frame.filename, frame.function] for frame in inspect.stack()]
 sys.path.insert(0, "vendor")
-import click, ft_client.monitoring.link, ft_launcher.cli, psutil, rank_monitor.contract, yaml
-from ft_client.monitoring import link
-found = [click, ft_client, ft_client.monitoring.link, link, ft_launcher.cli, psutil]
+import click, ft_client.rank.monitoring.link, ft_launcher.cli, psutil, rank_monitor.contract, yaml
+from ft_client.rank.monitoring import link
+found = [click, ft_client, ft_client.rank.monitoring.link, link, ft_launcher.cli, psutil]
 found += [rank_monitor, rank_monitor.contract, yaml]
 result = {"modules": modules, "loggers": loggers, "frames": frames, "found": [module.__file__ for module in found]}
 result["resolver"] = os.environ.get("RES_OPTIONS")
 json.dump(result, open(sys.argv[1], "w"))
 """
 VENDORED = (
-    *("click/__init__.py", "ft_client/__init__.py", "ft_client/monitoring/__init__.py", "ft_client/monitoring/link.py"),
+    *(
+        "click/__init__.py",
+        "ft_client/__init__.py",
+        "ft_client/rank/monitoring/__init__.py",
+        "ft_client/rank/monitoring/link.py",
+    ),
     *("ft_launcher/__init__.py", "ft_launcher/cli.py", "psutil.py"),
     *("rank_monitor/__init__.py", "rank_monitor/contract.py", "yaml.py"),
 )

@@ -130,8 +130,8 @@ def test_rules_and_configuration_are_valid() -> None:
 
 def test_metrics_are_as_prometheus_wants_them() -> None:
     """By promtool's rules for names, units and help texts."""
-    from ft_launcher.status import metrics
-    from tests.ft_launcher.status import test_node_status as known
+    from ft_launcher.tools.status import metrics
+    from tests.ft_launcher.tools.status import test_node_status as known
 
     status = known.after(known.START, known.CYCLE, known.fault(), known.decision())
     body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, {"active": 2}, 101.0, "1.2")
@@ -140,8 +140,8 @@ def test_metrics_are_as_prometheus_wants_them() -> None:
 
 
 def test_the_guide_names_every_metric_and_every_alert_a_metric() -> None:
-    from ft_launcher.status import metrics
-    from tests.ft_launcher.status import test_node_status as known
+    from ft_launcher.tools.status import metrics
+    from tests.ft_launcher.tools.status import test_node_status as known
 
     status = known.after(known.START, known.CYCLE, known.fault(), known.decision())
     body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, {"active": 2}, 101.0, "1.2").decode()
@@ -157,8 +157,8 @@ def test_the_guide_names_every_metric_and_every_alert_a_metric() -> None:
 
 def test_the_dashboard_asks_for_metrics_that_exist(tmp_path: Path) -> None:
     """Every expression is one for Prometheus, and every metric and label of it is one of ours."""
-    from ft_launcher.status import metrics
-    from tests.ft_launcher.status import test_node_status as known
+    from ft_launcher.tools.status import metrics
+    from tests.ft_launcher.tools.status import test_node_status as known
 
     status = known.after(known.START, known.CYCLE, known.fault(), known.decision())
     body = metrics.as_metrics(status.facts(), known.READINGS, known.TIMES, {"active": 2}, 101.0, "1.2").decode()

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.commands.replay import as_lines, decide_again
-from ft_launcher.replay.replay import DECISION, FAULT, Replay
+from ft_launcher.tools.commands.replay import as_lines, decide_again
+from ft_launcher.tools.replay.replay import DECISION, FAULT, Replay
 from tests.faults.children import Child
 from tests.faults.job import Job
 from tests.faults.training import EPOCHS, PER_EPOCH, fault_free

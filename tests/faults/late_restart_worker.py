@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from rank_monitor.contract.wire.messages import Restarter
 
 LIMIT_S = 1.0

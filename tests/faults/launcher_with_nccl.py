@@ -14,7 +14,7 @@ own_main = cli.main
 
 def main(*arguments: Any) -> NoReturn:
     """Runs after the fork of the zygote, before which no torch may be imported."""
-    from ft_launcher.cycle import nccl_ras
+    from ft_launcher.agent.cycle import nccl_ras
 
     vars(nccl_ras)["is_nccl_available"] = lambda: True
     nccl_ras._WAIT_S = nccl_ras._LIMIT_S = nccl_ras._FIRST_BYTES_S = 60.0

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from ft_launcher.commands.validate import validate
+from ft_launcher.tools.commands.validate import validate
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, nothing_left
 from tests.faults.learned_worker import Order

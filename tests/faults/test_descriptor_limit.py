@@ -56,7 +56,7 @@ def test_the_hard_limit_is_lowered_too(start_job: StartJob, end: str) -> None:
 
 WAITS = """
 import logging, resource, sys
-from ft_launcher.processes.descriptor_limit import Reserve
+from ft_launcher.node.processes.descriptor_limit import Reserve
 logging.basicConfig(format="%(message)s")
 limit = 200 if sys.argv[1] == "lowered" else 20
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

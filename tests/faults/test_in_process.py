@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from ft_launcher.commands.replay import decide_again
-from ft_launcher.replay.replay import IN_PROCESS, IN_PROCESS_FAULT
-from rank_monitor.contract.iterations.iteration import joining
+from ft_launcher.tools.commands.replay import decide_again
+from ft_launcher.tools.replay.replay import IN_PROCESS, IN_PROCESS_FAULT
+from rank_monitor.contract.rounds.iteration import joining
 from tests.faults.conftest import StartJob
 from tests.faults.in_process_worker import SAMPLES, STEPS
 from tests.faults.invariants import Told, decided_again, healthy_ranks_live, journal_tells, nothing_left

@@ -23,8 +23,8 @@ CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
 FAILING_REPORTS = """
 import sys
 from ft_launcher import cli, composition
-from ft_launcher.agent import failed_cycle
-from ft_launcher.attribution import first_failure
+from ft_launcher.agent import fault_finding
+from ft_launcher.decide.attribution import first_failure
 from ft_launcher.record import recorder, console_text
 
 def fails(*args, **kwargs):

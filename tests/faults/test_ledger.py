@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.ledger.attempts import account_of
+from ft_launcher.record.ledger.attempts import account_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds
 from tests.faults.job import Job, kill
 from tests.faults.ledger_worker import KILLED_IN, SAVED, STEPS
 from tests.faults.training import ITERATIONS, Plan, Strike
-from tests.ft_launcher.report.lines import collected
+from tests.ft_launcher.tools.report.lines import collected
 
 WORKER = Path(__file__).with_name("ledger_worker.py")
 ROUNDED = 1e-3

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ft_launcher.report.advice import best_interval_s
+from ft_launcher.tools.report.advice import best_interval_s
 from tests.faults.conftest import StartJob
 from tests.faults.test_attribution import script
 from tests.faults.training import Plan
-from tests.ft_launcher.report.lines import Line, as_bytes, begins, end, line, part, start
+from tests.ft_launcher.tools.report.lines import Line, as_bytes, begins, end, line, part, start
 
 ASKS = """
 import os
 import ft_client as ft
 import torch.distributed as dist
-from ft_client.saving import interval_of
+from ft_client.rank.saving import interval_of
 
 dist.init_process_group("gloo")
 client = ft.init()

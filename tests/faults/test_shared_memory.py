@@ -103,7 +103,7 @@ def test_what_a_killed_rank_left_is_removed(start_job: StartJob, tmp_path: Path)
 
 USES = """
 import mmap, os, subprocess, sys, time
-from ft_launcher.processes.shared_memory_cleanup import SharedMemoryCleanup
+from ft_launcher.node.processes.shared_memory_cleanup import SharedMemoryCleanup
 
 cleanup = SharedMemoryCleanup(is_on=True)
 cleanup.cycle_begins()

@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.faults.conftest import StartJob
 from tests.faults.job import Place
 from tests.faults.training import Plan, Strike
-from tests.ft_launcher.status.test_node_status import CYCLE, START, ledger
+from tests.ft_launcher.tools.status.test_node_status import CYCLE, START, ledger
 from tests.ports import free_port
 
 
@@ -101,7 +101,7 @@ def test_nobody_there(start_job: StartJob) -> None:
 
 
 def test_nodes_of_one_cycle_have_one_trace(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ft_launcher.status.trace_export import sending
+    from ft_launcher.tools.status.trace_export import sending
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
     for _ in range(2):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ft_launcher.commands import dry_run
 from ft_launcher.settings import options
 from ft_launcher.settings.job_settings import Job
+from ft_launcher.tools.commands import dry_run
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 CASES = yaml.safe_load((DATA / "cli_invocations.yaml").read_text())

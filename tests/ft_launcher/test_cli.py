@@ -15,7 +15,7 @@ import yaml
 
 import ft_launcher
 from ft_launcher import cli
-from ft_launcher.ranks import runtime
+from ft_launcher.node.ranks import runtime
 from ft_launcher.settings.job_settings import Job
 from rank_monitor.contract.errors import FtError
 from tests.ft_launcher.conftest import main, needs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ft_launcher.health.memory_reclaim import MemoryReclaim
-from ft_launcher.health.node_health import NodeHealth
+from ft_launcher.node.health.memory_reclaim import MemoryReclaim
+from ft_launcher.node.health.node_health import NodeHealth
 from rank_monitor.contract.settings.config import HealthSettings, StopSettings
 
 pytestmark = pytest.mark.gpu

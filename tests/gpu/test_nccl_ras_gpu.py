@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ft_launcher.attribution.ras_answer import view_in
+from ft_launcher.decide.attribution.ras_answer import view_in
 from tests.faults.conftest import StartJob
 from tests.faults.training import Plan
 

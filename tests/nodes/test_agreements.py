@@ -16,7 +16,7 @@ from tests.patience import patient
 RANK = """
 import os, sys
 import torch.distributed as dist
-from ft_client.agreement import group
+from ft_client.rank.agreement import group
 
 rank, world, master = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method=f"tcp://{master}:29400", rank=rank, world_size=world)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from ft_launcher.ledger.attempts import account_of
 from ft_launcher.record.journal_reader import Problems, read_journals
-from ft_launcher.report.collection import Collection
-from ft_launcher.report.findings import find
-from ft_launcher.report.spares import Spares
+from ft_launcher.record.ledger.attempts import account_of
+from ft_launcher.tools.report.collection import Collection
+from ft_launcher.tools.report.findings import find
+from ft_launcher.tools.report.spares import Spares
 from tests.faults.training import Plan
-from tests.ft_launcher.report.lines import collected
+from tests.ft_launcher.tools.report.lines import collected
 from tests.nodes.agents import Agents
 from tests.nodes.conftest import StartAgents
 

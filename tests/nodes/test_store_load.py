@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from ft_launcher.nodes.attempt import NodeSettings
-from ft_launcher.nodes.formation import Rules, Size
-from ft_launcher.nodes.lease import Lease
-from ft_launcher.nodes.node_messages import EndReason
-from ft_launcher.nodes.questions import Topic
-from ft_launcher.nodes.store_connection import open_job_store
-from ft_launcher.rendezvous.cycle_store import PortHolder
-from ft_launcher.rendezvous.handler import NodeRendezvous
+from ft_launcher.job.coordinator.formation import Rules, Size
+from ft_launcher.job.coordinator.node_messages import EndReason
+from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.link.lease import Lease
+from ft_launcher.job.link.questions import Topic
+from ft_launcher.job.rendezvous.cycle_store import PortHolder
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
+from ft_launcher.job.store.store_connection import open_job_store
 from rank_monitor.contract.processes.wait import readable
 from scripts.bench import simulated_nodes
 from tests.etcd_server import EtcdServer, running_etcd
-from tests.ft_launcher.nodes.nodes_of_a_test import judge, node
+from tests.ft_launcher.job.nodes_of_a_test import judge, node
 from tests.patience import until
 from tests.ports import free_port
 

@@ -68,7 +68,7 @@ def test_the_main_threads_frames(text: str, frames: list[str]) -> None:
         ("/opt/lib/python3.13t/queue.py", "python3.13t/queue.py"),
         ("/opt/pytorch/torch/distributed/utils.py", "torch/distributed/utils.py"),
         ("/opt/pytorch/torch/_ops.py", "torch/_ops.py"),
-        ("/src/client/ft_client/agreement/group.py", "ft_client/agreement/group.py"),
+        ("/src/client/ft_client/rank/agreement/group.py", "ft_client/rank/agreement/group.py"),
         ("<string>", "<string>"),
         ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>"),
     ],

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ft_client.inject.trigger import Source, StepCount
-from ft_client.monitoring import process
-from ft_client.monitoring.learned_limits import STEP
-from ft_client.monitoring.signs_of_life import SignsOfLife
-from ft_client.monitoring.watchdog import megatron_iteration
-from ft_client.start.after_import import after_import
+from ft_client.rank.monitoring import process
+from ft_client.rank.monitoring.learned_limits import STEP
+from ft_client.rank.monitoring.signs_of_life import SignsOfLife
+from ft_client.rank.monitoring.watchdog import megatron_iteration
+from ft_client.rank.start.after_import import after_import
 
 _OPTIMIZER = "torch.optim.optimizer"
 

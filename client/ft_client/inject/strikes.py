@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from ft_client.inject import steps
 from ft_client.inject.this_rank import ThisRank
-from ft_client.monitoring import hidden_thread
+from ft_client.rank.monitoring import hidden_thread
 from rank_monitor.contract import env
 from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.injection import IN_MAIN_THREAD, OF_SYSTEM, SIGNALS, Injection

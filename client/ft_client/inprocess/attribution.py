@@ -1,7 +1,7 @@
 """The record of what interrupted an iteration, and on which rank, as written to the store. Pure.
 
 The wrapper of a rank writes it, or its companion where the rank is dead. Which rank failed first is decided by the
-launcher's `attribution/`, not here.
+launcher's `decide/attribution/`, not here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rank_monitor.contract.iterations.escalation import COLLATERAL, TEXT
+from rank_monitor.contract.rounds.escalation import COLLATERAL, TEXT
 from rank_monitor.contract.wire.foreign import parse_object
 
 

@@ -22,7 +22,7 @@ from ft_client.inprocess.assignment.topology import Layer as Layer  # noqa: PLC0
 from ft_client.inprocess.assignment.topology import LayerFlag as LayerFlag  # noqa: PLC0414 (a public name here)
 from ft_client.inprocess.exception import InternalError, RestartAbort, RestartError
 from ft_client.inprocess.state import Mode, State
-from rank_monitor.contract.iterations.barrier import Store
+from rank_monitor.contract.rounds.barrier import Store
 
 logger = logging.getLogger(__name__)
 _KEPT, _GIVEN_UP = "1", "0"

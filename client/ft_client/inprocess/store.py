@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import distributed
 
-from rank_monitor.contract.iterations.barrier import Arrivals, Entry
 from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.rounds.barrier import Arrivals, Entry
 
 
 class BarrierError(Exception):

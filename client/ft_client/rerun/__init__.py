@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ft_client.lazy_names import lazy_names
+from ft_client.rank.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ft_client.rerun.data_iterator import RerunDataIterator as RerunDataIterator

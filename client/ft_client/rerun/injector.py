@@ -9,7 +9,7 @@ import dataclasses
 import math
 import random
 
-from ft_client.argument_checks import check_count
+from ft_client.rank.argument_checks import check_count
 from ft_client.rerun.judgement import RerunDiagnostic
 from ft_client.rerun.result import Check, choice
 

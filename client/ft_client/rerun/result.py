@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ft_client.argument_checks import check_count
+from ft_client.rank.argument_checks import check_count
 
 Choice = TypeVar("Choice", bound=enum.Enum)
 Result = Any

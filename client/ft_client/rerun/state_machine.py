@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ft_client.agreement import group
+from ft_client.rank.agreement import group
 from ft_client.rerun import checkpoint, rng, unexpected_result
 from ft_client.rerun.checkpoint import Checkpoint
 from ft_client.rerun.data_iterator import RerunDataIterator, as_iterators, keep_microbatches

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from ft_client.rerun import judgement
 from ft_client.rerun.judgement import RerunDiagnostic
 from ft_client.rerun.result import Result, from_json, to_json

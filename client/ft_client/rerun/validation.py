@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from ft_client.agreement import group
+from ft_client.rank.agreement import group
 from ft_client.rerun import injector, judgement, unexpected_result
 from ft_client.rerun.injector import RerunErrorInjector
 from ft_client.rerun.judgement import RerunDiagnostic

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import ClassVar
 
-from ft_client.agreement import group
-from ft_client.argument_checks import check_count, check_seconds
-from ft_client.monitoring import process
+from ft_client.rank.agreement import group
+from ft_client.rank.argument_checks import check_count, check_seconds
+from ft_client.rank.monitoring import process
 from ft_client.straggler.callables import CallableId, Wrapped
 from ft_client.straggler.exchange import Exchange
 from ft_client.straggler.interval import IntervalTracker

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from ft_client.agreement import group
+from ft_client.rank.agreement import group
 from ft_client.straggler.kernels import MAX_KERNELS
 from ft_client.straggler.reporting import References
 

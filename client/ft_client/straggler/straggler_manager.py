@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from ft_client.agreement import group
-from ft_client.argument_checks import check_count, check_exit_code, check_save, check_seconds
+from ft_client.rank.agreement import group
+from ft_client.rank.argument_checks import check_count, check_exit_code, check_save, check_seconds
 from ft_client.straggler.detector import INDIVIDUAL, RELATIVE, Detector
 from ft_client.straggler.reporting import STEP_SECTION, RankScores, check_threshold, findings
 

@@ -1,7 +1,7 @@
 """Marks on the fields of events: how much of a field `ft_launcher bundle` passes on to others. Pure.
 
 The mark is part of the field's type, as in `rank: Shared[int]`. A field without a mark never leaves this machine, and
-`tests/ft_launcher/record/test_events.py` fails for it. Only `ft_launcher/bundle/allowed.py` reads the marks: the
+`tests/ft_launcher/record/test_events.py` fails for it. Only `ft_launcher/tools/bundle/allowed.py` reads the marks: the
 journal holds every field whole.
 """
 
@@ -29,8 +29,8 @@ class Sharing(Enum):
 Shared = Annotated[_T, Sharing.WHOLE]
 """The value as it is: numbers, names, and texts that the launcher wrote without quoting anybody."""
 InPart = Annotated[_T, Sharing.PART]
-"""Only the numbers, the names and the places in a program that are in the value. `bundle/allowed.py` has a rule for
-each such field, by the name of the field; a field without a rule is left out."""
+"""Only the numbers, the names and the places in a program that are in the value. `tools/bundle/allowed.py` has a rule
+for each such field, by the name of the field; a field without a rule is left out."""
 InPartOrText = Annotated[_T, Sharing.PART_OR_TEXT]
 """The value as it is where the user asks for texts (`--with-texts`), else a part of it as with `InPart`."""
 FreeText = Annotated[_T, Sharing.TEXT]

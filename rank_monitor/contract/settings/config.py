@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.iterations.escalation import EscalationLimits, LimitsSet
+from rank_monitor.contract.rounds.escalation import EscalationLimits, LimitsSet
 from rank_monitor.contract.settings import injection, kinds, log_pattern
 from rank_monitor.contract.settings.declaration import setting
 

@@ -1,7 +1,8 @@
 """The time ledger of one rank in one cycle as it goes from its monitor to the launcher: plain JSON, checked. Pure.
 
-`rank_monitor/time_ledger.py` keeps it and goes on from the copy of a monitor that was lost; `ft_launcher/ledger/` reads
-it. Moments and durations are whole nanoseconds, so that the parts add up exactly; moments are of CLOCK_MONOTONIC.
+`rank_monitor/time_ledger.py` keeps it and goes on from the copy of a monitor that was lost;
+`ft_launcher/record/ledger/` reads it. Moments and durations are whole nanoseconds, so that the parts add up exactly;
+moments are of CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from rank_monitor.contract import env
 from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.injection import StrikeReport
 from tests.client.fake_monitor import FakeMonitor
-from tests.client.rank import started
+from tests.client.rank_of_a_test import started
 from tests.program import ended
 
 IMPORTS_TORCH_S = 240.0

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ft_client.agreement.group import max_over_ranks
 from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.abort import AbortTorchDistributed, forget_groups
 from ft_client.inprocess.state import State
+from ft_client.rank.agreement.group import max_over_ranks
 
 LONG = timedelta(seconds=300)
 LOST_AFTER_S = 300.0

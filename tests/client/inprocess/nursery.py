@@ -25,7 +25,7 @@ from ft_client.inprocess.arguments import Timeouts
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.standalone.companion import Companion
 from ft_client.inprocess.standalone.watched_call import WatchedCall
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from rank_monitor.contract.processes.sweep import processes_of
 from rank_monitor.contract.wire.messages import Restarter
 from tests.patience import patient, until

@@ -18,8 +18,8 @@ from torch import distributed
 from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
 from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, RestartPhase, step
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iterations.barrier import Entry
-from rank_monitor.contract.iterations.iteration import (
+from rank_monitor.contract.rounds.barrier import Entry
+from rank_monitor.contract.rounds.iteration import (
     DONE,
     FAULT,
     GO,
@@ -32,7 +32,7 @@ from rank_monitor.contract.iterations.iteration import (
     tidy,
     withdraw,
 )
-from rank_monitor.contract.iterations.iteration_stores import serve_iterations
+from rank_monitor.contract.rounds.iteration_stores import serve_iterations
 
 RECORD = '{"rank": 0, "interruption": "EXCEPTION"}'
 

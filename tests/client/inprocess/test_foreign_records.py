@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.iterations.barrier import Arrivals, Entry, leave_out, ranks_in
-from rank_monitor.contract.iterations.iteration import Closed, Iteration, current
+from rank_monitor.contract.rounds.barrier import Arrivals, Entry, leave_out, ranks_in
+from rank_monitor.contract.rounds.iteration import Closed, Iteration, current
 from rank_monitor.contract.wire.foreign import whole_number
 
 NUMBERS = ["30000000000", "-30000000000", "garbage", "9" * 5000, "", "1.5", "\xff\xfe"]

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from rank_monitor.contract.iterations.barrier import Entry
-from rank_monitor.contract.iterations.iteration import Iteration
-from rank_monitor.contract.iterations.iteration_stores import note_of, serve_iterations, variables_of
+from rank_monitor.contract.rounds.barrier import Entry
+from rank_monitor.contract.rounds.iteration import Iteration
+from rank_monitor.contract.rounds.iteration_stores import note_of, serve_iterations, variables_of
 from tests.patience import patient, until
 
 ALONE = Entry(0, 0, 1)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from ft_client.inprocess.exception import InternalError
-from rank_monitor.contract.iterations.iteration import Iteration
+from rank_monitor.contract.rounds.iteration import Iteration
 from tests.client.inprocess.simulation import Plan, SimulatedCall, Violation, play, script_of, shrink
 
 SEEDS = int(os.environ.get("FT_SIMULATION_SEEDS", "1200"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ft_client.inprocess.store import BarrierOverflow, BarrierTimeout, FileStore, PrefixStore, TCPStore, address
-from rank_monitor.contract.iterations.barrier import Arrivals, Entry, ranges_of, ranks_in, release
-from rank_monitor.contract.iterations.iteration import DONE, Closed, Iteration, depart, tidy
+from rank_monitor.contract.rounds.barrier import Arrivals, Entry, ranges_of, ranks_in, release
+from rank_monitor.contract.rounds.iteration import DONE, Closed, Iteration, depart, tidy
 from tests.ports import free_port
 
 WAIT = datetime.timedelta(seconds=60)

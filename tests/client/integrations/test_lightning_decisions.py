@@ -17,7 +17,7 @@ from ft_client.integrations.lightning.fit import (
     section_after,
     why_complete,
 )
-from ft_client.monitoring.learned_limits import OUT_OF_SECTION, STEP
+from ft_client.rank.monitoring.learned_limits import OUT_OF_SECTION, STEP
 
 MIDWAY = TrainerProgress(
     step=7,

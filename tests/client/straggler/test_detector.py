@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from ft_client.straggler import Detector, Report, Statistic
 from ft_client.straggler.kernels import MAX_KERNELS
 from rank_monitor.contract.wire.messages import SectionTimes

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from ft_launcher.agent.cycle.cycle import CyclePhase
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.cycle.cycle import CyclePhase
-from ft_launcher.processes.signals import SignalPipe
+from ft_launcher.node.processes.signals import SignalPipe
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 from rank_monitor.contract.settings.config import Settings, StopSettings
 

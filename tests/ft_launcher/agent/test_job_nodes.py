@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from ft_launcher.agent.job_nodes import JobNodes, NodeAnswers
-from ft_launcher.nodes.node_messages import Members, RankAssigned
-from ft_launcher.nodes.questions import Topic
+from ft_launcher.job.coordinator.node_messages import Members, RankAssigned
+from ft_launcher.job.link.questions import Topic
 from ft_launcher.record import events
-from ft_launcher.status.asking import Asking, NodeSeen, SilentNode
-from ft_launcher.status.node_record import ranks_as_record, ranks_of_record, stacks_as_record, stacks_of_record
-from ft_launcher.status.node_status import NodeStatus, RankReading
+from ft_launcher.tools.status.asking import Asking, NodeSeen, SilentNode
+from ft_launcher.tools.status.node_record import ranks_as_record, ranks_of_record, stacks_as_record, stacks_of_record
+from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 from tests.patience import until
 
 SOON_S = 0.02

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from ft_launcher.agent.cycle.cycle import CyclePhase
 from ft_launcher.agent.many_nodes import ManyNodes
-from ft_launcher.cycle.cycle import CyclePhase
-from ft_launcher.nodes.node_messages import CycleEnd, EndReason
+from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason
 
 END = CycleEnd(0, EndReason.FAILED.value, "a rank failed")
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from ft_launcher.agent.own_health import HealthWatch
-from ft_launcher.health.node_health import NodeHealth, Places
-from ft_launcher.health.reading import HealthChange
+from ft_launcher.decide.health.reading import HealthChange
+from ft_launcher.node.health.node_health import NodeHealth, Places
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import HealthSettings
 from tests.patience import patient

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from ft_launcher.agent.cycle.cycle import CyclePhase
 from ft_launcher.agent.single_node import SingleNode
-from ft_launcher.cycle.cycle import CyclePhase
 from rank_monitor.contract.processes.wait import readable
 from tests.patience import patient
 

@@ -12,9 +12,9 @@ import pytest
 
 from ft_launcher.agent import times
 from ft_launcher.agent.times import NodeTimes
-from ft_launcher.ledger.account import Category
-from ft_launcher.record.access import Access
-from ft_launcher.record.logs import RunFolder
+from ft_launcher.record.journal.access import Access
+from ft_launcher.record.ledger.account import Category
+from ft_launcher.record.logs.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
 from rank_monitor.contract.settings.config import RecordSettings
 from rank_monitor.contract.wire.rank_times import RankTimes

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ft_launcher.ledger.account import Account, CycleTimes, part_as_json
 from ft_launcher.record import events, journal_reader
 from ft_launcher.record.events import Event
-from ft_launcher.record.journal import Journal, as_line
+from ft_launcher.record.journal.journal import Journal, as_line
 from ft_launcher.record.journal_reader import (
     JournalEntry,
     Problems,
@@ -24,6 +23,7 @@ from ft_launcher.record.journal_reader import (
     read_in_turn,
     read_journals,
 )
+from ft_launcher.record.ledger.account import Account, CycleTimes, part_as_json
 
 
 def line(event: str, t: float, v: int = 1, **facts: Any) -> bytes:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.attribution import RankEvidence
-from ft_launcher.attribution.cycle_evidence import CycleEvidence
-from ft_launcher.attribution.first_failure import attribute
-from ft_launcher.policy.restart_policy import Action, Decision
-from ft_launcher.record.logs import RunFolder
+from ft_launcher.decide.attribution import RankEvidence
+from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.decide.attribution.first_failure import attribute
+from ft_launcher.decide.policy.restart_policy import Action, Decision
+from ft_launcher.record.logs.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.wire.launcher_messages import Verdict

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.settings.line_pattern import LinePattern, check_expression
-from ft_launcher.training_log.presets import reader
-from ft_launcher.training_log.rank_log import MAX_LINE
+from ft_launcher.tools.training_log.presets import reader
+from ft_launcher.tools.training_log.rank_log import MAX_LINE
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings.config import RecordSettings
 from rank_monitor.contract.settings.declaration import parse

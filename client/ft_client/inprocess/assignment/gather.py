@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 
 from ft_client.inprocess.exception import InternalError
-from rank_monitor.contract.iterations.barrier import Store, release
+from rank_monitor.contract.rounds.barrier import Store, release
 
 _ABANDONED = b"abandoned"
 

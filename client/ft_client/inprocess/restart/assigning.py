@@ -16,8 +16,8 @@ from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
 from ft_client.inprocess.rank_assignment import RankAssignmentCtx, ShiftRanks, assign, forget_activity
 from ft_client.inprocess.state import State, environment
 from ft_client.inprocess.store import PrefixStore
-from rank_monitor.contract.iterations.iteration import Closed
-from rank_monitor.contract.iterations.iteration_stores import variables_of
+from rank_monitor.contract.rounds.iteration import Closed
+from rank_monitor.contract.rounds.iteration_stores import variables_of
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE")
 

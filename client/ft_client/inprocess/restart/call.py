@@ -2,7 +2,7 @@
 
 `wrapper.py` makes one for each call. The machine decides (`machine.py`), the user's code runs in `user_function.py`,
 the watcher reports events of all ranks (`store_watcher.py`), the keys in the store are those of
-`rank_monitor.contract.iterations.iteration`. How the ranks found each other is not known here.
+`rank_monitor.contract.rounds.iteration`. How the ranks found each other is not known here.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from ft_client.inprocess.restart.user_function import UserFunction
 from ft_client.inprocess.standalone.store_host import own_address, serve_anywhere
 from ft_client.inprocess.state import Mode, State
 from rank_monitor.contract.errors import text_of
-from rank_monitor.contract.iterations.barrier import Arrivals, Entry
-from rank_monitor.contract.iterations.escalation import is_about_hangs
-from rank_monitor.contract.iterations.iteration import Closed, Iteration, depart, discarded, tidy
-from rank_monitor.contract.iterations.iteration_stores import note_of
+from rank_monitor.contract.rounds.barrier import Arrivals, Entry
+from rank_monitor.contract.rounds.escalation import is_about_hangs
+from rank_monitor.contract.rounds.iteration import Closed, Iteration, depart, discarded, tidy
+from rank_monitor.contract.rounds.iteration_stores import note_of
 from rank_monitor.contract.wire.messages import NO_ITERATION, WrapperState
 
 logger = logging.getLogger("ft_client.inprocess")

@@ -26,11 +26,11 @@ from ft_client.inprocess.standalone.store_host import own_address
 from ft_client.inprocess.standalone.watched_call import WatchedCall
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import PrefixStore, TCPStore, address
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from rank_monitor.contract import env
-from rank_monitor.contract.iterations.barrier import Entry, Store
-from rank_monitor.contract.iterations.iteration import Closed, Iteration, closing_of, current, joining
 from rank_monitor.contract.processes import peer_names
+from rank_monitor.contract.rounds.barrier import Entry, Store
+from rank_monitor.contract.rounds.iteration import Closed, Iteration, closing_of, current, joining
 from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger("ft_client.inprocess")

@@ -1,4 +1,4 @@
-"""Counts the restarts of a call; `rank_monitor.contract.iterations.escalation` decides when there is no further one.
+"""Counts the restarts of a call; `rank_monitor.contract.rounds.escalation` decides when there is no further one.
 
 It notes what this rank observes of each iteration. The counts are in the store of the call.
 """
@@ -15,12 +15,12 @@ from ft_client.inprocess.compose import parts_of
 from ft_client.inprocess.health_check import FaultCounter
 from ft_client.inprocess.initialize import RetryController
 from ft_client.inprocess.restart.monitor_link import MonitorLink
-from ft_client.monitoring.watchdog import megatron_iteration
+from ft_client.rank.monitoring.watchdog import megatron_iteration
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
-from rank_monitor.contract.iterations.barrier import Store
-from rank_monitor.contract.iterations.escalation import EscalationLimits, Life, LimitsSet, Restarts
-from rank_monitor.contract.iterations.iteration import Iteration
+from rank_monitor.contract.rounds.barrier import Store
+from rank_monitor.contract.rounds.escalation import EscalationLimits, Life, LimitsSet, Restarts
+from rank_monitor.contract.rounds.iteration import Iteration
 from rank_monitor.contract.settings import config
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.settings.declaration import parse

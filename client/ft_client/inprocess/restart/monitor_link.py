@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from time import monotonic_ns
 
 from ft_client.inprocess.arguments import Timeouts
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract.wire import messages
 from rank_monitor.contract.wire.messages import (

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_client.inprocess.restart.machine import RestartEvent
-from rank_monitor.contract.iterations.barrier import EVER
-from rank_monitor.contract.iterations.iteration import DONE, END, GO, Closed, Iteration
+from rank_monitor.contract.rounds.barrier import EVER
+from rank_monitor.contract.rounds.iteration import DONE, END, GO, Closed, Iteration
 
 logger = logging.getLogger(__name__)
 

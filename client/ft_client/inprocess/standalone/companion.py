@@ -30,7 +30,7 @@ from ft_client.inprocess.exception import InternalError
 from ft_client.inprocess.standalone import companion_process, store_host
 from ft_client.inprocess.standalone.companion_process import CompanionOrder
 from ft_client.inprocess.standalone.watched_call import FINISHED, OVER, MakeStore, WatchedCall
-from ft_client.monitoring import hidden_thread
+from ft_client.rank.monitoring import hidden_thread
 from rank_monitor.contract import env
 from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.processes.descriptor import moved_up
@@ -135,7 +135,7 @@ class Companion:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What `ft_client.monitoring.process.start()` needs to know in this process, and in no other."""
+        """What `ft_client.rank.monitoring.process.start()` needs to know in this process, and in no other."""
         return {
             env.RANK_MONITOR_SOCKET: str(self.socket),
             env.STACK_FILE: str(self._folder / "stacks"),

@@ -37,12 +37,12 @@ from ft_client.inprocess.standalone.watched_call import (
     beat_for_node,
 )
 from ft_client.inprocess.wait_daemon import COMPANION
-from rank_monitor.contract.iterations.iteration import depart
-from rank_monitor.contract.iterations.iteration_stores import serve_iterations
 from rank_monitor.contract.processes import peer_names, proc, resolver
 from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.spawn import Template
 from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.rounds.iteration import depart
+from rank_monitor.contract.rounds.iteration_stores import serve_iterations
 from rank_monitor.contract.wire import channel
 from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.launcher_messages import CycleStart

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rank_monitor.contract.iterations.barrier import EVER
 from rank_monitor.contract.loss_detector import LossDetector
 from rank_monitor.contract.processes import proc, resolver
+from rank_monitor.contract.rounds.barrier import EVER
 from rank_monitor.contract.wire import channel
 
 MakeStore = Callable[[], Any]

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from ft_client.agreement import group
 from ft_client.integrations.lightning.fit import LEARNABLE, FitEvent, section_after
 from ft_client.integrations.lightning.watched_fit import FitWatch
-from ft_client.monitoring.learned_limits import OUT_OF_SECTION, STEP
+from ft_client.rank.agreement import group
+from ft_client.rank.monitoring.learned_limits import OUT_OF_SECTION, STEP
 from ft_client.rank_monitor_client import RankMonitorClient
 from ft_client.straggler.callables import CallableId, Wrapped
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ft_client.monitoring.learned_limits import OUT_OF_SECTION, STEP
+from ft_client.rank.monitoring.learned_limits import OUT_OF_SECTION, STEP
 
 SETUP, CHECKPOINTING, WARMUP = "setup", "checkpointing", "warmup"
 LEARNABLE = (SETUP, STEP, CHECKPOINTING, OUT_OF_SECTION)

@@ -13,7 +13,7 @@ from logging import Logger
 from pathlib import Path
 from typing import Any
 
-from ft_client.monitoring.learned_limits import learned_in
+from ft_client.rank.monitoring.learned_limits import learned_in
 from rank_monitor.contract.wire.foreign import read_json
 
 LIMITS = "_ft_state.json"

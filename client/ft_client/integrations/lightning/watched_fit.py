@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ft_client.agreement import group
 from ft_client.control import WorkloadControlRequest
 from ft_client.errors import RankMonitorClientError
 from ft_client.inject import SimulatedFaultParams, simulate_fault
 from ft_client.integrations.lightning import next_job
 from ft_client.integrations.lightning.fit import Fit, TrainerProgress, why_complete
 from ft_client.integrations.lightning.framework import Callback
+from ft_client.rank.agreement import group
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
 

@@ -17,7 +17,7 @@ from ft_client.inprocess.nested_restarter import NestedRestarterHandlingComplete
 from ft_client.inprocess.restart.escalating import limits_of
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import ConfigError
-from rank_monitor.contract.iterations.escalation import EscalationLimits, LimitsSet
+from rank_monitor.contract.rounds.escalation import EscalationLimits, LimitsSet
 from rank_monitor.contract.settings import config
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.json_record import write_record

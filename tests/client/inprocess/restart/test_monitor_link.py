@@ -15,14 +15,14 @@ import pytest
 from ft_client import RankMonitorClient, RankMonitorClientError
 from ft_client.inprocess.arguments import Timeouts
 from ft_client.inprocess.restart.monitor_link import MonitorLink
-from ft_client.monitoring import process
+from ft_client.rank.monitoring import process
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import codec, messages
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, InterruptAsked, Ping, Restarter, Sections
 from tests.client.agent import Agent, agent_of
 from tests.client.fake_monitor import FakeMonitor
-from tests.client.rank import started
+from tests.client.rank_of_a_test import started
 from tests.patience import until
 from tests.program import ended
 
@@ -248,7 +248,7 @@ def test_no_interval_across_a_restart_is_learned(
     monitor: FakeMonitor, client: RankMonitorClient, wrapper: Wrapper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [time.monotonic_ns()]
-    for module in ("ft_client.monitoring.signs_of_life", "ft_client.inprocess.restart.monitor_link"):
+    for module in ("ft_client.rank.monitoring.signs_of_life", "ft_client.inprocess.restart.monitor_link"):
         monkeypatch.setattr(f"{module}.monotonic_ns", lambda: now[0])
 
     def after(seconds: float) -> None:

@@ -6,8 +6,8 @@ from torch.distributed import HashStore
 
 from ft_client.inprocess.restart.machine import RestartEvent
 from ft_client.inprocess.restart.store_watcher import StoreEvent, StoreWatcher
-from rank_monitor.contract.iterations.barrier import Entry
-from rank_monitor.contract.iterations.iteration import Iteration, tidy
+from rank_monitor.contract.rounds.barrier import Entry
+from rank_monitor.contract.rounds.iteration import Iteration, tidy
 from tests.patience import patient
 
 LIMIT_S = patient(60)

@@ -12,8 +12,8 @@ from torch.distributed import FileStore, PrefixStore
 
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.standalone.watched_call import CallMembers
-from rank_monitor.contract.iterations.barrier import Entry
-from rank_monitor.contract.iterations.iteration import Iteration
+from rank_monitor.contract.rounds.barrier import Entry
+from rank_monitor.contract.rounds.iteration import Iteration
 from tests.client.inprocess.conftest import WAIT, connection
 from tests.client.inprocess.nursery import Nursery, RankOfTest
 from tests.patience import until

@@ -16,8 +16,8 @@ from torch.distributed import PrefixStore
 from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.standalone import store_host
 from ft_client.inprocess.standalone.watched_call import CallMembers
-from rank_monitor.contract.iterations.barrier import Entry
-from rank_monitor.contract.iterations.iteration import Iteration
+from rank_monitor.contract.rounds.barrier import Entry
+from rank_monitor.contract.rounds.iteration import Iteration
 from tests.client.inprocess.conftest import WAIT, connection
 from tests.client.inprocess.nursery import Nursery, RankOfTest
 from tests.patience import until

@@ -1,0 +1,1 @@
+"""What runs in every rank, whichever tools it uses."""

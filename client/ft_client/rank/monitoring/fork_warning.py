@@ -1,0 +1,89 @@
+"""Keeps Python's warning of a fork in a process with threads from a script that has no other thread than ours.
+
+From 3.12 on Python warns in `os.fork()` where the process has more than one thread, as the kernel counts them, and
+with `-W error` raises that. In a rank there is the watchdog, and torch's server that answers the monitor (see
+`rank/start/after_import.py`): a script that has started no thread would be warned of these two, which it is not under
+torchrun. No child uses a lock of theirs (`process.py` forgets the link in it). With one more thread the warning is
+Python's own again.
+
+`process.py` calls `keep_away` once in a rank. What it registers runs in the thread that forks; where it changes
+anything, the process has no other thread of the script.
+"""
+
+from __future__ import annotations
+
+import _warnings
+import contextlib
+import functools
+import os
+import sys
+from typing import Any
+
+from ft_client.rank.monitoring import hidden_thread
+
+_SINCE = (3, 12)
+_TASKS = "/proc/self/task"
+# As torch names it; the kernel cuts such a name after 15 bytes.
+_SERVER = "pt_workerserver"
+_WORDS = "is multi-threaded, use of "
+
+
+class _ForkWarning:
+    """What a filter of warnings has in place of a pattern. The filter goes when the warning has come.
+
+    Python raises the warning before it calls `after_in_parent` in 3.12, and after it from 3.13 on.
+    """
+
+    def match(self, text: str) -> bool:
+        """Called by the interpreter with the text of a warning. Returns whether that is the one."""
+        if _WORDS not in text:
+            return False
+        _take_out()
+        return True
+
+
+_FILTER = ("ignore", _ForkWarning(), DeprecationWarning, None, 0)
+
+
+@functools.cache
+def keep_away() -> None:
+    """Sets this up, in this process and its forks."""
+    if sys.version_info >= _SINCE:
+        os.register_at_fork(before=_before, after_in_child=_in_child)
+
+
+def _before() -> None:
+    _take_out()  # one that was left: the fork had failed, and nothing was warned of
+    with contextlib.suppress(OSError):
+        tasks = os.listdir(_TASKS)  # noqa: PTH208 (pathlib costs each rank 4 ms at its start)
+        if len(tasks) > 1 and len(tasks) - 1 == hidden_thread.count() + _servers(tasks):
+            _filters().insert(0, _FILTER)
+
+
+def _in_child() -> None:
+    _take_out()
+    hidden_thread.forget()
+
+
+def _servers(tasks: list[str]) -> int:
+    """How many of these threads of the process are torch's server: one or none."""
+    return sum(_name_of(task) == _SERVER for task in tasks)
+
+
+def _name_of(task: str) -> str:
+    with open(f"{_TASKS}/{task}/comm") as comm:  # noqa: PTH123 (as above)
+        return comm.read().strip()
+
+
+def _take_out() -> None:
+    filters = _filters()
+    if _FILTER in filters:
+        filters.remove(_FILTER)
+
+
+def _filters() -> list[Any]:
+    """The filters that the interpreter asks: those of the module `warnings` once a script has imported it.
+
+    `filterwarnings` and `catch_warnings` would also have the interpreter forget which warnings it has shown once.
+    """
+    return getattr(sys.modules.get("warnings", _warnings), "filters")  # type: ignore[no-any-return] # noqa: B009

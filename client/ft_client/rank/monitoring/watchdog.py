@@ -1,0 +1,195 @@
+"""The watchdog of this process: a thread that reports whether the main thread executes Python, and serves the link.
+
+`process.py` starts it. A stamp is a call that the interpreter makes in the main thread between two bytecodes
+(`Py_AddPendingCall`); it only posts a semaphore, so it runs no Python there. While the main thread is stuck in a call,
+or holds the GIL in one, there is no stamp. This thread restores a lost connection, so a replaced monitor gets the whole
+state also while the main thread hangs. The state itself is not interpreted here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+
+from ft_client.rank.monitoring import hidden_thread, imported_modules
+from ft_client.rank.monitoring.link import Link
+from rank_monitor.contract.wire import codec
+from rank_monitor.contract.wire.messages import (
+    FIRST_PERIOD_S,
+    NO_ITERATION,
+    GroupMade,
+    IterationReached,
+    ModulesImported,
+    Progress,
+)
+
+# Where nothing asks for a shorter one: each stamp wakes this process and its monitor.
+_PERIOD_S = 30.0
+# An error that returns at each turn must not make this thread compete with the training for the GIL.
+_AFTER_ERROR_S = 1.0
+# `sem_t` has 32 bytes with glibc on 64-bit Linux.
+_SEMAPHORE_BYTES = 128
+# From a rank's first process group on. By then a training without a report of its steps has taken some: what its first
+# step imports is imported.
+_IMPORTED_S = 30.0
+
+
+class Stamp:
+    """Asks the main thread to post a semaphore, and returns the last moment at which it is known to have run.
+
+    Raises:
+        OSError, AttributeError: the C library has no semaphores.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._libc = ctypes.CDLL(None)
+        self._libc.malloc.restype = ctypes.c_void_p
+        # Never freed: a call that is still pending when this object goes would write to it.
+        self._semaphore = ctypes.c_void_p(self._libc.malloc(ctypes.c_size_t(_SEMAPHORE_BYTES)))
+        if self._libc.sem_init(self._semaphore, 0, 0) != 0:
+            raise OSError("no semaphore")
+        self._post = ctypes.cast(self._libc.sem_post, ctypes.c_void_p)
+        self._add = ctypes.pythonapi.Py_AddPendingCall
+        self._add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._asked_ns: int | None = None
+        self.stamp_ns = now_ns
+
+    def renew(self, now_ns: int) -> int:
+        """Asks for the next stamp. Returns when the last stamp that the main thread answered was asked for."""
+        if self._asked_ns is not None and self._libc.sem_trywait(self._semaphore) == 0:
+            self.stamp_ns, self._asked_ns = self._asked_ns, None
+        if self._asked_ns is None and self._add(self._post, self._semaphore) == 0:
+            self._asked_ns = now_ns
+        return self.stamp_ns
+
+
+class Watchdog:
+    """The watchdog's thread and its state.
+
+    Args:
+        tells_modules: whether it is to send which modules the program has imported; see `ModulesImported`.
+    """
+
+    def __init__(self, link: Link, tells_modules: bool = False) -> None:
+        self.errors = 0
+        self._link = link
+        self._stamp = Stamp(time.monotonic_ns())
+        self._iteration: int | None = None
+        self._backends = ""
+        self._environ: dict[str, str] | None = None
+        """That of the start, until the modules have been told; None: they are not to be told."""
+        if tells_modules:
+            self._environ = dict(os.environ)
+        self._group_seen_ns: int | None = None
+        self._ticked_ns = self._due_ns = time.monotonic_ns()
+
+    def start(self, stack_signal: int | None = None) -> None:
+        """Starts the thread; it ends with the process. It takes no signal but `stack_signal`.
+
+        So a dump of the stacks is also possible while the main thread blocks that signal.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        hidden_thread.start(self._run, stack_signal)
+
+    def _run(self) -> None:
+        while not self._link.closed:
+            try:
+                self._turn()
+            except Exception:
+                self.errors += 1
+                time.sleep(_AFTER_ERROR_S)
+
+    def _turn(self) -> None:
+        now_ns = time.monotonic_ns()
+        period_ns = int(self.period_s() * 1e9)
+        if now_ns >= min(self._due_ns, self._ticked_ns + period_ns):
+            self._tick(now_ns)
+            self._due_ns = now_ns + period_ns
+        if self._link.dirty or self._link.stale:
+            self._link.restate()
+        self._link.attend(min(self._due_ns - now_ns, period_ns) / 1e9)
+
+    def period_s(self) -> float:
+        """Seconds from one stamp to the next: at most what the settings allow, and what a wrapper asks for."""
+        settings, wrapper_link = self._link.settings, self._link.wrapper_link
+        unseen = not (self._backends or self._link.speaker)  # a process group is to be noticed soon
+        if settings is None or unseen or self._environ is not None:
+            period_s = FIRST_PERIOD_S
+        else:
+            period_s = _PERIOD_S
+        if settings is not None:
+            period_s = min(period_s, settings.stamp_period)
+        if wrapper_link is not None:
+            period_s = min(period_s, wrapper_link.period_s)
+        return period_s
+
+    def _tick(self, now_ns: int) -> None:
+        link, before_ns, self._ticked_ns = self._link, self._ticked_ns, now_ns
+        link.stamp_ns = self._stamp.renew(now_ns)
+        link.send(codec.encode(Progress(link.stamp_ns), next(link.sequence), now_ns))
+        if link.wrapper_link is not None:
+            link.wrapper_link.tick()
+        backends = group_backends()
+        if backends != self._backends:
+            sent = not backends or link.post(GroupMade(backends), now_ns)
+            if sent:
+                self._backends = backends
+            else:
+                self._backends = ""
+        if backends and self._group_seen_ns is None:
+            self._group_seen_ns = now_ns
+        iteration = megatron_iteration()
+        if iteration is not None and iteration != self._iteration:
+            self._iteration = iteration
+            if link.speaker is not None:
+                link.speaker.iteration = iteration
+            # The training reached it after the last tick; nobody knows when, and a sign of life must not be early.
+            link.send(codec.encode(IterationReached(iteration), next(link.sequence), before_ns))
+        if self._environ is not None and self._has_trained(now_ns):
+            # Once, whether it arrives or not: without it the next cycle imports as this one did.
+            before, self._environ = self._environ, None
+            names = imported_modules.after_torch(dict(sys.modules))
+            changed = imported_modules.changed(before, dict(os.environ))
+            link.post(ModulesImported(names, changed), now_ns)
+
+    def _has_trained(self, now_ns: int) -> bool:
+        """Whether the program has reported a step, or has had a process group for so long that it has taken some."""
+        if self._link.speaker is not None and self._link.speaker.iteration != NO_ITERATION:
+            return True
+        return self._group_seen_ns is not None and now_ns - self._group_seen_ns >= _IMPORTED_S * 1e9
+
+
+def group_backends() -> str:
+    """The backends of this process's default process group, as torch has them; empty while there is none."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        if module is not None and module.is_initialized():
+            return str(module.get_backend_config())
+        return ""
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # it is being made, imported or destroyed just now
+        return ""
+
+
+def has_made_no_group() -> bool:
+    """Whether this process has certainly never made a default process group: neither one that is, nor one that was.
+
+    torch keeps the backend of the last default group in `_backend`, also when that group is destroyed. Where a release
+    has no such name, it is not certain.
+    """
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    return module is None or getattr(module, "_backend", "") is None
+
+
+def megatron_iteration() -> int | None:
+    """The iteration of a Megatron training in this process, from its global arguments; None without Megatron."""
+    module = sys.modules.get("megatron.training.global_vars")
+    if module is None:
+        return None
+    iteration = getattr(getattr(module, "_GLOBAL_ARGS", None), "curr_iteration", None)
+    if isinstance(iteration, int):
+        return iteration
+    return None

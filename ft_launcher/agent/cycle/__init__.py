@@ -1,0 +1,1 @@
+"""One cycle of this node's ranks: its state, its evidence, and faults on purpose."""

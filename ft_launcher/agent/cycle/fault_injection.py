@@ -1,0 +1,153 @@
+"""Faults on purpose on this node: receives from the ranks which one strikes, records it, and carries out those that
+concern the system. Made by `composition.py`, called by `agent/ranks.py`. When a fault is due, only the rank knows:
+nothing is begun here without its report.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import socket
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ft_launcher.node.monitors.monitors import NodeMonitors
+from ft_launcher.node.zygote.pool import ZygotePool
+from ft_launcher.record.recorder import Recorder
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.settings import injection
+from rank_monitor.contract.settings.injection import Injection, StrikeReport
+from rank_monitor.contract.wire import channel
+from rank_monitor.contract.wire.complaints import Complaints
+
+logger = logging.getLogger(__name__)
+
+# A report is one short line of JSON. A longer datagram is cut by the kernel, and refused as no fault.
+_MAX_BYTES = 65536
+_MOST_AT_ONCE = 64
+"""Reports that are taken in one turn of the agent: more than ranks of a node strike at once."""
+_MOST_REPORTS = 1000
+"""Reports of one rank in a job: each is a line on the console and in the journal."""
+# IFNAMSIZ of Linux, with the zero at the end.
+_NAME_BYTES = 16
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP of Linux
+# It has 40 bytes on 64-bit Linux: name, flags, and the rest of the union. See netdevice(7).
+_REQUEST = f"{_NAME_BYTES}sh22x"  # struct ifreq with its flags
+
+
+class Injected:
+    """Receives the faults on purpose of this node's ranks: from `--ft-inject`, a variable, or the training itself.
+
+    Args:
+        faults: of `--ft-inject`, as text, one each.
+        monitor_socket: the first rank's socket to its monitor; ours lies beside it.
+        no_python: the ranks are no Python scripts, so that no client of ours runs in them.
+    """
+
+    def __init__(self, faults: Collection[str], monitor_socket: Path, no_python: bool) -> None:
+        self._socket: socket.socket | None = None
+        self._struck: dict[tuple[int, int], str] = {}
+        self._reports: Counter[int] = Counter()
+        self._complaints = Complaints(logger.warning)
+        if no_python and faults:
+            logger.warning("--ft-inject does nothing: the ranks are no Python scripts")
+        if not no_python:
+            # Datagrams: a rank that dies of SIGKILL next has sent all of its report, and connects to nothing.
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            path = injection.socket_beside(monitor_socket)
+            # A socket's address has 108 bytes at most, and TMPDIR may be long.
+            with channel.short_address(path) as name:
+                self._socket.bind(name)
+            # Other users must not have the launcher kill its processes.
+            path.chmod(0o600)
+
+    def descriptors(self) -> set[int]:
+        """Readable when a rank reported a fault."""
+        if self._socket is None:
+            return set()
+        return {self._socket.fileno()}
+
+    def attend(self, cycle: int, recorder: Recorder, monitors: NodeMonitors, zygotes: ZygotePool) -> None:
+        """Takes the ranks' reports since the last call and carries out the launcher's part. Does not block."""
+        for strike, fault in self._heard():
+            # The report comes from a rank: any number may be in it.
+            if strike.local_rank not in monitors.local_ranks:
+                self._complaints.about(
+                    "no rank", f"a fault on purpose was reported for local rank {strike.local_rank}, which is not here"
+                )
+                continue
+            if self._reports[strike.local_rank] >= _MOST_REPORTS:
+                self._complaints.about(
+                    "too many", f"local rank {strike.local_rank} reports too many faults on purpose: they are left out"
+                )
+                continue
+            self._reports[strike.local_rank] += 1
+            self._struck[cycle, strike.local_rank] = f"a fault on purpose, {strike.at}: {strike.fault}"
+            recorder.on_purpose(cycle, strike)
+            _carry_out(fault, monitors.pid(strike.local_rank), zygotes.pids())
+
+    def struck(self, cycle: int) -> dict[int, str]:
+        """Returns what struck the ranks of a cycle on purpose, in words, by local rank."""
+        return {local_rank: text for (struck_in, local_rank), text in self._struck.items() if struck_in == cycle}
+
+    def close(self) -> None:
+        """Closes the socket; later reports are lost."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _heard(self) -> Iterator[tuple[StrikeReport, Injection]]:
+        # Bounded: a rank that sends without end must not keep the launcher from all else.
+        for _ in range(_MOST_AT_ONCE):
+            if self._socket is None:
+                return
+            try:
+                strike = StrikeReport.decode(self._socket.recv(_MAX_BYTES))
+                yield strike, injection.parse(strike.fault)
+            except (ProtocolError, ValueError) as error:
+                self._complaints.about("unreadable", f"a report of a fault on purpose cannot be read: {error}")
+            except OSError:
+                return
+
+
+def _carry_out(fault: Injection, monitor: int, zygotes: Collection[int]) -> None:
+    """Carries out a fault that concerns the system.
+
+    Args:
+        monitor: pid of the rank's monitor.
+        zygotes: pids.
+    """
+    match fault.kind:
+        case "kill_monitor":
+            _kill(monitor)
+        case "kill_zygote":
+            if not zygotes:
+                logger.warning("there is no zygote to kill: the ranks start by exec")
+            for pid in zygotes:
+                _kill(pid)
+        # Recorded before: nothing of this process acts after it.
+        case "kill_agent":
+            _kill(os.getpid())
+        case "cut_network":
+            _set_link_down(fault.interface)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _set_link_down(interface: str) -> None:
+    """Does what `ip link set INTERFACE down` does; needs CAP_NET_ADMIN."""
+    name = interface.encode()[: _NAME_BYTES - 1]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            _, flags = struct.unpack(_REQUEST, fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack(_REQUEST, name, 0)))
+            fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack(_REQUEST, name, flags & ~_UP))
+        except OSError as error:
+            logger.warning("the network was not cut: interface %s: %s", interface, error.strerror)

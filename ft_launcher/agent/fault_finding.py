@@ -1,0 +1,308 @@
+"""The end of a cycle that failed on this node: from the first failed rank to the fault, with all ranks stopped, and to
+the record of it.
+
+Called by the memberships, which report the end to other nodes and decide what follows. Asks the monitors and NCCL where
+the ranks are before it stops them, and joins what is known into the fault. Decides nothing, and starts no rank.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ft_launcher.agent.cycle import nccl_ras
+from ft_launcher.agent.cycle.evidence import (
+    as_decided,
+    ended_by_hang_timeout,
+    fault_in,
+    gather,
+    iteration_reached,
+    of_node,
+    with_own_locks,
+)
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.decide.attribution import (
+    BAD_LOSS,
+    Fault,
+    FaultClass,
+    FaultKind,
+    RankEvidence,
+    all_nodes,
+    first_failure,
+)
+from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.decide.policy.case import MAX_HEADLINE, FaultJudgement, FaultReport
+from ft_launcher.decide.policy.restart_history import CycleLife
+from ft_launcher.job.coordinator.node_messages import JobOver, RankAssigned
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
+from ft_launcher.node.processes.process_tree import is_stopped
+from ft_launcher.record.journal.contained import contained
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.processes.wait import readable
+
+_CAUSE_WAIT_S = 3.0
+"""Seconds that a restart is delayed at most, for a rank that takes this long to clean up after its error."""
+_SUSPECT_S = 1.0
+"""A rank is suspect 0.1 s before its limit. Its peers exceed theirs at about the same time, and are ended."""
+
+
+@dataclass(frozen=True)
+class NodeFindings:
+    """What this node found of a cycle that has ended.
+
+    Attributes:
+        fault: what failed first; None: no rank of this node failed by itself.
+        life: of the cycle, where there is a fault.
+        views: where the ranks of this node were, as `JoinRequest.views` has it; empty: nobody looked.
+        lost: the ranks of this node whose error only says that another rank is gone.
+    """
+
+    fault: Fault | None = None
+    life: CycleLife = field(default_factory=CycleLife)
+    views: dict[str, Any] = field(default_factory=dict)
+    lost: Sequence[int] = ()
+
+
+def await_cause(ranks: Ranks, interrupt: int) -> None:
+    """Waits until a rank has failed for a reason of its own and has ended, for `_CAUSE_WAIT_S` seconds at most.
+
+    A rank that cleans up after an error, in a `finally` that destroys the process group for example, closes its
+    connections first: its peers fail before it has reported its error, and a stop would end it before it does.
+
+    Args:
+        interrupt: a descriptor, readable when the launcher got a signal, which ends the wait.
+    """
+    deadline = time.monotonic() + _CAUSE_WAIT_S
+    processes = ranks.processes
+    while processes.pidfds and _cause_may_come(ranks) and (left := deadline - time.monotonic()) > 0:
+        if interrupt in readable([*processes.pidfds.values(), *ranks.monitors.descriptors(), interrupt], left):
+            return
+        processes.reap_all()
+        ranks.hear(is_over=True)
+
+
+def _cause_may_come(ranks: Ranks) -> bool:
+    """Whether the error that is the cause may still be missing, or its rank has not ended and printed it."""
+    fault = fault_in(CycleEvidence(_gathered(ranks), all_ranks=False))
+    # A verdict or a signal is a cause by itself; only an exception can be the consequence of another error.
+    if fault is None or fault.kind is not FaultKind.EXCEPTION or fault.error == BAD_LOSS:
+        return False
+    return fault.collateral or fault.local_rank in ranks.processes.pidfds
+
+
+def failed_by_hang(ranks: Ranks) -> bool:
+    """Returns whether the cycle failed by a hang, as far as is known before the other ranks are stopped.
+
+    Afterwards each rank has ended, and nothing tells which of them hung.
+    """
+    if ranks.request is not None:
+        return False
+    fault = fault_in(CycleEvidence(_gathered(ranks)))
+    if fault is None:
+        return True
+    aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
+    hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
+    return hangs or aborted or (fault.collateral and _was_suspect(ranks, fault.local_rank))
+
+
+def failed_by_standstill(ranks: Ranks) -> bool:
+    """Returns whether the cycle failed by a hang that `hang_timeout` has ended, on this node or on another one.
+
+    The rank that is ended closes its connections. A rank of this node that waited for it may fail by that before this
+    node hears of the end of the cycle: it stood still when the nodes looked at their ranks last.
+    """
+    if ranks.request is not None or ranks.parts.settings.monitor.hang_timeout is None:
+        return False
+    gathered = _gathered(ranks)
+    if any(ended_by_hang_timeout(rank) for rank in gathered):
+        return True
+    fault = fault_in(CycleEvidence(gathered))
+    return fault is not None and fault.collateral and ranks.monitors.stood_still(fault.local_rank) is not None
+
+
+def _was_suspect(ranks: Ranks, local_rank: int) -> bool:
+    """Whether a rank was about to exceed a limit itself when it lost a peer: one of another node that was ended."""
+    suspected_at = ranks.monitors.found(local_rank).suspected_at
+    return suspected_at is not None and time.monotonic() < suspected_at + _SUSPECT_S
+
+
+def stop_what_is_left(ranks: Ranks) -> NodeFindings:
+    """Stops what the ranks left when all of them had returned from the program; returns where they were."""
+    stop_began = time.monotonic()
+    ranks.stop()
+    views: dict[str, Any] = {}
+    with contained("when the ranks returned cannot be passed on to the other nodes"):
+        views = all_nodes.to_record(_gathered(ranks), stop_began, False, None)
+    return NodeFindings(views=views)
+
+
+def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> NodeFindings:
+    """Stops the ranks, and returns what failed first, and where they were.
+
+    Args:
+        hung: some ranks hang or hold up others, so the stacks of all are kept.
+        stood_still: as `failed_by_standstill` says, or the node that has ended a rank for the hang.
+    """
+    stop_began = time.monotonic()
+    recorder, times = ranks.parts.recorder, ranks.parts.times
+    known = _stop(ranks, hung, stood_still, stop_began)
+    views: dict[str, Any] = {}
+    with contained("where the ranks were cannot be passed on to the other nodes"):
+        views = all_nodes.to_record(known.ranks, stop_began, hung, known.nccl)
+    lost: list[int] = []
+    with contained("which ranks lost another cannot be found"):
+        lost = first_failure.lost_a_peer(known.ranks)
+    fault = fault_in(known)
+    if fault is not None or hung:
+        recorder.evidence(ranks.cycle, known)
+    if fault is None:
+        if hung:
+            recorder.hang_elsewhere(ranks.cycle, known.ranks)
+        return NodeFindings(views=views, lost=lost)
+    times.failed(_began(fault, known.ranks))
+    ranks.take_times()
+    times.stopped()
+    reached = None
+    with contained("how far the cycle came cannot be found"):
+        reached = iteration_reached(known.ranks, ranks.parts.settings.restart.checkpoint_iteration_file)
+    life = CycleLife(stop_began - ranks.processes.started_ns / 1e9, reached)
+    return NodeFindings(fault, life, views, lost)
+
+
+def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> CycleEvidence:
+    """Stops the ranks; returns all that is known of them. What can be seen only while they run is asked before."""
+    tree = ranks.tree()
+    if hung:
+        # An answer from before the first rank was ended is worth more than one from after it.
+        found = map(ranks.monitors.found, ranks.monitors.local_ranks)
+        ranks.ask_nccl(nccl_ras.hung_for_s(found, stop_began))
+    # The processes are looked for while the monitors answer: both take time in a large job.
+    ranks.monitors.snapshots(meanwhile=tree.find, stacks=hung)
+    # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.
+    stopped = {rank for rank, pid in ranks.processes.pids().items() if is_stopped(pid)}
+    nccl = None
+    if hung:
+        nccl = ranks.nccl.view()
+    stopping = ranks.stop(tree=tree)
+    ranks.hear(is_over=True)
+    gathered = _gathered(ranks, stopped, stopping.killed)
+    if hung:
+        gathered = as_decided(gathered, ranks.monitors, stood_still)
+        gathered = with_own_locks(gathered, stop_began, time.monotonic() - ranks.processes.started_ns / 1e9)
+    evidence = ranks.in_process.of_the_end(gathered)
+    if hung:
+        ranks.parts.recorder.stacks_of_hang(ranks.cycle, gathered, ranks.monitors.stack_file)
+    return CycleEvidence(
+        evidence,
+        of_node(ranks.oom_kills_before),
+        stop_began,
+        # With several nodes the rank that all of these wait for may be on another node.
+        all_ranks=ranks.group.group_world_size == 1,
+        # These count only where no rank failed by itself: their ranks have no failure of their own.
+        otherwise=ranks.in_process.fault(evidence) or ranks.zombies.fault(evidence),
+        suspect_results=ranks.monitors.suspect_results(),
+        on_purpose=ranks.parts.injected.struck(ranks.cycle),
+        nccl=nccl,
+    )
+
+
+def _gathered(ranks: Ranks, stopped: Collection[int] = (), killed: Collection[int] = ()) -> list[RankEvidence]:
+    """As `gather`, of all ranks of the cycle."""
+    return gather(ranks.group.workers, ranks.processes, ranks.monitors, stopped, killed)
+
+
+def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:
+    """When a fault began (monotonic seconds); None: when the cycle was over.
+
+    A hang began before its limit was over. Of one that no monitor saw it is only known that it came after the last
+    progress, as any moment before that says.
+    """
+    for rank in evidence:
+        if rank.local_rank == fault.local_rank:
+            if rank.verdict is not None and rank.verdict.condemned and rank.verdict_at is not None:
+                return rank.verdict_at - rank.verdict.waited_s
+            if fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG:
+                return 0.0
+            moments = [moment for moment in (rank.exception_at, rank.died_at) if moment is not None]
+            return min(moments, default=None)
+    return None
+
+
+class LastEnd:
+    """What this node found of the cycle that ended last, until the coordinator has said what follows.
+
+    A node alone decides by itself, and records at once.
+
+    Args:
+        ranks: of this node.
+        rendezvous: brings what was found to the coordinator, with the next arrival.
+
+    Attributes:
+        found: of the cycle that has ended, until the coordinator has said what follows.
+        cycle: its number.
+    """
+
+    def __init__(self, ranks: Ranks, rendezvous: NodeRendezvous) -> None:
+        self.found = NodeFindings()
+        self.cycle = 0
+        self._is_recorded = False
+        self._ranks = ranks
+        self._nodes = rendezvous
+
+    def keep(self, found: NodeFindings, is_recorded: bool = False) -> None:
+        """Keeps what was found of the cycle that has ended, for the coordinator and for our own record.
+
+        Args:
+            is_recorded: its end is recorded already, and the coordinator knows it: a rank of this node asked for it.
+        """
+        self.found, self.cycle, self._is_recorded = found, self._ranks.cycle, is_recorded
+        if is_recorded:
+            return
+        report = None
+        if found.fault is not None:
+            headline = self._ranks.parts.recorder.headline(found.fault)
+            report = FaultReport(found.fault, found.life, headline[:MAX_HEADLINE])
+        self._nodes.bring(report, found.views)
+
+    def record(self, answer: RankAssigned | JobOver) -> None:
+        """Records why the cycle ended, with the coordinator's decision, and forgets what was found of it.
+
+        The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
+        node's fault is recorded, or the reason for the new formation.
+        """
+        found, self.found = self.found, NodeFindings()
+        judgement, recorder = answer.judgement, self._ranks.parts.recorder
+        ended = None
+        if self._ranks.were_started and not self._is_recorded:
+            ended = self.cycle
+        self._is_recorded = False
+        # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
+        is_ours = judgement is not None and judgement.node == self._nodes.node
+        if judgement is not None and is_ours:
+            found = _with_culprit(judgement, found)
+        if found.fault is not None and judgement is not None and is_ours:
+            recorder.failed(self.cycle, found.fault, judgement.decision, found.life, judgement.inputs)
+        elif ended is not None and judgement is not None:
+            recorder.failed_elsewhere(ended, judgement.headline[:MAX_HEADLINE], judgement.decision, found.lost)
+        elif isinstance(answer, JobOver):
+            if answer.exit_code != ExitCode.OK:
+                recorder.job_over(ended, answer.reason, answer.exit_code)
+        elif ended is not None:
+            recorder.reform(ended, answer.reason, found.lost)
+
+
+def _with_culprit(judgement: FaultJudgement, found: NodeFindings) -> NodeFindings:
+    """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
+    if judgement.culprit is None:
+        return found
+    fault = judgement.culprit.fault
+    for local_rank, seen in enumerate(found.views.get("ranks", ())):
+        if seen["rank"] == fault.rank:
+            fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
+            break
+    # What the coordinator says of the other ranks does not have which of them printed errors.
+    lost = first_failure.in_consequence([rank for rank in found.lost if rank != fault.rank])
+    return replace(found, fault=replace(fault, others=(*lost, *fault.others)), life=judgement.culprit.life)

@@ -1,0 +1,272 @@
+"""Has all nodes say where their ranks are before a restart in process, and finds who held up the others.
+
+`in_process.py` uses it, when a rank is about to be asked to restart. The interruption aborts the collectives of all
+ranks within milliseconds, and what a rank shows after that says nothing. All happens in the store by which the ranks
+are interrupted, so its order tells before from after, also for clocks that differ: an answer counts if the iteration
+was not interrupted yet when all of it was there.
+
+    asked/N     a rank is about to be asked to restart, in which call and iteration (`BlameQuestion`); N counts in
+                the cycle
+    nodes/N     how many nodes have answered in time
+    scenes/N    a line for each of them but the host: its name, and its ranks as in `all_nodes.to_record`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torch.distributed import PrefixStore
+
+from ft_launcher.agent.cycle.evidence import with_own_locks
+from ft_launcher.agent.in_process.store_threads import Keys, Mailbox, StoreThreads
+from ft_launcher.decide.attribution import RankEvidence, all_nodes, collective, rank_view
+from ft_launcher.decide.attribution.all_nodes import NodeScene
+from ft_launcher.decide.attribution.fault import Blame, HangKind
+from ft_launcher.node.monitors.monitors import NodeMonitors
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.rounds.barrier import EVER, release, value_now
+from rank_monitor.contract.rounds.iteration import Iteration
+from rank_monitor.contract.wire.foreign import parse_json, parse_object
+from rank_monitor.contract.wire.json_record import read_record, write_record
+from rank_monitor.contract.wire.messages import Restarter
+
+logger = logging.getLogger(__name__)
+
+_ASKED_FOR_S = 1.0
+"""All ranks exceed their limits within this time, or made progress after all: the first is answered for all."""
+_LONGEST_S = 0.75
+"""From the question to the interruption. Monitors ask 0.3 s before it, and a rank makes progress after all or not."""
+_OTHERS_S = 0.25
+"""After the interruption, for what other nodes wrote before it."""
+_LOOKS_EVERY_S = 0.005
+"""A restart takes 20 ms and more, and its function should find the answer. A wait with a limit would have torch write a
+warning to the console for each that ends by it."""
+_SOFT_TIMEOUT = "SOFT_TIMEOUT"
+"""The name of the `Interruption` because of which this is asked, as in the records that ranks write."""
+
+
+@dataclass(frozen=True)
+class BlameQuestion:
+    """The iteration that is about to be interrupted: the prefix of the keys of its call, and its number in it."""
+
+    prefix: str
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """This node is to answer question `number`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """Who held up the others in an iteration that was interrupted, also in words."""
+
+    iteration: int
+    blame: Blame
+    text: str
+
+
+class BlameOfInterruption:
+    """Asks and answers for this node in one cycle, in the thread of the cycle loop.
+
+    Args:
+        monitors: of this node.
+        exchange: with the other nodes.
+        gather: returns the evidence of the ranks of this node.
+    """
+
+    def __init__(
+        self,
+        monitors: NodeMonitors,
+        exchange: BlameExchange,
+        gather: Callable[[], Sequence[RankEvidence]],
+    ) -> None:
+        self._monitors, self._exchange, self._gather = monitors, exchange, gather
+        self._iteration: BlameQuestion | None = None
+        """Where the wrapper of a rank is; None: no rank is in one, and nobody asks."""
+        self._next_number = 0
+        self._ask_again_at = 0.0
+        self._open: tuple[int, int] | None = None
+        """The number of the question that the monitors answer, and the token of their answers."""
+
+    def fileno(self) -> int:
+        """Readable when `attend` has something to do."""
+        return self._exchange.news.fileno()
+
+    def heard(self, message: Restarter) -> None:
+        """Takes where the wrapper is: which call, and which iteration of it. Listens to questions from the first on."""
+        if self._iteration is None:
+            self._exchange.listen()
+        self._iteration = BlameQuestion(message.prefix, message.iteration)
+
+    def suspected(self, now: float) -> None:
+        """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""
+        if self._iteration is not None and now >= self._ask_again_at:
+            self._ask_again_at = now + _ASKED_FOR_S
+            self._exchange.ask(self._next_number, self._iteration)
+
+    def attend(self, now: float) -> list[Blamed]:
+        """Passes questions to the monitors, and their answers to the exchange; returns what was found."""
+        found = []
+        for news in self._exchange.news.take():
+            if isinstance(news, Asked):
+                self._next_number, self._ask_again_at = news.number + 1, now + _ASKED_FOR_S
+                self._open = news.number, self._monitors.ask_readings(stacks=True)
+            else:
+                found.append(news)
+        if self._open is not None:
+            self._answer(*self._open)
+        return found
+
+    def _answer(self, number: int, token: int) -> None:
+        readings = {rank: self._monitors.found(rank).reading for rank in self._monitors.local_ranks}
+        tokens = {reading.token for reading in readings.values() if reading is not None}
+        if any(later < token for later in tokens):  # somebody looks at the status, for which no stacks are asked for
+            self._open = number, self._monitors.ask_readings(stacks=True)
+        elif tokens == {token} and None not in readings.values():
+            self._open = None
+            ranks = [replace(rank, snapshot=readings[rank.local_rank]) for rank in self._gather()]
+            self._exchange.answer(number, ranks)
+
+    def close(self) -> None:
+        """Closes the descriptors. Call it when the threads at the store have ended."""
+        self._exchange.news.close()
+
+
+class BlameExchange:
+    """Questions and answers of all nodes in one cycle, in threads at the ranks' store.
+
+    Args:
+        threads: at the cycle's store.
+        nodes: that take part.
+        started_at: when the ranks were started (monotonic seconds).
+        is_host: this node hosts the store, and decides.
+
+    Attributes:
+        news: questions to this node, and on the host what was found.
+    """
+
+    def __init__(self, threads: StoreThreads, nodes: int, started_at: float, is_host: bool) -> None:
+        self._threads, self._nodes, self._started_at, self._is_host = threads, nodes, started_at, is_host
+        self.news: Mailbox[Asked | Blamed] = Mailbox()
+        self._answers: queue.SimpleQueue[tuple[int, Sequence[RankEvidence]]] = queue.SimpleQueue()
+
+    def listen(self) -> None:
+        """Takes questions from now on, in a thread."""
+        self._threads.start("ft_blame", "ft_blame", self._answer_all, self._end)
+
+    def ask(self, number: int, question: BlameQuestion) -> None:
+        """Asks all nodes, this one too, unless another has just asked under that number. Returns at once."""
+
+        def ask(keys: Keys) -> None:
+            release(keys, f"asked/{number}", write_record(question))
+
+        self._threads.start(f"ft_blame{number}", "ft_blame", ask, self._end)
+
+    def answer(self, number: int, ranks: Sequence[RankEvidence]) -> None:
+        """Answers question `number` for the ranks of this node that take part, with their latest snapshots."""
+        self._answers.put((number, ranks))
+
+    def _end(self, problem: str) -> None:
+        if problem and not self._threads.is_over:
+            logger.warning("who holds up the others before a restart in process cannot be found: %s", problem)
+
+    def _answer_all(self, keys: Keys) -> None:
+        number = 0
+        while True:
+            keys.wait([f"asked/{number}"], EVER)
+            try:
+                question = read_record(BlameQuestion, keys.get(f"asked/{number}"))
+            except ProtocolError:  # by `StoreThreads.close` of another node: the cycle is over
+                return
+            self.news.put(Asked(number))
+            iteration = Iteration(PrefixStore(question.prefix, keys.underlying_store), question.iteration)
+            self._answer(keys, number, iteration, time.monotonic() + _LONGEST_S)
+            number += 1
+
+    def _answer(self, keys: Keys, number: int, iteration: Iteration, until: float) -> None:
+        """Writes the answer of this node, and decides where it hosts the store."""
+        ranks = self._answered(number, until)
+        if iteration.is_over():
+            ranks = None
+        name = socket.gethostname()
+        if ranks is not None:
+            now = time.monotonic()
+            ranks = with_own_locks(ranks, now, now - self._started_at)
+            if not self._is_host:
+                record = all_nodes.to_record(ranks, None, hung=True, nccl=None)
+                keys.append(f"scenes/{number}", f"{json.dumps([name, record['ranks']])}\n")
+            keys.add(f"nodes/{number}", 1)  # after its scene
+        if self._is_host:
+            if self._made_no_progress(keys, number, iteration, until):
+                own = NodeScene(name, rank_view.views(ranks or [], None), {})
+                self._decide([own, *_of_others(keys, number)], _counted(keys, number) == self._nodes, iteration)
+            for key in (f"scenes/{number}", f"nodes/{number}"):
+                keys.delete_key(key)
+
+    def _answered(self, number: int, until: float) -> Sequence[RankEvidence] | None:
+        """Waits for the answer of this node; None: it did not come in time."""
+        while time.monotonic() < until and not self._threads.is_over:
+            with contextlib.suppress(queue.Empty):
+                of_number, ranks = self._answers.get(timeout=_LOOKS_EVERY_S)
+                if of_number == number:
+                    return ranks
+        return None
+
+    def _made_no_progress(self, keys: Keys, number: int, iteration: Iteration, until: float) -> bool:
+        """Waits for the interruption, and then for the other nodes; returns whether it was because a rank made no
+        progress."""
+        while not iteration.is_over():
+            if time.monotonic() >= until or self._threads.is_over:
+                return False
+            time.sleep(_LOOKS_EVERY_S)
+        until = time.monotonic() + _OTHERS_S
+        while _counted(keys, number) < self._nodes and time.monotonic() < until and not self._threads.is_over:
+            time.sleep(_LOOKS_EVERY_S)
+        first = parse_object(next(iter(iteration.records()), ""))
+        return first.get("interruption") == _SOFT_TIMEOUT
+
+    def _decide(self, nodes: Sequence[NodeScene], all_ranks: bool, iteration: Iteration) -> None:
+        """Writes who held up the others, for the ranks and as news; nothing if nobody waited for anybody."""
+        views = {view.rank: (view, node.name) for node in nodes for view in node.views}
+        blame = all_nodes.find(nodes, all_ranks)
+        if not blame.waiting and not blame.ranks:
+            return
+        text = blame.text
+        if blame.ranks:
+            first, name = views[blame.ranks[0]]
+            text = f"rank {first.rank}"
+            if self._nodes > 1:
+                text += f" on {name}"
+            text += f" {collective.sentence(blame, first.scene)}"
+            if blame.finding is not HangKind.GONE and first.scene.own_frame:
+                text += f"; it is at {first.scene.own_frame}"
+            record = {"finding": blame.finding.value, "ranks": list(blame.ranks), "text": text}
+            iteration.set_blame(json.dumps(record))
+        self.news.put(Blamed(iteration.number, blame, text))
+
+
+def _counted(keys: Keys, number: int) -> int:
+    """Returns how many nodes have answered."""
+    return int(keys.add(f"nodes/{number}", 0))
+
+
+def _of_others(keys: Keys, number: int) -> list[NodeScene]:
+    """Returns what the other nodes wrote."""
+    found = []
+    for line in (value_now(keys, f"scenes/{number}") or b"").splitlines():
+        # Any rank may write to this store; what does not fit is left out.
+        with contextlib.suppress(ProtocolError, ValueError, TypeError):
+            name, records = parse_json(line)
+            found.append(all_nodes.of_records(str(name), records, None))
+    return found

@@ -1,0 +1,338 @@
+"""Rung 1 of one cycle on this node: carries out the steps that `recovery_level.py` decides, and returns events for the
+cycle.
+
+Made and called by `agent/ranks.py`, whose events the cycle loop takes. Decides nothing, and ends no cycle itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch.distributed import PrefixStore
+from torch.distributed.elastic.agent.server import WorkerGroup
+
+from ft_launcher.agent.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
+from ft_launcher.agent.cycle.evidence import fault_in, gather, of_node, oom_kills
+from ft_launcher.agent.in_process.blame_exchange import BlameExchange, BlameOfInterruption
+from ft_launcher.agent.in_process.recovery_level import Rungs, RungState
+from ft_launcher.agent.in_process.recovery_record import is_recorded, to_record
+from ft_launcher.agent.in_process.recovery_steps import (
+    DeadlinePassed,
+    Died,
+    EndRank,
+    Happened,
+    Heard,
+    Joined,
+    LossNotified,
+    NotifyLoss,
+    Restarted,
+    StartAgain,
+    StayAway,
+    Step,
+    TakeOver,
+)
+from ft_launcher.agent.in_process.store_threads import Keys, Mailbox, StoreThreads
+from ft_launcher.decide.attribution import Fault, FaultKind, RankEvidence
+from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.decide.policy.restart_policy import final_codes
+from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder
+from ft_launcher.node.monitors.monitors import NodeMonitors
+from ft_launcher.node.processes.process_tree import SessionTree
+from ft_launcher.node.ranks.rank_context import RankContext
+from ft_launcher.node.zygote.pool import NoWarmStart
+from ft_launcher.record.in_process_recorder import InProcessRecorder
+from ft_launcher.record.journal.contained import contained
+from rank_monitor.contract import env
+from rank_monitor.contract.rounds.iteration import Iteration, depart, withdraw
+from rank_monitor.contract.rounds.iteration_stores import serve_iterations
+from rank_monitor.contract.settings.config import Settings
+from rank_monitor.contract.wire.foreign import parse_json
+from rank_monitor.contract.wire.messages import Restarter
+
+logger = logging.getLogger(__name__)
+
+LIMIT = "in_process"
+"""The name of the limit in a fault where a restart in process did not end."""
+_TERMINATED = "TERMINATED"
+"""The name of `Interruption.TERMINATED`, as in the records that ranks write."""
+
+
+class InProcess:
+    """In-process restart of one cycle. Made when the ranks have just started.
+
+    Args:
+        group: torch's; its workers are in the order of local ranks.
+        ports: to serve the stores of iterations; None: another node's agent serves them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: CycleStore,
+        ports: PortHolder | None,
+        group: WorkerGroup,
+        ranks: RankContext,
+        monitors: NodeMonitors,
+        recorder: InProcessRecorder,
+    ) -> None:
+        self._store, self._ports, self._workers, self._ranks = store, ports, group.workers, ranks
+        self._monitors, self._recorder = monitors, recorder
+        self._rejoins = settings.start.rejoin
+        start, numbers = settings.start, [int(worker.global_rank) for worker in group.workers]
+        state = RungState.at_start(numbers, start.rejoin != "false", final_codes(settings.restart))
+        self._rungs = Rungs(state, start.inprocess == "auto")
+        self._threads = StoreThreads(store.host, store.port)
+        self._loss_notifier = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout, ranks.on_reaped)
+        self._servers: dict[str, dict[int, object]] = {}
+        """For each call, by the prefix of its keys: the store servers of its iterations."""
+        self._oom_kills = oom_kills()
+        self._events: list[Event] = []
+        self._notified: list[LossNotified] = []
+        self._ends: dict[int, RankEvidence] = {}
+        """The last death of each rank."""
+        self._open: set[int] = set()
+        """Local ranks whose death the others have not yet recovered from."""
+        self._killed: set[int] = set()
+        self._took_over: TakeOver | None = None
+        # Not a method: a circle of references would keep the descriptors of a cycle that is over.
+        members = partial(_members, group.workers, ranks, monitors, self._rungs)
+        is_host, started_at = store.server is not None, ranks.started_ns / 1e9
+        exchange = BlameExchange(self._threads, group.group_world_size, started_at, is_host)
+        self._blames = BlameOfInterruption(monitors, exchange, members)
+
+    def descriptors(self) -> set[int]:
+        """Readable when `attend` has something to do."""
+        return {self._loss_notifier.notified.fileno(), self._blames.fileno()}
+
+    def next_check(self) -> float | None:
+        """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
+        return self._rungs.next_check()
+
+    def heard(self, local_rank: int, message: Restarter) -> None:
+        """Takes a message of a rank's wrapper."""
+        if message.prefix and message.prefix not in self._servers and self._ports is not None:
+            self._serve_iterations(message.prefix, self._ports)
+        if message.prefix:
+            self._blames.heard(message)
+        self._do(self._decide(Heard(local_rank, message)) or [])
+
+    def suspected(self) -> None:
+        """Takes that a rank in a wrapper is about to exceed a limit: who holds up the others is asked as long as all
+        are where they are."""
+        self._blames.suspected(time.monotonic())
+
+    def ended(self, local_rank: int, exit_code: int) -> Event:
+        """Takes the end of a rank's process; returns the event that it is for the cycle."""
+        was_let_in = local_rank not in self._rungs.lost
+        steps = self._decide(Died(local_rank, exit_code))
+        if steps is None:
+            return RankEnded(local_rank, exit_code)
+        (end,) = gather([self._workers[local_rank]], self._ranks, self._monitors)
+        self._ends[local_rank] = end
+        # A newcomer that ends with 0 before it was let in is not a fault.
+        if was_let_in or exit_code != 0:
+            # The launcher's own kill has no cause to look for.
+            ours = local_rank in self._killed
+            if ours:
+                fault = None
+            else:
+                evidence = CycleEvidence([end], of_node(self._oom_kills))
+                fault = fault_in(evidence)
+                self._recorder.evidence(self._store.cycle, evidence, end.rank)
+            self._recorder.lost(self._store.cycle, end, fault, ours)
+        self._do(steps)
+        if self._rungs.is_restarting or self._took_over is not None:
+            self._open.add(local_rank)
+        return RankLost(local_rank)
+
+    def needs_messages(self, ended: Iterable[int]) -> bool:
+        """Whether the last messages of the ranks are needed before `attend`: monitors may not have passed them on yet.
+
+        Args:
+            ended: local ranks whose process ended.
+        """
+        self._notified += self._loss_notifier.notified.take()
+        missing = (self._rungs.needs_message(rank) or self._rungs.may_have_declared(rank) for rank in ended)
+        return bool(self._notified) or any(missing)
+
+    def attend(self) -> list[Event]:
+        """Carries out what is due; returns the events since the last call."""
+        losses, self._notified = self._notified, []
+        for loss in losses:
+            self._do(self._decide(loss) or [])
+        due = self._rungs.next_check()
+        if due is not None and due <= time.monotonic():
+            self._do(self._decide(DeadlinePassed()) or [])
+        self._tell_blame()
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Ends the threads in the ranks' store. Call it when the ranks have ended; a second call does nothing."""
+        self._threads.close()
+        self._loss_notifier.notified.close()
+        self._blames.close()
+        self._servers.clear()
+
+    def finish(self) -> set[int]:
+        """Records and returns the local ranks without which the cycle succeeded."""
+        lost = sorted(self._rungs.lost)
+        if lost:
+            self._recorder.finished_without(self._store.cycle, [self._rank(local_rank) for local_rank in lost])
+        return set(lost)
+
+    def of_the_end(self, evidence: list[RankEvidence]) -> list[RankEvidence]:
+        """Returns the evidence without deaths that rung 1 recovered from, and with those that it did not."""
+        found = []
+        for rank in evidence:
+            if rank.local_rank in self._open:
+                found.append(self._ends[rank.local_rank])
+            elif rank.local_rank in self._rungs.lost:
+                found.append(replace(rank, died_at=None, verdict=None, exception_at=None))
+            else:
+                found.append(rank)
+        return found
+
+    def fault(self, evidence: list[RankEvidence]) -> Fault | None:
+        """Returns the fault of a cycle that ended because rung 1 failed; None: rung 1 did not fail."""
+        if self._took_over is None:
+            return None
+        rank = evidence[self._took_over.local_rank]
+        others = tuple(f"rank {other.rank} was running" for other in evidence if other is not rank)
+        what = f"hangs: {self._took_over.reason}"
+        return Fault(FaultKind.HANG, rank.rank, rank.local_rank, rank.pid, 1, what, "", "", limit=LIMIT, others=others)
+
+    def _decide(self, happened: Happened) -> list[Step] | None:
+        """Returns the steps that follow, as `Rungs.on`, and records what they were decided by."""
+        known, now = self._rungs.known(), time.monotonic()
+        steps = self._rungs.on(happened, now)
+        # Rung 2 takes over once; the deadline that it was for passes again until the cycle has ended.
+        comes_again = self._took_over is not None and isinstance(happened, DeadlinePassed)
+        if is_recorded(happened, known, steps) and not comes_again:
+            self._recorder.decided(self._store.cycle, partial(to_record, happened, known, steps, now))
+        return steps
+
+    def _do(self, steps: list[Step]) -> None:
+        for step in steps:
+            match step:
+                case NotifyLoss():
+                    self._loss_notifier.notify(step, self._ends[step.local_rank].pid)
+                case StartAgain(local_rank):
+                    self._start_again(local_rank)
+                case StayAway(local_rank, reason):
+                    self._recorder.stays_away(self._store.cycle, self._rank(local_rank), reason)
+                case Joined(local_rank, iteration):
+                    self._events.append(TakesPart(local_rank))
+                    self._recorder.joined(self._store.cycle, self._rank(local_rank), iteration)
+                case Restarted(iteration, took_s):
+                    self._open.clear()
+                    why = self._records(step.prefix, step.failed)
+                    self._recorder.restarted(self._store.cycle, iteration, took_s, why, step.skipped)
+                case EndRank(local_rank, reason):
+                    self._recorder.ends_late_rank(self._store.cycle, self._rank(local_rank), reason)
+                    self._killed.add(local_rank)
+                    with contextlib.suppress(KeyError, OSError):  # it ended by itself meanwhile
+                        signal.pidfd_send_signal(self._ranks.pidfds[local_rank], signal.SIGKILL)
+                case TakeOver(local_rank, reason) if self._took_over is None:
+                    self._took_over = step
+                    self._events.append(CyclePhase.FAILED)
+                    self._recorder.took_over(self._store.cycle, self._rank(local_rank), reason)
+
+    def _rank(self, local_rank: int) -> int:
+        return int(self._workers[local_rank].global_rank)
+
+    @contained("who held up the others before a restart in process cannot be found")
+    def _tell_blame(self) -> None:
+        for found in self._blames.attend(time.monotonic()):
+            blame = found.blame
+            self._recorder.blamed(self._store.cycle, found.iteration, blame.finding.value, blame.ranks, found.text)
+
+    def _serve_iterations(self, prefix: str, ports: PortHolder) -> None:
+        """Starts a thread that serves the stores of a call's iterations. No rank does: each of them may die."""
+        self._servers.clear()  # of the call before, which is over
+        servers = self._servers[prefix] = dict[int, object]()
+
+        def serve(keys: Keys) -> None:
+            serve_iterations(keys, ports.serve_iteration, self._store.host, servers)
+
+        def end(problem: str) -> None:
+            if problem and not self._threads.is_over:
+                logger.warning("the stores of iterations are not served any more: %s", problem)
+
+        self._threads.start(f"ft_iterations {prefix}", prefix, serve, end)
+
+    def _records(self, prefix: str, iteration: int) -> list[dict[str, Any]]:
+        """Returns the ranks' records of why an iteration was interrupted; empty on nodes that do not host the store."""
+        if self._store.server is None or not prefix:
+            return []
+        try:
+            records = Iteration(PrefixStore(prefix, self._store.server), iteration).records()
+            return [dict(parse_json(record)) for record in records]
+        # Ranks wrote the records; the restart is over, and only its line on the console is poorer.
+        except (RuntimeError, ValueError, TypeError) as error:
+            logger.warning("why iteration %d was interrupted cannot be read: %s", iteration, error)
+            return []
+
+    def _start_again(self, local_rank: int) -> None:
+        """Starts one rank again while the others run."""
+        started_ns, rank = time.monotonic_ns(), self._rank(local_rank)
+        try:
+            pid = self._ranks.start_again(local_rank, {env.REJOIN: self._rejoins})
+        except (OSError, NoWarmStart) as error:
+            self._recorder.stays_away(self._store.cycle, rank, f"it cannot be started: {error}")
+            return
+        # torch compares the pids of its workers with those of the context, and gives up where they differ.
+        self._workers[local_rank].id = pid
+        self._killed.discard(local_rank)
+        self._monitors.begin_rank(self._store.cycle, local_rank, rank, pid, started_ns)
+        self._rungs.started(local_rank)
+        self._recorder.started_again(self._store.cycle, rank, local_rank, pid)
+
+
+class RankLossNotifier:
+    """Writes to the ranks' store that a rank is gone, in a thread for each, and waits there until the others took note.
+
+    `recovery_level.py` decides what is written and the contract how.
+
+    Args:
+        threads: at the cycle's store; close them before `notified`.
+        stop_s: from SIGTERM to SIGKILL for processes that a dead rank left (seconds).
+        on_reaped: called with the pid of each of these whose exit code was taken, in the thread.
+
+    Attributes:
+        notified: the notifications that ended.
+    """
+
+    def __init__(self, threads: StoreThreads, stop_s: float, on_reaped: Callable[[int], None]) -> None:
+        self._threads, self._stop_s, self._on_reaped = threads, stop_s, on_reaped
+        self.notified: Mailbox[LossNotified] = Mailbox()
+
+    def notify(self, order: NotifyLoss, pid: int) -> None:
+        """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once."""
+
+        def speak(keys: Keys) -> None:
+            record = json.dumps({"rank": order.member, "interruption": _TERMINATED})
+            if order.joins:
+                withdraw(keys, order.member, record, order.limit_s)
+            else:
+                depart(keys, order.member, record, order.limit_s)
+            # After the notice: the others must not wait while a data loader of the dead rank takes its time.
+            SessionTree(pid, self._on_reaped).stop(signal.SIGTERM, self._stop_s)
+
+        def end(problem: str) -> None:
+            self.notified.put(LossNotified(order.local_rank, problem))
+
+        self._threads.start(f"ft_departure{pid}", order.prefix, speak, end)
+
+
+def _members(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, rungs: Rungs) -> list[RankEvidence]:
+    """Returns the evidence of all ranks of this node, but for those that the others went on without."""
+    return [rank for rank in gather(workers, ranks, monitors) if rank.local_rank not in rungs.lost]

@@ -1,0 +1,407 @@
+"""Decides between rung 1 and rung 2, from the messages of in-process wrappers and the deaths of ranks. Pure.
+
+    the wrapper of a rank        a death of that rank now is
+    none, or finalized           as without wrappers: it ends the cycle
+    joining                      withdrawn: the others may count on it
+    initialized, handling_*      reported to the others, which restart in process
+    left                         expected: it has notified the others itself
+    aborted                      the end of rung 1
+
+Rung 1 takes a death only while every other rank of the node can go on: in the same call, or gone already. It hands over
+to rung 2 when no rank is left, or when it does not come to an end within the limit that the ranks gave. Knows no
+process, store or clock; `in_process.py` carries the steps out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ft_launcher.agent.in_process.recovery_steps import (
+    DeadlinePassed,
+    Died,
+    EndRank,
+    Happened,
+    Heard,
+    Joined,
+    LossNotified,
+    NotifyLoss,
+    Restarted,
+    StartAgain,
+    StayAway,
+    Step,
+    TakeOver,
+)
+from rank_monitor.contract.wire.messages import Restarter, WrapperState
+
+# In these states the rank is inside the wrapped function or on its way back into it.
+AT_WORK = frozenset({WrapperState.INITIALIZED, WrapperState.HANDLING_STARTING, WrapperState.HANDLING_COMPLETED})
+# These ranks leave by themselves: no other rank waits for them.
+_GONE = frozenset({WrapperState.LEFT, WrapperState.ABORTED})
+# In these states the rank has come to the end of the restart.
+_RESTARTED = frozenset({WrapperState.HANDLING_COMPLETED, WrapperState.FINALIZED})
+# A rank that dies at each start, for a broken device for example, must not be started for ever.
+MOST_STARTS = 3
+"""How often a rank is started again alone between two restarts."""
+# Ranks are at most a few iterations apart; but a rank may send any number, and a journal may hold any.
+_MOST_ENDS = 100
+"""Ends of restarts that are reported at once, each by a step. There are more where the launcher stood still."""
+_MOST_SKIPPED = 1_000_000
+"""More of them are not counted: they would take hours."""
+# Seconds, for a wrapper that reports no limit of its own. Without one a lost restart would never reach rung 2.
+_DEFAULT_LIMIT_S = 600.0
+_NOBODY = "no rank of this node goes on"
+_LAST_MESSAGE_S = 5.0
+"""From a rank's report that it leaves to its end, which has the exit code (seconds)."""
+
+
+@dataclass
+class WrapperSlot:
+    """What is known of a local rank.
+
+    `last`: the last message of its wrapper. `is_new`: started again, and not let in yet. `is_lost`: rung 1 handles its
+    death. `due`: the deadline after which rung 1 has failed here; `is_ended`: it was killed for that. `starts`: how
+    often it was started again since the last restart; `is_next`: it is to be started again.
+    """
+
+    last: Restarter | None = None
+    exit_code: int | None = None
+    is_new: bool = False
+    is_lost: bool = False
+    due: float | None = None
+    starts: int = 0
+    is_next: bool = False
+    is_ended: bool = False
+
+    @property
+    def state(self) -> str:
+        if self.last:
+            return self.last.state
+        return ""
+
+    @property
+    def goes_on(self) -> bool:
+        return self.exit_code is None and not self.is_new and self.state in AT_WORK
+
+
+@dataclass
+class RungState:
+    """What is known of the local ranks of one cycle.
+
+    `ranks`: the global rank of each local rank, for reasons. `rejoin`: whether a dead rank is started again.
+    `final_codes`: exit codes that speak to the launcher: rung 2 handles them. `since`: the first sign of the fault that
+    is dealt with in process; None: there is none. `failed`: the iteration that is restarted.
+    """
+
+    ranks: Sequence[int]
+    rejoin: bool
+    final_codes: Collection[int]
+    slots: list[WrapperSlot]
+    since: float | None = None
+    failed: int = -1
+
+    @classmethod
+    def at_start(cls, ranks: Sequence[int], rejoin: bool, final_codes: Collection[int]) -> RungState:
+        """Returns the state when the ranks have just started."""
+        return cls(ranks, rejoin, final_codes, [WrapperSlot() for _ in ranks])
+
+
+class Rungs:
+    """The local ranks of one cycle.
+
+    Args:
+        state: what is known already; it changes with each event.
+        enabled: whether rung 1 is used at all; else messages of wrappers are not taken, as if there were none.
+    """
+
+    def __init__(self, state: RungState, enabled: bool = True) -> None:
+        self._state, self._enabled = state, enabled
+        self._slots = state.slots
+
+    @property
+    def lost(self) -> set[int]:
+        """Local ranks that do not take part now: dead, or started again and not let in yet."""
+        return {number for number, slot in enumerate(self._slots) if slot.is_new or slot.is_lost}
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether a fault is dealt with in process."""
+        return self._state.since is not None
+
+    def needs_message(self, local_rank: int) -> bool:
+        """Whether the last message of a rank that ended is needed: its monitor may not have passed it on yet."""
+        slot = self._slots[local_rank]
+        return slot.is_new or slot.state not in ("", WrapperState.FINALIZED)
+
+    def may_have_declared(self, local_rank: int) -> bool:
+        """Whether a rank without a message may have sent one that its monitor still has: other ranks have wrappers."""
+        return not self._slots[local_rank].state and any(slot.last for slot in self._slots)
+
+    def next_check(self) -> float | None:
+        """When `tick` is to be called (monotonic seconds); None: no deadline runs."""
+        return min((slot.due for slot in self._slots if slot.due is not None), default=None)
+
+    def known(self) -> RungState:
+        """Returns the present state, which further events do not change."""
+        return replace(self._state, slots=[replace(slot) for slot in self._slots])
+
+    def on(self, happened: Happened, now: float) -> list[Step] | None:
+        """Takes what happened; returns the steps of rung 1, or None for a death that counts as without wrappers."""
+        match happened:
+            case Heard(local_rank, message):
+                return self.heard(local_rank, message, now)
+            case Died(local_rank, exit_code):
+                return self.died(local_rank, exit_code, now)
+            case LossNotified(local_rank, problem):
+                return self.loss_notified(local_rank, problem, now)
+            case DeadlinePassed():
+                return self.tick(now)
+
+    def heard(self, local_rank: int, message: Restarter, now: float) -> list[Step]:
+        """Takes a message of a rank's wrapper; a repeated message changes nothing."""
+        slot = self._slots[local_rank]
+        if not self._enabled or slot.exit_code is not None or message == slot.last:
+            return []
+        slot.last, steps = message, list[Step]()
+        if slot.is_new and message.state in AT_WORK:
+            slot.is_new = False
+            steps.append(Joined(local_rank, message.iteration))
+        if message.state == WrapperState.INITIALIZED:
+            steps += self._notify_again(message)
+        if message.state == WrapperState.HANDLING_STARTING:
+            self._begin(message.iteration, now)
+            self._expect(local_rank, now)
+        elif message.state == WrapperState.ABORTED or (message.state == WrapperState.LEFT and not self._any_goes_on()):
+            slot.due = now + _LAST_MESSAGE_S
+        else:
+            slot.due = None
+        if message.state == WrapperState.HANDLING_COMPLETED:
+            self._expect_silent_ones(message, now)
+        return steps + self._restarted(now) + self._start_next()
+
+    def died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
+        """Takes a rank's end; returns the steps of rung 1, or None where the end counts as without wrappers."""
+        slot = self._slots[local_rank]
+        is_declared = self.needs_message(local_rank)
+        slot.exit_code, slot.due = exit_code, None
+        # Without a wrapper nobody else can recover, and a final code is a request to the launcher.
+        if not is_declared or exit_code in self._state.final_codes:
+            return None
+        steps: list[Step] | None
+        if slot.is_new:
+            steps = self._newcomer_died(local_rank)
+        else:
+            steps = self._member_died(local_rank, now)
+        slot.is_lost = steps is not None
+        return steps
+
+    def loss_notified(self, local_rank: int, problem: str, now: float) -> list[Step]:
+        """Takes the outcome of a `NotifyLoss`: the others took note, or `problem` says why not."""
+        slot = self._slots[local_rank]
+        if not problem:
+            slot.is_next, steps = slot.state != WrapperState.LEFT, self._restarted(now)
+            if all(other.due is None for other in self._slots):  # they knew, and nobody restarts
+                self._state.since = None
+            return steps + self._start_next()
+        if slot.is_new:
+            return [StayAway(local_rank, f"its request to join could not be cancelled: {problem}")]
+        return [
+            TakeOver(local_rank, f"the others could not be notified that {self._name(local_rank)} is gone: {problem}")
+        ]
+
+    def started(self, local_rank: int) -> None:
+        """Notes that the rank was started again."""
+        self._slots[local_rank] = WrapperSlot(is_new=True, starts=self._slots[local_rank].starts)
+
+    def tick(self, now: float) -> list[Step]:
+        """Returns the steps for deadlines that have passed."""
+        late = [(slot.due, number) for number, slot in enumerate(self._slots) if slot.due is not None]
+        due, number = min(late, default=(now, -1))
+        if number < 0 or due > now:
+            return []
+        slot = self._slots[number]
+        # A rank that the others went on without is killed first; only if that does not end it, rung 2 takes over.
+        if slot.is_ended or not self._is_left_behind(slot):
+            return [TakeOver(number, self._why_late(number))]
+        slot.is_ended, slot.due = True, now + _LAST_MESSAGE_S
+        return [EndRank(number, self._why_late(number))]
+
+    # Deaths.
+
+    def _newcomer_died(self, local_rank: int) -> list[Step]:
+        """Returns the steps for a death before the rank was let in: the others go on."""
+        last = self._slots[local_rank].last
+        if last is None:
+            self._slots[local_rank].is_next = True
+            return self._start_next()
+        if last.state != WrapperState.JOINING or self._is_finished(last.prefix):
+            return []
+        return [self._notify(local_rank, last)]
+
+    def _member_died(self, local_rank: int, now: float) -> list[Step] | None:
+        slot = self._slots[local_rank]
+        last = slot.last
+        assert last is not None
+        if last.state == WrapperState.ABORTED:
+            return [TakeOver(local_rank, self._gave_up(local_rank))]
+        if last.state == WrapperState.LEFT:
+            if self._any_goes_on() or self._is_finished(last.prefix):
+                return []
+            return [TakeOver(local_rank, self._why_nobody_goes_on())]
+        if self._is_left_behind(slot) and self._is_finished(last.prefix):
+            return []
+        why_not = self._why_not(last)
+        if slot.exit_code == 0 and (why_not or self._all_ended_well()):
+            return None
+        if why_not:
+            return [TakeOver(local_rank, f"{self._name(local_rank)} is gone, and {why_not}")]
+        self._begin(last.iteration, now)
+        return [self._notify(local_rank, last)]
+
+    def _notify(self, local_rank: int, last: Restarter) -> NotifyLoss:
+        return NotifyLoss(local_rank, last.member, last.prefix, _limit_s(last), last.state == WrapperState.JOINING)
+
+    def _notify_again(self, message: Restarter) -> list[Step]:
+        """Notifies a further call of the wrapped function of ranks that are gone: its start would wait for them."""
+        steps = list[Step]()
+        for number, slot in enumerate(self._slots):
+            is_gone = slot.is_lost and slot.exit_code is not None
+            if is_gone and slot.last and message.prefix and slot.last.prefix != message.prefix:
+                slot.last = replace(slot.last, prefix=message.prefix)
+                steps.append(NotifyLoss(number, slot.last.member, message.prefix, _limit_s(message), joins=False))
+        return steps
+
+    def _start_next(self) -> list[Step]:
+        """Starts ranks again, but not during a restart: that would delay it, and they can only join at the next one."""
+        steps = list[Step]()
+        for number, slot in enumerate(self._slots):
+            if slot.is_next and not self.is_restarting:
+                slot.is_next = False
+                steps += self._start_again(number)
+        return steps
+
+    def _start_again(self, local_rank: int) -> list[Step]:
+        slot = self._slots[local_rank]
+        if not self._state.rejoin or self._is_finished(slot.last.prefix if slot.last else None):
+            return []
+        # It ended well without having taken part: another start would do the same.
+        if slot.is_new and slot.exit_code == 0:
+            return [StayAway(local_rank, "it ended before it had joined")]
+        if slot.starts >= MOST_STARTS:
+            return [StayAway(local_rank, f"it died {slot.starts + 1} times between two restarts")]
+        slot.starts += 1
+        return [StartAgain(local_rank)]
+
+    def _why_not(self, last: Restarter) -> str:
+        """Why rung 1 cannot handle the death of a rank whose last message is `last`; empty: it can."""
+        if not last.prefix:
+            return "its wrapper uses a store in which the launcher cannot notify the others"
+        for number, other in enumerate(self._slots):
+            if other.last is last or other.is_lost or other.is_new or other.state in _GONE:
+                continue
+            if other.last is None or other.state not in AT_WORK or other.last.prefix != last.prefix:
+                return f"{self._name(number)} is not in the wrapped function"
+        if self._any_goes_on():
+            return ""
+        return self._why_nobody_goes_on()
+
+    # Restarts.
+
+    def _expect(self, local_rank: int, now: float) -> None:
+        """Starts the deadline by which the rank must come to the end of a restart."""
+        slot = self._slots[local_rank]
+        slot.due = now + _limit_s(slot.last)
+
+    def _expect_silent_ones(self, message: Restarter, now: float) -> None:
+        """Starts the deadline of ranks that have not even reported that they handle the fault."""
+        for number, slot in enumerate(self._slots):
+            if slot.goes_on and slot.last and slot.due is None and slot.last.iteration < message.iteration:
+                self._expect(number, now)
+
+    def _begin(self, iteration: int, now: float) -> None:
+        """Notes the first sign of a fault, unless one is being handled already."""
+        if self._state.since is None:
+            self._state.since, self._state.failed = now, iteration
+
+    def _restarted(self, now: float) -> list[Step]:
+        """Returns the ends of restarts that all ranks have reached: one for each iteration.
+
+        Messages of one rank arrive in order, those of two in any: one may handle the next fault already, or the one
+        after it, before the message that another has recovered from the first.
+        """
+        going_on = [slot.last for slot in self._slots if slot.goes_on and slot.last]
+        reached = min((message.iteration for message in going_on), default=self._state.failed)
+        if self._state.since is None or (going_on and reached <= self._state.failed):
+            return []
+        took_s, self._state.since = now - self._state.since, None
+        for slot in self._slots:
+            # A restart in which all ranks took part shows that they can start.
+            slot.starts = 0
+        if going_on:
+            prefix = going_on[0].prefix
+        else:
+            prefix = ""
+        first = max(self._state.failed, reached - _MOST_ENDS)
+        ends: list[Step] = [Restarted(number + 1, took_s, number, prefix) for number in range(first, reached)]
+        skipped = min(first - self._state.failed, _MOST_SKIPPED)
+        if skipped:
+            ends[0] = Restarted(first + 1, took_s, first, prefix, skipped)
+        if any(message.state == WrapperState.HANDLING_STARTING or message.iteration > reached for message in going_on):
+            self._begin(reached, now)
+        return ends
+
+    # What is so.
+
+    def _all_ended_well(self) -> bool:
+        return all(slot.exit_code == 0 or slot.is_new for slot in self._slots)
+
+    def _is_left_behind(self, slot: WrapperSlot) -> bool:
+        """Whether others came to the end of a restart without this rank."""
+        last = slot.last
+        if last is None or last.state not in AT_WORK:
+            return False
+        same_call = [other.last for other in self._slots if other.last and other.last.prefix == last.prefix]
+        return any(other.state in _RESTARTED and other.iteration > last.iteration for other in same_call)
+
+    def _any_goes_on(self) -> bool:
+        return any(slot.goes_on for slot in self._slots)
+
+    def _is_finished(self, prefix: str | None) -> bool:
+        """Whether a rank has reported that this call is done; None: any call."""
+        finalized = [slot.last for slot in self._slots if slot.last and slot.state == WrapperState.FINALIZED]
+        return any(prefix in (None, last.prefix) for last in finalized)
+
+    def _why_late(self, local_rank: int) -> str:
+        """Why rung 1 has failed when the deadline of a rank has passed."""
+        slot = self._slots[local_rank]
+        if slot.state == WrapperState.ABORTED:
+            return self._gave_up(local_rank)
+        if slot.state == WrapperState.LEFT:
+            return self._why_nobody_goes_on()
+        limit_s = _limit_s(slot.last)
+        return f"{self._name(local_rank)} did not come to the end of the restart within {limit_s:g} s"
+
+    def _why_nobody_goes_on(self) -> str:
+        """Returns the reason of a rank whose wrapper gave up, if there is one: other ranks end because of it."""
+        for number, slot in enumerate(self._slots):
+            if slot.state == WrapperState.ABORTED:
+                return self._gave_up(number)
+        return _NOBODY
+
+    def _gave_up(self, local_rank: int) -> str:
+        last = self._slots[local_rank].last
+        if last is not None and last.reason:
+            why = f": {last.reason}"
+        else:
+            why = ""
+        return f"the wrapper of {self._name(local_rank)} gave up{why}"
+
+    def _name(self, local_rank: int) -> str:
+        return f"rank {self._state.ranks[local_rank]}"
+
+
+def _limit_s(message: Restarter | None) -> float:
+    """Returns the longest time that a restart may take, by a wrapper's last message."""
+    if message is None:
+        return _DEFAULT_LIMIT_S
+    return message.limit_s or _DEFAULT_LIMIT_S

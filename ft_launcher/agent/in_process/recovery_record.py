@@ -1,0 +1,208 @@
+"""A decision of rung 1 as the journal's event `in_process_decision`: what it was made of, and what follows. Pure.
+
+`in_process.py` has it written, and `ft_launcher replay` decides it again. What most ranks have in common, and what is
+as at the start, takes no room: a decision about eight ranks is a line of half a kilobyte.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ft_launcher.agent.in_process.recovery_level import Rungs, RungState, WrapperSlot
+from ft_launcher.agent.in_process.recovery_steps import (
+    DeadlinePassed,
+    Died,
+    EndRank,
+    Happened,
+    Heard,
+    Joined,
+    LossNotified,
+    NotifyLoss,
+    Restarted,
+    StartAgain,
+    StayAway,
+    Step,
+    TakeOver,
+)
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.messages import NO_ITERATION, Restarter
+
+NOTICE = "notify_loss"
+"""The name of the only step that no other event of the journal tells."""
+_STEPS: Mapping[type[Step], str] = {
+    NotifyLoss: NOTICE,
+    StartAgain: "start_again",
+    StayAway: "stay_away",
+    Joined: "joined",
+    Restarted: "restarted",
+    EndRank: "end_rank",
+    TakeOver: "take_over",
+}
+_HAPPENED: Mapping[str, type[Happened]] = {
+    "heard": Heard,
+    "died": Died,
+    "loss_notified": LossNotified,
+    "deadline": DeadlinePassed,
+}
+_OF_EACH = ("last", "due")
+"""Fields of a slot that have a form of their own in the record."""
+_DIGITS = 6
+"""Of seconds, as everywhere in the journal."""
+
+
+def is_recorded(happened: Happened, known: RungState, steps: list[Step] | None) -> bool:
+    """Returns whether the journal holds this: a step follows, or a rank died that has a wrapper, or beside ranks that
+    have one. An end that counts as without wrappers is held only where it is a failure: each job ends with such.
+    """
+    if isinstance(happened, Died) and steps is None:
+        return happened.exit_code != 0 and any(slot.last for slot in known.slots)
+    return bool(steps) or isinstance(happened, Died)
+
+
+def to_record(happened: Happened, known: RungState, steps: list[Step] | None, now: float) -> dict[str, Any]:
+    """Returns the fields of the event but its cycle.
+
+    Args:
+        known: before it happened.
+        steps: what follows; None as of `Rungs.on`.
+        now: when it happened (monotonic seconds).
+    """
+    (what,) = (name for name, kind in _HAPPENED.items() if type(happened) is kind)
+    values = dict(vars(happened))
+    if isinstance(happened, Heard):
+        values["message"] = _of_message(happened.message)
+    return {
+        "happened": {"what": what, **values},
+        "known": _of_state(known, now),
+        "follows": _of_steps(steps),
+    }
+
+
+def decide_again(happened: Any, known: Any) -> list[dict[str, Any]] | None:
+    """Returns the steps that follow now, as the event has them.
+
+    Args:
+        happened, known: fields of the event.
+
+    Raises:
+        ProtocolError: they do not fit.
+    """
+    now = 0.0  # the event has ages
+    try:
+        state = _state(known, now)
+        event = _happened(happened, state.ranks)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a decision about a restart in process does not fit: {error!r}") from None
+    return _of_steps(Rungs(state).on(event, now))
+
+
+def _happened(record: Any, ranks: Sequence[int]) -> Happened:
+    values = dict(record)
+    found = from_json(_HAPPENED[values.pop("what")], values)
+    if not isinstance(found, DeadlinePassed):
+        _check(found.local_rank, ranks)
+    return found
+
+
+def _of_steps(steps: Sequence[Step] | None) -> list[dict[str, Any]] | None:
+    if steps is None:
+        return None
+    found = [{"step": _STEPS[type(step)], **asdict(step)} for step in steps]
+    for step in found:
+        if "took_s" in step:
+            step["took_s"] = round(step["took_s"], _DIGITS)
+    return found
+
+
+# What was known.
+
+
+def _of_state(state: RungState, now: float) -> dict[str, Any]:
+    alike: dict[str, dict[str, Any]] = {}
+    for local_rank, slot in enumerate(state.slots):
+        values = _of_slot(slot, state.ranks[local_rank])
+        if slot == WrapperSlot():
+            continue
+        key = json.dumps([values, slot.due is None])
+        wrapper = alike.setdefault(key, {"local_ranks": [], **values})
+        wrapper["local_ranks"].append(local_rank)
+        if slot.due is not None:
+            wrapper.setdefault("due_s", []).append(round(slot.due - now, _DIGITS))
+    found: dict[str, Any] = {
+        "ranks": list(state.ranks),
+        "rejoin": state.rejoin,
+        "final_codes": sorted(state.final_codes),
+        "wrappers": list(alike.values()),
+    }
+    if state.since is not None:
+        found |= {"since_s": round(now - state.since, _DIGITS), "failed": state.failed}
+    return found
+
+
+def _of_slot(slot: WrapperSlot, rank: int) -> dict[str, Any]:
+    """Returns what is not as at the start, but the deadline."""
+    at_start = vars(WrapperSlot())
+    found = {name: value for name, value in vars(slot).items() if name not in _OF_EACH and value != at_start[name]}
+    if slot.last is not None:
+        found |= _of_message(slot.last)
+        if slot.last.member == rank:
+            del found["member"]
+    return found
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The field `known` of the event."""
+
+    ranks: list[int]
+    rejoin: bool
+    final_codes: list[int]
+    wrappers: list[dict[str, Any]]
+    since_s: float | None = None
+    failed: int = NO_ITERATION
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """The ranks that an item of `wrappers` holds for, and the seconds to the deadline of each, where they have one."""
+
+    local_ranks: list[int]
+    due_s: list[float] | None = None
+
+
+def _state(record: Any, now: float) -> RungState:
+    known = from_json(_Known, record)
+    state = RungState.at_start(known.ranks, known.rejoin, known.final_codes)
+    if known.since_s is not None:
+        state.since, state.failed = now - known.since_s, known.failed
+    for wrapper in known.wrappers:
+        alike = from_json(_Alike, wrapper, ignore_unknown=True)
+        for local_rank in alike.local_ranks:
+            _check(local_rank, known.ranks)
+            state.slots[local_rank] = _slot(wrapper, known.ranks[local_rank])
+        if alike.due_s is not None:
+            for local_rank, due_s in zip(alike.local_ranks, alike.due_s, strict=True):
+                state.slots[local_rank].due = now + due_s
+    return state
+
+
+def _slot(wrapper: Mapping[str, Any], rank: int) -> WrapperSlot:
+    slot = from_json(WrapperSlot, wrapper, ignore_unknown=True)
+    others = vars(slot).keys() | {member.name for member in fields(_Alike)}
+    message = {name: value for name, value in wrapper.items() if name not in others}
+    if message:
+        slot.last = from_json(Restarter, {"member": rank, **message})
+    return slot
+
+
+def _of_message(message: Restarter) -> dict[str, Any]:
+    return {name: value for name, value in vars(message).items() if name != "reason" or value}
+
+
+def _check(local_rank: int, ranks: Sequence[int]) -> None:
+    if not 0 <= local_rank < len(ranks):
+        raise ProtocolError(f"there is no local rank {local_rank}")

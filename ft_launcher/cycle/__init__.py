@@ -1,1 +1,0 @@
-"""One cycle of this node's ranks: its state, its evidence, and in-process restart as the agent sees it."""

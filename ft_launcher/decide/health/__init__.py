@@ -1,0 +1,1 @@
+"""What a health check is, and what its answer means for the node."""

@@ -1,0 +1,142 @@
+"""The restart policy in the form in which the coordinator of several nodes calls it. Pure.
+
+Finds the rank that held up those of all nodes, by what they saw, before it decides about the fault that one reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind, all_nodes, collective, first_failure, rank_view
+from ft_launcher.decide.attribution.fault import HangKind
+from ft_launcher.decide.policy.case import (
+    MAX_HEADLINE,
+    Case,
+    FaultJudgement,
+    FaultReport,
+    NodeViews,
+    Policy,
+    PolicyAnswer,
+)
+from ft_launcher.decide.policy.restart_history import History
+from ft_launcher.decide.policy.restart_policy import Question, answer, inputs_of, is_suspect
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.settings.config import RestartSettings
+
+
+def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
+    """Returns the restart policy as the function that a coordinator calls for each fault."""
+
+    def policy(case: Case, now: float) -> PolicyAnswer:
+        fault, life, headline = case.report.fault, case.report.life, case.report.headline[:MAX_HEADLINE]
+        faulty_node, by_views = "", 0
+        guilty = _faulty_of_all_nodes(fault, case.views)
+        if guilty is not None:
+            fault, faulty_node = guilty
+            by_views = len(case.views.ranks)
+            headline = f"rank {fault.rank} on {case.views.names.get(faulty_node, faulty_node)} {fault.what}"[
+                :MAX_HEADLINE
+            ]
+        told = first_failure.with_returned(fault, case.views.returned)
+        returned: Mapping[int, float] = {}
+        if told is not fault:
+            fault, returned = told, case.views.returned
+        before = History.from_record(case.history, now - case.age_s)
+        has_suspect_result = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
+        question = Question(settings, max_restarts, before, life, case.elsewhere)
+        decision, history = answer(fault, question, now)
+        culprit, suspect_result, forgiven_limit = None, None, ""
+        if guilty is not None or returned:
+            culprit = FaultReport(fault, life)
+        if has_suspect_result:
+            suspect_result = fault.doubt
+        if fault.learned_limit:
+            forgiven_limit = fault.limit
+        judgement = FaultJudgement(
+            decision,
+            headline=headline,
+            inputs=inputs_of(fault, question, now, by_views, returned),
+            culprit=culprit,
+            forgiven_limit=forgiven_limit,
+            suspect_result=suspect_result,
+        )
+        relocates = is_suspect(fault)
+        return PolicyAnswer(
+            decision.reason,
+            decision.exit_code,
+            judgement,
+            history.to_record(now),
+            decision.wait_s,
+            relocates,
+            faulty_node,
+        )
+
+    return policy
+
+
+def _with_cause(fault: Fault, cause: str) -> str:
+    """Returns what is said of a rank that holds up those of all nodes, with the cause that the nodes found together."""
+    if fault.kind is FaultKind.HANG:
+        return first_failure.of_cause(cause, fault.exceeded)
+    return f"{fault.what}; {cause}"
+
+
+def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | None:
+    """Returns the fault of the rank that holds up those of all nodes, and its node.
+
+    None where `fault` is no hang, where the views name nobody or do not fit, or where they name others, which run,
+    although the rank of `fault` waits for nobody (it passed its own limit outside of a collective).
+    """
+    hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
+    if not (hangs and len(seen.ranks) > 1):
+        return None
+    try:
+        nodes = {
+            node: all_nodes.of_records(seen.names.get(node, node), records, seen.nccl.get(node))
+            for node, records in seen.ranks.items()
+        }
+        blame = all_nodes.find(list(nodes.values()), seen.is_complete)
+    except Exception:  # other nodes wrote these: the restart does without, and the fault that a node reported stands
+        return None
+    views = [view for node in nodes.values() for view in node.views]
+    node_of = {view.rank: name for name, node in nodes.items() for view in node.views}
+    if blame.finding is HangKind.TRANSPORT and not blame.ranks and fault.collateral:
+        if fault.rank not in node_of:  # no node saw it
+            return None
+        # Whose limit passed first says nothing; what all nodes saw together does.
+        found = replace(fault, finding=blame.finding.value, waiting=len(blame.waiting), hint=blame.text)
+        return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
+    # A rank that is stopped or has ended explains also why another exceeded its limit outside of any collective.
+    is_certain = fault.collateral or blame.finding is HangKind.GONE
+    if fault.rank not in blame.ranks and not (blame.ranks and is_certain):
+        return None
+    found = replace(fault, finding=blame.finding.value, blamed=blame.ranks, waiting=len(blame.waiting))
+    if fault.rank in blame.ranks:
+        view = next(view for view in views if view.rank == fault.rank)
+        # Its own node saw some of the ranks that wait for it, or none.
+        found = replace(found, what=_with_cause(fault, f"it {collective.sentence(blame, view.scene)}"))
+        if fault.collateral:  # the hint speaks of a wait for others
+            found = replace(found, hint="", collateral=False)
+        return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
+    view = next(view for view in views if view.rank == blame.ranks[0])
+    found = replace(
+        found,
+        kind=FaultKind.HANG,
+        fault_class=FaultClass.HANG,
+        rank=view.rank,
+        local_rank=0,
+        pid=0,
+        what=first_failure.of_cause(f"it {collective.sentence(blame, view.scene)}"),
+        exceeded="",
+        where="",
+        hint="",
+        detail=tuple(view.scene.frames[:4]),
+        others=rank_view.others(views, view.rank),
+        iteration=view.iteration,
+        limit="",
+        learned_limit=False,
+        collateral=False,
+        failed=blame.ranks,
+    )
+    return found, node_of[view.rank]

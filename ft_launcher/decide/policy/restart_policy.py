@@ -1,0 +1,340 @@
+"""The restart policy: a fault, the question about it and the time in; a decision with its reason out. Pure.
+
+Knows no process, no clock and no store. Log, journal and console show the same reason. `restart_history.py` keeps what
+is remembered between two decisions; docs/restart_policy.md has the rules as tables. The journal holds the question with
+each decision, so that `ft_launcher replay` can ask it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
+from ft_launcher.decide.attribution.fault import doubt_text
+from ft_launcher.decide.policy.restart_history import BRIEF_S, EARLY_S, CycleLife, History
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.exit_codes import ExitCode, passed_on
+from rank_monitor.contract.settings.config import RestartSettings
+from rank_monitor.contract.wire.json_record import from_json, to_json
+from rank_monitor.contract.wire.messages import NO_ITERATION, ControlRequest
+
+# Both are bounded: a fault that recurs on every node would otherwise restart for ever and spend no budget.
+MOST_MOVES = 3
+"""How many exits with code 16 in a row are not charged."""
+
+MOST_UNCHARGED = 3
+"""How many cycles in a row that ended by preemption, or by hardware that a waiting node replaces, are not charged."""
+
+# Characters. A rank chooses the text, and it becomes part of one line.
+_MOST_DESCRIPTION = 200
+MOST_EARLY = 2
+"""How many times in a row the same error of the program may end a cycle before any process group: once may be a file
+that another program was just writing."""
+
+_MIN_HEALTHY = "min-healthy"
+_NOT_ASKED = ("checkpoint_iteration_file", "max_no_progress_restarts", "restart_policy", "soft_timeout_limit")
+"""Settings that other parts of the launcher read: the path is the user's, and nothing of it belongs into a record."""
+
+_MOST_CHARGED = 1 << 20
+"""Restarts: a number in a journal that anyone may have written must not fill the memory."""
+
+_REQUESTED = {"exclude_this_node": ExitCode.NODE_EXCLUDED, "stop_job": ExitCode.JOB_STOPPED, "restart": None}
+
+
+class Action(Enum):
+    """What to do after a cycle."""
+
+    RESTART = "restart"
+    GIVE_UP = "give up"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do and why. `exit_code` is the launcher's, when it ends; `wait_s` is the wait before a restart.
+
+    `not_restartable`: a new launch would fail in the same way. The exit code alone does not show that, since the user
+    may have chosen it (`--ft-no-restart-exit-code`). `budget`: of a restart that is charged, when the budget is whole
+    again, and whether it was given back just now.
+    """
+
+    action: Action
+    reason: str
+    charged: bool = False
+    restarts_left: int = 0
+    exit_code: int | None = None
+    wait_s: float = 0.0
+    not_restartable: bool = False
+    budget: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the restart policy is asked after a failed cycle: all that it decides by except the fault.
+
+    Attributes:
+        settings, max_restarts: the policy.
+        history: of the job before the cycle that has ended; for `decide`, that cycle included (`History.ended`).
+        life: of that cycle.
+        elsewhere: there is another device or node that a restart would use.
+    """
+
+    settings: RestartSettings
+    max_restarts: int
+    history: History = field(default_factory=History)
+    life: CycleLife = field(default_factory=CycleLife)
+    elsewhere: bool = False
+
+    def to_record(self, now: float) -> dict[str, Any]:
+        """Returns JSON values, with ages in seconds instead of times."""
+        settings = {name: value for name, value in to_json(self.settings).items() if name not in _NOT_ASKED}
+        history = self.history.to_record(now)
+        if self.settings.restart_window is None:
+            # Without a window only their number counts, and a job may have thousands.
+            history["charged"] = len(history["charged"])
+        return {
+            "settings": settings,
+            "max_restarts": self.max_restarts,
+            "history": history,
+            **asdict(self.life),
+            "elsewhere": self.elsewhere,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], now: float) -> Question:
+        """Reads a record of `to_record`; a setting that it lacks has its default, and one not known is ignored.
+
+        Raises:
+            ProtocolError: it does not fit.
+        """
+        try:
+            history = dict(record["history"])
+            if type(history.get("charged")) is int and 0 <= history["charged"] <= _MOST_CHARGED:
+                history["charged"] = [0.0] * history["charged"]
+            return cls(
+                from_json(RestartSettings, record["settings"], ignore_unknown=True),
+                int(record["max_restarts"]),
+                History.from_record(history, now),
+                from_json(CycleLife, {name: record[name] for name in ("lived_s", "iteration")}),
+                bool(record["elsewhere"]),
+            )
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a question to the restart policy does not fit: {error!r}") from None
+
+
+def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, History]:
+    """Returns what follows a fault, and the history after that; `now` in monotonic seconds."""
+    history = question.history.ended(fault, question.life, question.settings, now)
+    decision = decide(fault, replace(question, history=history), now)
+    if decision.charged:
+        decision = replace(decision, budget=_about_budget(question.history, history, question.settings))
+        history = replace(history, charged=(*history.charged, now))
+    return decision, history
+
+
+def _about_budget(before: History, after: History, settings: RestartSettings) -> str:
+    """Returns when the budget is whole again, in words, and why it just was if the fault found it so.
+
+    Args:
+        before: the history before the fault.
+        after: with it, before the restart is charged.
+    """
+    ways = []
+    if after.mark is not None:
+        ways.append(
+            f"once the training is beyond iteration {after.mark + max(1, settings.min_progress_iterations) - 1}"
+        )
+    if settings.restart_window is not None:
+        ways.append(f"{settings.restart_window:g} s after the last restart")
+    if not ways:
+        return "no progress makes the budget whole again, since no iteration is reported"
+    text = f"the budget is whole again {' or '.join(ways)}"
+    if before.charged and after.mark != before.mark:
+        return f"the progress to iteration {after.mark} gave back what was spent, and {text}"
+    return text
+
+
+def inputs_of(
+    fault: Fault, question: Question, now: float, by_views: int = 0, returned: Mapping[int, float] | None = None
+) -> dict[str, Any]:
+    """Returns what a decision is made of as JSON values, beside what the event of the fault holds.
+
+    Args:
+        by_views: by where the ranks of so many nodes were the fault was found; 0: by the evidence of its own node.
+        returned: the rank that had returned, with the seconds since, by which nodes together found the fault.
+    """
+    found = question.to_record(now) | {"agreed_exit_code": fault.agreed_exit_code, "by_views": by_views}
+    if returned:
+        found["returned"] = {str(rank): ago_s for rank, ago_s in returned.items()}
+    return found
+
+
+def decide(fault: Fault, question: Question, now: float) -> Decision:
+    """Decides whether the job restarts after `fault`; `now` in monotonic seconds."""
+    # The ends that no budget prevents come first, then the restarts that cost nothing, then the budget.
+    final = _not_restarted(fault, question)
+    if final is not None:
+        return final
+    settings, max_restarts, left = question.settings, question.max_restarts, _left(question, now)
+    free = _why_free(fault, question)
+    if free is not None:
+        return Decision(Action.RESTART, f"{free}, not charged", restarts_left=left)
+    if settings.restart_window is None:
+        span = ""
+    else:
+        span = f" within {settings.restart_window:g} s"
+    if left > 0:
+        reason = f"restart {max_restarts - left + 1} of {max_restarts}{span}"
+        if question.elsewhere and is_suspect(fault):
+            reason += ", on other hardware"
+        wait_s = backoff_s(question.history.young, *settings.backoff)
+        return Decision(Action.RESTART, reason, charged=True, restarts_left=left - 1, wait_s=wait_s)
+    if max_restarts == 0:
+        reason = "no restarts allowed (--max-restarts 0)"
+    else:
+        reason = f"all {max_restarts} restarts{span} spent"
+    return Decision(Action.GIVE_UP, reason, exit_code=_final_code(fault, settings))
+
+
+def is_suspect(fault: Fault) -> bool:
+    """Whether the ranks of the faulty node or device should run on other hardware, if there is some."""
+    return fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE or fault.fault_class is FaultClass.HARDWARE
+
+
+def _why_free(fault: Fault, question: Question) -> str | None:
+    """Returns why the restart is not charged; None when it is charged."""
+    history = question.history
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MOST_MOVES:
+        return f"exit code 16: move {max(1, history.moves)} of {MOST_MOVES} to other hardware"
+    if history.same_class > MOST_UNCHARGED:
+        return None
+    times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MOST_UNCHARGED} in a row"
+    if fault.fault_class is FaultClass.HARDWARE and question.elsewhere:
+        return f"{times}: another node takes the place"
+    # A user who allows no restart at all gets none after a preemption either.
+    if fault.fault_class is FaultClass.PREEMPTION and question.max_restarts > 0:
+        return f"{times}: a rank was told to end"
+    return None
+
+
+def _not_restarted(fault: Fault, question: Question) -> Decision | None:
+    """Returns the decision to end the job where a restart would not help, whatever the budget; else None."""
+    history, settings = question.history, question.settings
+    if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
+        if fault.doubt:
+            about = doubt_text(fault.doubt)
+        else:
+            about = "the rank asks for the end of the job, and its log says why"
+        reason = f"exit code 17: result could not be validated; {about}"
+        return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.FAILED_ON_RESULT_VALIDATION))
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not question.elsewhere:
+        reason = "the rank wants to go on on other hardware (exit code 16), and there is none"
+        return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.RESUME_TO_DISAMBIGUATE))
+    if fault.exit_code in settings.no_restart_exit_codes:
+        reason = f"exit code {fault.exit_code} is one of --ft-no-restart-exit-codes"
+    elif settings.same_error_limit and (
+        history.same_errors >= settings.same_error_limit or history.early_errors >= MOST_EARLY
+    ):
+        reason = _about_same_error(history, settings.same_error_limit)
+    elif 0 < settings.max_no_progress_cycles <= history.no_progress:
+        best = (history.mark or 0) + max(1, settings.min_progress_iterations) - 1
+        reason = f"no progress in {history.no_progress} cycles in a row: none came beyond iteration {best}"
+    else:
+        return None
+    return Decision(Action.GIVE_UP, reason, exit_code=settings.no_restart_exit_code, not_restartable=True)
+
+
+def _about_same_error(history: History, limit: int) -> str:
+    """Returns why the same error ends the job."""
+    if history.same_errors > 1:
+        times = f"{history.same_errors} times in a row"
+    else:
+        times = "once"
+    if history.error_iteration != NO_ITERATION:
+        return f"the same error {times}: {history.error} at iteration {history.error_iteration}"
+    if history.same_errors < limit:
+        return f"the same error {times}, each within {EARLY_S:g} s and before any process group: {history.error}"
+    return f"the same error {times}, each within {BRIEF_S / 60:g} minutes: {history.error}"
+
+
+def final_codes(settings: RestartSettings) -> set[int]:
+    """Returns the exit codes by which a rank asks the launcher for more than an in-process restart can do."""
+    ours = {int(ExitCode.RESUME_TO_DISAMBIGUATE), int(ExitCode.FAILED_ON_RESULT_VALIDATION)}
+    return ours | set(settings.no_restart_exit_codes)
+
+
+def backoff_s(young: int, least_s: float, most_s: float) -> float:
+    """Returns seconds to wait after `young` cycles in a row that died young: doubling from `least_s` to `most_s`.
+
+    With `least_s` 0 the first restart comes at once, and the doubling begins at 1 s.
+    """
+    if young == 0:
+        return 0.0
+    if least_s:
+        first_s, doublings = least_s, young - 1
+    elif young == 1:
+        return 0.0
+    else:
+        first_s, doublings = 1.0, young - 2
+    # The power of a float overflows at 2 ** 1024; 64 doublings are beyond any `most_s`.
+    return min(most_s, first_s * 2.0 ** min(doublings, 64))
+
+
+def _final_code(fault: Fault, settings: RestartSettings) -> int:
+    if settings.exit_code == "one":
+        return int(ExitCode.RANKS_FAILED)
+    if fault.kind is FaultKind.HANG:
+        return int(ExitCode.HANG)
+    if fault.agreed_exit_code is None:
+        return int(ExitCode.RANKS_FAILED)
+    return passed_on(fault.agreed_exit_code)
+
+
+def _left(question: Question, now: float) -> int:
+    return max(0, question.max_restarts - len(question.history.within(question.settings.restart_window, now)))
+
+
+def is_known(request: ControlRequest) -> bool:
+    """Whether the action of a request is known; an unknown one ends no cycle."""
+    return request.action in _REQUESTED
+
+
+def asked_by(rank: int, request: ControlRequest) -> str:
+    """Describes in one line which rank made a request, with its description."""
+    description = " ".join(request.description.split())[:_MOST_DESCRIPTION]
+    if description:
+        return f"rank {rank} asked for it: {description}"
+    return f"rank {rank} asked for it"
+
+
+def after_request(request: ControlRequest, rank: int, question: Question, now: float) -> Decision:
+    """Decides about a request of the training. LEAVE concerns the node of `rank` alone.
+
+    Args:
+        request: what `rank` asks for; `is_known` holds for it.
+        question: with the history so far.
+        now: monotonic seconds.
+    """
+    code, asks = _REQUESTED[request.action], asked_by(rank, request)
+    if code is None:
+        return Decision(Action.RESTART, f"{asks}; not charged", restarts_left=_left(question, now))
+    if code is ExitCode.NODE_EXCLUDED:
+        action = Action.LEAVE
+    else:
+        action = Action.GIVE_UP
+    return Decision(action, asks, exit_code=int(code))
+
+
+def about_policy(settings: RestartSettings, nodes: int) -> list[str]:
+    """Returns warnings about a policy that has no effect, or not the expected one, in a job of `nodes` nodes."""
+    if settings.restart_policy != _MIN_HEALTHY:
+        return []
+    if nodes == 1:
+        return ["--ft-restart-policy min-healthy does what any-failed does in a job of one node"]
+    return [
+        "--ft-restart-policy min-healthy helps only ranks that can go on without the others (an in-process wrapper,"
+        " or no collectives): ranks that wait for a failed one hang"
+    ]

@@ -1,0 +1,1 @@
+"""The coordinator of a job: messages of nodes in, cycles and answers out. Pure."""

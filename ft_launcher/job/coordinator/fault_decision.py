@@ -1,0 +1,154 @@
+"""The decision about the fault that ended the last cycle: whose it was, what follows, and who is to be notified. Pure.
+
+Knows no phase and no members; the coordinator asks it when a cycle is to form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ft_launcher.decide.policy.case import NO_VIEWS, Case, FaultJudgement, FaultReport, NodeViews, Policy, PolicyAnswer
+from ft_launcher.job.coordinator.node_messages import Formed, JobOver, RankAssigned
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.exit_codes import ExitCode
+
+_A = TypeVar("_A", RankAssigned, JobOver)
+
+MOST_FAILED_STARTS = 3
+"""So many cycles in a row that fail without a failed rank end the job; for instance because no node reaches their
+store."""
+
+Reports = Mapping[str, FaultReport | None]
+"""By node, in the order in which nodes reported a failure, the fault of its ranks; None: none failed by itself."""
+
+
+class FaultDecision:
+    """The last answer of the policy, the history of restarts, and judgements not yet sent to nodes without a place.
+
+    Args:
+        policy: the restart policy.
+        now: the current time.
+        former: the last record of the former coordinator.
+    """
+
+    def __init__(self, policy: Policy, now: float, former: Formed | None) -> None:
+        self._policy = policy
+        self._history_at = now
+        self.history: dict[str, Any] = {}
+        self.kept: dict[str, FaultJudgement] = {}
+        self.answer: PolicyAnswer | None = None
+        self.faulty_node = ""
+        self._failed_starts = 0
+        if former is not None:
+            self.history = former.history
+            self.kept = dict(former.owed)
+        if former is not None and former.members:
+            self.answer = PolicyAnswer(former.reason, None, former.judgement, former.history)
+            if former.judgement is not None:
+                self.faulty_node = former.judgement.node
+
+    def record(self) -> dict[str, Any]:
+        """Returns the fields of `Formed` that describe it."""
+        return {"history": self.history, "judgement": self.judgement, "owed": dict(self.kept)}
+
+    def forget(self) -> None:
+        """Forgets the answer: another cycle has ended, and its fault is to be decided on."""
+        self.answer = None
+        self.faulty_node = ""
+
+    def decide(
+        self,
+        reports: Reports,
+        reported: bool,
+        gone: bool,
+        has_spare: bool,
+        why: str,
+        now: float,
+        views: NodeViews = NO_VIEWS,
+    ) -> PolicyAnswer:
+        """Decides on the cycle that ended, by the policy if a node had a fault; keeps the answer.
+
+        Args:
+            reports: the faults.
+            reported: whether a node reported that the cycle failed on it.
+            gone: whether a node was lost or left.
+            has_spare: whether a node waits that could take the faulty one's place.
+            why: why the cycle ended.
+            views: what the nodes saw of their ranks.
+        """
+        faulty_node = find_faulty_node(reports, gone)
+        cause = reports.get(faulty_node or "")
+        # A failure without a failed rank: for instance, no node could reach the store of the cycle.
+        failed_to_start = reported and cause is None and not gone
+        if failed_to_start:
+            self._failed_starts += 1
+        else:
+            self._failed_starts = 0
+        if cause is not None and faulty_node is not None:
+            self.answer = self._ask(combined(cause, reports.values()), faulty_node, has_spare, now, views)
+        elif self._failed_starts >= MOST_FAILED_STARTS:
+            reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
+            self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), None, self.history)
+        else:
+            self.answer = PolicyAnswer(why, None, None, self.history)
+        return self.answer
+
+    def _ask(self, report: FaultReport, node: str, has_spare: bool, now: float, views: NodeViews) -> PolicyAnswer:
+        try:
+            answer = self._policy(Case(report, self.history, now - self._history_at, has_spare, views), now)
+        except ProtocolError as error:
+            answer = PolicyAnswer(str(error), int(ExitCode.LAUNCHER_ERROR), None, self.history)
+        self._history_at = now
+        self.history = answer.history
+        self.faulty_node = answer.faulty_node or node
+        if answer.judgement is None:
+            return answer
+        return replace(answer, judgement=replace(answer.judgement, node=self.faulty_node))
+
+    @property
+    def judgement(self) -> FaultJudgement | None:
+        """What was decided about the fault; None where there was none, or before it is decided."""
+        if self.answer is not None:
+            return self.answer.judgement
+        return None
+
+    def keep_for(self, waiting: Collection[str]) -> None:
+        """Keeps the judgement for `faulty_node` if it is among the nodes that go on waiting."""
+        if self.judgement is not None and self.faulty_node in waiting:
+            self.kept[self.faulty_node] = self.judgement
+
+    def with_own_judgement(self, node: str, answer: _A) -> _A:
+        """Returns the answer to a node, with the judgement of its fault if that was kept for it."""
+        judgement = self.kept.pop(node, None)
+        if judgement is None:
+            return answer
+        return replace(answer, judgement=judgement)
+
+
+def find_faulty_node(reports: Reports, gone: bool) -> str | None:
+    """Returns the node whose fault is the cause: the first that failed by itself; None if there is no such node.
+
+    Consequences of other faults count only where no node is gone, since a lost node explains them. Where all ranks
+    exit because of a suspect result, it is the node of that result.
+
+    Args:
+        reports: the faults.
+        gone: whether a node was lost or left.
+    """
+    found = {node: report.fault for node, report in reports.items() if report is not None}
+    own = [node for node, fault in found.items() if not fault.collateral]
+    own = [node for node in own if found[node].doubt is not None] or own
+    if not own and not gone:
+        own = list(found)
+    return next(iter(own), None)
+
+
+def combined(cause: FaultReport, reports: Collection[FaultReport | None]) -> FaultReport:
+    """Returns the cause; its `agreed_exit_code` is kept only if all faults that are no consequence have the same."""
+    own = [report.fault for report in reports if report is not None and not report.fault.collateral]
+    code = cause.fault.agreed_exit_code
+    if all(fault.agreed_exit_code == code for fault in own):
+        return cause
+    return replace(cause, fault=replace(cause.fault, agreed_exit_code=None))

@@ -1,0 +1,273 @@
+"""Forms the next cycle from waiting nodes: when, with which of them, in which order; or ends the job. Pure.
+
+Knows no messages: the coordinator fills the roster, and carries out the result.
+
+Where the ranks of a faulty node are to run on other hardware, a node that waits takes its place, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ft_launcher.job.coordinator.fault_decision import FaultDecision
+from ft_launcher.job.coordinator.node_messages import NO_CYCLE, NO_RANK, Formed, JobOver, JoinRequest
+from ft_launcher.job.coordinator.roster import Roster
+from rank_monitor.contract.exit_codes import ExitCode
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many nodes a cycle may have. `held_back` of them are spares while `minimum` is reached without them.
+
+    With `segment`, nodes of one group take part in multiples of it only.
+    """
+
+    minimum: int
+    maximum: int
+    held_back: int = 0
+    segment: int | None = None
+    may_grow: bool = True
+    may_shrink: bool = True
+
+    def active(self, nodes: int, before: int) -> int:
+        """Returns how many of `nodes` take part; 0 if too few. `before`: how many took part in the last cycle."""
+        count = min(self.maximum, max(self.minimum, nodes - self.held_back))
+        if before and not self.may_grow:
+            count = min(count, before)
+        floor = self.minimum
+        if not self.may_shrink:
+            floor = max(floor, before)
+        count = min(count, nodes)
+        if count >= floor:
+            return count
+        return 0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How many nodes, and how long to wait for them.
+
+    Attributes:
+        size: how many.
+        last_call_s: from the minimum to the formation, unless that can be at once.
+        join_s: how long too few nodes wait for more.
+        keep_healthy: neither a failed node nor one that waits ends the cycle while the minimum of nodes is healthy.
+        rank_claim_s: how long a node waits whose node rank is held by another, which may be dead.
+        hosts: the coordinator's node hosts the store, so the job ends when it leaves.
+        hint: text that is added to the reason where nodes turn out to be too few.
+    """
+
+    size: Size
+    last_call_s: float = 30.0
+    join_s: float = 600.0
+    keep_healthy: bool = False
+    rank_claim_s: float = 20.0
+    hosts: bool = False
+    hint: str = ""
+
+
+class Formation:
+    """Forms the next cycle.
+
+    `why`: the reason why there is to be a next cycle. `preempted`: the member that was preempted since the last one.
+
+    Args:
+        rules: how many nodes, and how long to wait for them.
+        roster: the nodes.
+        decision: what was decided about the fault that ended the last cycle; asked once for each.
+        now: this moment.
+        former: what another coordinator wrote down last.
+    """
+
+    def __init__(
+        self, rules: Rules, roster: Roster, decision: FaultDecision, now: float, former: Formed | None
+    ) -> None:
+        self._rules, self._roster, self._fault_decision = rules, roster, decision
+        self.why = "the first nodes came"
+        if former is not None and former.reason:
+            self.why = former.reason
+        self.preempted = ""
+        self._since = self._not_before = now
+        self._enough_since: float | None = None
+
+    def begin(self, why: str, now: float) -> None:
+        """Begins to form a cycle: the last one ended for the reason `why`, and its fault is to be decided on."""
+        self.why = why
+        self._since = now
+        self._not_before = now
+        self._enough_since = None
+        self._fault_decision.forget()
+
+    def deadlines(self, forming: bool) -> list[float]:
+        """Returns the times at which `outcome`, or `grows` where no cycle is forming, may change by time alone."""
+        if forming:
+            ends = [max(self._since + self._rules.join_s, self._not_before)]
+        else:
+            ends = []
+        if self._enough_since is not None:
+            ends.append(max(self._enough_since + self._last_call_s(forming), self._not_before))
+        return ends
+
+    def grows(self, now: float) -> bool:
+        """Whether a healthy cycle is to end now so that waiting nodes take part.
+
+        A cycle in which a node is done with its work does not begin again for that. Nor does one that is to go on while
+        enough nodes are healthy: a lost node would cost two restarts, the second when another node is there.
+        """
+        if self._rules.keep_healthy:
+            return False
+        roster, size, grown_to = self._roster, self._rules.size, 0
+        if roster.waiting and size.may_grow and not roster.done:
+            possible = how_many((roster.living | roster.waiting).values(), len(roster.members), size)
+            if possible > len(roster.members):
+                grown_to = possible
+        return self._is_due(grown_to, False, now)
+
+    def outcome(self, now: float) -> list[JoinRequest] | JobOver | None:
+        """Returns the members of the next cycle by rank, or why the job is over; None to wait."""
+        roster, overdue = self._roster, now >= self._since + self._rules.join_s
+        if not overdue and not roster.complete:
+            return None
+        if self._fault_decision.answer is None:
+            over = self._decide(now)
+            if over is not None:
+                return over
+        due = self._is_due(how_many(roster.waiting.values(), len(roster.members), self._rules.size), True, now)
+        if self._enough_since is None:
+            if overdue or self.preempted:
+                return self._too_few()
+            return None
+        if not (due or overdue) or now < self._not_before:
+            return None
+        self._enough_since = None
+        self.preempted = ""
+        return self._chosen()
+
+    def _is_due(self, count: int, forming: bool, now: float) -> bool:
+        """Whether `count` nodes (0: too few) need not wait for more. Notes the time at which they became enough."""
+        if count == 0:
+            self._enough_since = None
+            return False
+        if self._enough_since is None:
+            self._enough_since = now
+        return count == self._rules.size.maximum or now >= self._enough_since + self._last_call_s(forming)
+
+    def _last_call_s(self, forming: bool) -> float:
+        # The living members of the last cycle start again at once, without a wait for more nodes.
+        if forming and self._roster.living:
+            return 0.0
+        return self._rules.last_call_s
+
+    def _decide(self, now: float) -> JobOver | None:
+        """Has the policy decide on the fault that ended the cycle. Returns why the job is over, if it is."""
+        roster = self._roster
+        decision = self._fault_decision
+        has_spare = len(roster.waiting) > len(roster.members)
+        reports, views = roster.reports(), roster.node_views()
+        answer = decision.decide(reports, bool(roster.failed), bool(roster.away), has_spare, self.why, now, views)
+        self.why = answer.reason
+        self._not_before = now + answer.wait_s
+        if answer.exit_code is None:
+            return None
+        return JobOver(answer.exit_code, answer.reason, answer.judgement)
+
+    def _chosen(self) -> list[JoinRequest]:
+        """The members of the next cycle; where ranks are to move, on other hardware."""
+        arrivals, former, size = list(self._roster.waiting.values()), list(self._roster.members), self._rules.size
+        answer = self._fault_decision.answer
+        if answer is not None and answer.relocates:
+            return choose_relocated(arrivals, former, size, self._fault_decision.faulty_node)
+        return choose(arrivals, former, size)
+
+    def _too_few(self) -> JobOver:
+        size = self._rules.size
+        if self.preempted:
+            return JobOver(int(ExitCode.PREEMPTED), f"{self.preempted}, and the others are too few without it")
+        text = f"{len(self._roster.waiting)} of at least {size.minimum} nodes came within {self._rules.join_s:g} s"
+        if self._rules.hint:
+            text = f"{text}; {self._rules.hint}"
+        if self._roster.cycle == NO_CYCLE:
+            code = ExitCode.RENDEZVOUS_FAILED
+        else:
+            code = ExitCode.BELOW_MINIMUM
+        return JobOver(int(code), text)
+
+
+def how_many(arrivals: Collection[JoinRequest], before: int, size: Size) -> int:
+    """Returns how many of these nodes `choose` takes. `before`: members of the last cycle. Does not sort."""
+    count, segment = size.active(len(arrivals), before), size.segment or 1
+    if segment > 1:
+        blocks = sum(nodes // segment for nodes in Counter(node.group for node in arrivals).values())
+        count = min(count // segment, blocks) * segment
+    if count >= size.minimum:
+        return count
+    return 0
+
+
+def choose(arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size) -> list[JoinRequest]:
+    """Returns the members of the next cycle by node rank; empty if there are too few.
+
+    Former members keep their order, so that rank 0 stays where it was. Newcomers take the places of lost members, then
+    follow at the end. Nodes that insist on a rank get it.
+
+    Args:
+        arrivals: the waiting nodes, each once.
+        former: members of the last cycle by rank, lost ones included.
+        size: how many there may be.
+    """
+    segment, count = size.segment or 1, how_many(arrivals, len(former), size)
+    if segment == 1:
+        members = _arrange(arrivals, former, count)
+    else:
+        members = [node for block in _segments(arrivals, former, segment)[: count // segment] for node in block]
+    if any(node.rank != NO_RANK for node in members):
+        members.sort(key=lambda node: _first_order(node)[0])
+    return members
+
+
+def choose_relocated(
+    arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size, faulty_node: str
+) -> list[JoinRequest]:
+    """Returns the members of the next cycle without `faulty_node` if as many are left, else as `choose` does.
+
+    Args:
+        arrivals, former, size: as for `choose`.
+    """
+    others = [node for node in arrivals if node.node != faulty_node]
+    if how_many(others, len(former), size) == how_many(arrivals, len(former), size):
+        return choose(others, former, size)
+    return choose(arrivals, former, size)
+
+
+def _arrange(arrivals: Sequence[JoinRequest], former: Sequence[str], count: int) -> list[JoinRequest]:
+    there, known = {node.node: node for node in arrivals}, set(former)
+    back = set([node for node in former if node in there][:count])
+    new = sorted((node for node in arrivals if node.node not in known), key=_first_order)[: count - len(back)]
+    waiting = iter(new)
+    places = [there[node] if node in back else next(waiting, None) for node in former]
+    return [node for node in places if node is not None][:count] + list(waiting)
+
+
+def _segments(arrivals: Sequence[JoinRequest], former: Sequence[str], length: int) -> list[list[JoinRequest]]:
+    """Returns whole segments of nodes of one group; those with former members come first, in their order."""
+    groups: dict[str, list[JoinRequest]] = defaultdict(list)
+    for node in arrivals:
+        groups[node.group].append(node)
+    rank = {node: index for index, node in enumerate(former)}
+    blocks = []
+    for members in groups.values():
+        ours = {node.node for node in members}
+        arranged = _arrange(members, [node for node in former if node in ours], len(members))
+        blocks += [arranged[at : at + length] for at in range(0, len(arranged) - length + 1, length)]
+    last = len(former)
+    return sorted(blocks, key=lambda block: (min(rank.get(node.node, last) for node in block), _first_order(block[0])))
+
+
+def _first_order(node: JoinRequest) -> tuple[int, str, str]:
+    rank = node.rank
+    if rank == NO_RANK:
+        # Above any node rank: nodes without one come after those that insist on theirs.
+        rank = 1 << 30
+    return (rank, node.order, node.node)

@@ -1,0 +1,388 @@
+"""Runs the coordinator in this agent: one thread reads the inbox, another the beats; both carry out its decisions.
+
+On a store that outlives this agent the term is checked first, so that a coordinator that slept while another took over
+does nothing more; it ends and says why. Where the store does not answer it tries again, and keeps what it could not
+write yet. It gives up once the store has refused it for as long as a node may be silent. A record with a lease is
+refreshed in time, and written again when it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ft_launcher.job.coordinator.beat_schedule import BeatReader, look_every
+from ft_launcher.job.coordinator.coordinator import Coordinator, Phase
+from ft_launcher.job.coordinator.node_messages import (
+    NO_CYCLE,
+    CycleEnd,
+    Ended,
+    Formed,
+    JoinRequest,
+    Left,
+    Members,
+    RanksEnded,
+    Reply,
+    Work,
+    decode,
+    encode,
+)
+from ft_launcher.job.link.connections import Failures
+from ft_launcher.job.link.questions import COUNTERS, MEMBERS, waits_key
+from ft_launcher.job.store.job_store import MOST_SENT, ForeignCounter, Head, JobStore
+from rank_monitor.contract.errors import ProtocolError, StoreLost
+from rank_monitor.contract.wire.complaints import Complaints
+from rank_monitor.contract.wire.foreign import whole_number
+
+logger = logging.getLogger(__name__)
+
+BEAT = "coordinator"
+"""The counter of the coordinator's beats; the link of its node makes them, as long as it `may_beat`."""
+TERM = "term"
+HOST = "host"
+REPLY = "reply"
+LONG_S = 3600.0
+"""One wait of a thread for a key that may never be written. torch's TCPStore prints two lines when a wait times out."""
+
+# A deadline that has already passed must not make the loop spin.
+_SHORT_S = 0.01
+# `close` waits for a thread this long; the longer time is for the message that wakes one, before keys are removed.
+_END_S, _WAKE_S = 0.5, 5.0
+
+
+class _Deposed(Exception):
+    """Another coordinator took over."""
+
+
+def reply_key(node: str, seq: int) -> str:
+    """Returns the key of the answer to a node's arrival number `seq`."""
+    return f"{REPLY}/{node}/{seq}"
+
+
+def host_key(cycle: int) -> str:
+    """Returns the key of the address of the cycle's store, written by rank 0; empty if the cycle ended before."""
+    return f"store/{cycle}"
+
+
+def stopped_key(cycle: int, rank: int) -> str:
+    """Returns the key that says that the ranks of the node with this node rank have ended after a preemption: that node
+    writes it, or the coordinator in its place."""
+    return f"stopped/{cycle}/{rank}"
+
+
+def end_key(cycle: int) -> str:
+    """Returns the key of the end of a cycle."""
+    return f"end/{cycle}"
+
+
+class CoordinatorService:
+    """The coordinator at work in this agent, until `close` or the loss of the store or of its term.
+
+    Args:
+        store: a connection that it shares with the link of its node: nothing may block on it.
+        head, formed: the job's record as this node wrote it to become the coordinator.
+        machine: the coordinator, on this node.
+        beat_s, timeout_s: period of beats, and when a silent node is lost.
+    """
+
+    def __init__(
+        self, store: JobStore, head: Head, formed: Formed, machine: Coordinator, beat_s: float, timeout_s: float
+    ) -> None:
+        self._me = formed.coordinator
+        self._machine = machine
+        self._head = head
+        self._beat_s = beat_s
+        self._timeout_s = timeout_s
+        self._formed = formed
+        self._hosts = store.hosted_here
+        # Read with the messages, to see that another coordinator took over; nobody can where this node hosts the store.
+        self._fence: tuple[str, ...] = (TERM,)
+        if self._hosts:
+            self._fence = ()
+        self._term = str(formed.term).encode()
+        self._beat_reader = BeatReader(timeout_s, beat_s, beat_s)
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._deadline_changed = threading.Event()
+        self._left = threading.Condition(self._lock)
+        self._kept = range(machine.read + 1, machine.read + 1)
+        self._given_up: set[int] = set()
+        self._complaints = Complaints(logger.warning)
+        self._todo: list[Work] = []
+        self._standing: tuple[int, frozenset[str], frozenset[str]] = (NO_CYCLE, frozenset(), frozenset())
+        self.members: Members | None = None
+        """The nodes of the current or last cycle, as the nodes can read them; None: no cycle has begun."""
+        self._first = store
+        self._turned_at = time.monotonic()
+        self._slack_s = timeout_s / 2 + beat_s
+        self._looked = False
+        self.asked: Sequence[bytes] = ()
+        """The values of `questions.COUNTERS` when the beats were last read; empty: they were not."""
+        self._is_last = False
+        self._lost_any = False
+        self._threads = [
+            threading.Thread(target=self._keep_at, args=arguments, daemon=True, name="ft_coordinator")
+            for arguments in ((self._read_inbox, None), (self._read_beats, store))
+        ]
+        self.why_ended = ""
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether this is still the coordinator."""
+        return not self._closed.is_set()
+
+    @property
+    def may_beat(self) -> bool:
+        """Whether the node may send the coordinator's beats: the beats of others were read a short time ago."""
+        return time.monotonic() - self._turned_at < self._slack_s
+
+    def has_looked(self) -> bool:
+        """Whether it has read the beats since the last call."""
+        looked, self._looked = self._looked, False
+        return looked
+
+    def take_over(self, store: JobStore, before: Formed) -> bool:
+        """Sends again, before `start`, what the former coordinator `before` may not have sent, and counts it as lost.
+
+        Its own messages are read first, since its ranks may have succeeded. Returns False if another node took over.
+        """
+        try:
+            with self._lock:
+                self._perform(store, self._machine.resend())
+                with contextlib.suppress(ForeignCounter):  # which the thread that reads will deal with
+                    for text in store.read_inbox(self._machine.read, 0)[0]:
+                        self._perform(store, self._take(text))
+                if before.coordinator != self._me:
+                    self._lost_any = True
+                    self._perform(store, self._machine.on_lost(before.coordinator, time.monotonic()))
+        except _Deposed:
+            return False
+        return True
+
+    def wait_for_leavers(self, is_heard: bool, limit_s: float) -> None:
+        """Waits until what follows from this node's departure is written, and all others that must read it have left.
+
+        Args:
+            is_heard: whether this node's last message is in the inbox, so that it will be taken.
+            limit_s: of the wait, in seconds.
+        """
+        with self._left:
+            self._left.wait_for(lambda: self._closed.is_set() or self._is_left(is_heard), limit_s)
+            all_left = self._machine.phase is Phase.OVER and not self._machine.to_leave and self.at_work
+            self._is_last = all_left and not self._lost_any
+
+    def _is_left(self, is_heard: bool) -> bool:
+        return (self._machine.has_left or not is_heard) and not self._machine.to_leave
+
+    def remove_records(self, open_store: Callable[[], JobStore]) -> None:
+        """Removes all keys of the job if no node is left that reads them. To be called after `close`.
+
+        After the loss of a node nothing is removed: it may return, and finds the record until that is removed with its
+        lease.
+        """
+        if self._is_last and not self._hosts:
+            with contextlib.suppress(StoreLost):
+                open_store().remove(self._head)
+
+    def close(self) -> None:
+        """Ends the work, and the threads if the store answers."""
+        self._closed.set()
+        self._deadline_changed.set()
+        waker = threading.Thread(target=self._wake, daemon=True, name="ft_wake")
+        waker.start()
+        for thread in self._threads:
+            thread.join(_END_S)
+        if self._is_last:
+            waker.join(_WAKE_S)
+            self._is_last = not waker.is_alive()  # else it would write into what was removed
+
+    def _wake(self) -> None:
+        """Wakes the thread that reads the inbox: one that waits in torch when Python ends would abort the process."""
+        with contextlib.suppress(StoreLost):
+            self._first.post(encode(Left("", "")))
+
+    def _keep_at(self, loop: Callable[[JobStore], None], store: JobStore | None) -> None:
+        """Runs one of the loops until closed or deposed; after a failure again, on a new connection.
+
+        Ends when the work has failed immediately for as long as a node may be silent: another node may reach the store.
+        """
+        failures = Failures(self._beat_s)
+        try:
+            while self.at_work and failures.lasted_s < self._timeout_s:
+                began = time.monotonic()
+                try:
+                    store = store or self._first.another()
+                    if not self._hosts:
+                        self._must_have_term([store.receive(TERM, 0) or b""])
+                    loop(store)
+                except StoreLost as lost:
+                    store = None
+                    self.why_ended = f"the store does not answer the coordinator: {lost}"
+                    if failures.failed(began, time.monotonic(), str(lost)):
+                        logger.warning("%s; it tries again", self.why_ended)
+                    self._closed.wait(min(self._beat_s, 1.0))
+        except _Deposed as deposed:
+            self.why_ended = str(deposed)
+        except Exception as error:  # the thread's edge: without a coordinator the job must end, not wait
+            logger.exception("the coordinator of the nodes failed")
+            self.why_ended = f"the coordinator of the nodes failed: {error!r}"
+        finally:
+            self._closed.set()
+            with self._left:
+                self._left.notify_all()
+
+    def _must_have_term(self, found: list[bytes]) -> None:
+        if found and found[0] != self._term:
+            raise _Deposed("another coordinator took over")
+
+    def _read_inbox(self, store: JobStore) -> None:
+        while self.at_work:
+            try:
+                texts, fence = store.read_inbox(self._machine.read, LONG_S, self._fence)
+            except ForeignCounter as found:
+                self._go_on_after(store, found)
+                continue
+            self._must_have_term(fence)
+            with self._lock:
+                self._perform(store, [])
+                for text in texts:
+                    self._perform(store, self._take(text))
+            self._deadline_changed.set()
+
+    def _go_on_after(self, store: JobStore, found: ForeignCounter) -> None:
+        """Reads on after a counter of the inbox that no node wrote; takes the messages around it first."""
+        self._complaints.about(
+            "go on", f"in the rendezvous' store {found}, which no node wrote: messages are read on from there"
+        )
+        texts = store.rescue(self._machine.read, found.count)
+        with self._lock:
+            for text in texts:
+                self._perform(store, self._take(text))
+            self._machine.read = found.count
+            self._kept = range(found.count + 1, found.count + 1)
+        self._deadline_changed.set()
+
+    def _take(self, text: bytes) -> list[Work]:
+        message = None
+        if text:
+            try:
+                message = decode(text)
+            except ProtocolError as error:
+                self._complaints.about(
+                    "record", f"a record of another program in the rendezvous' store is left out: {error}"
+                )
+        else:
+            self._given_up.add(self._machine.read + 1)
+        if not isinstance(message, (JoinRequest, Ended, Left)):
+            self._machine.read += 1
+            return []
+        return self._machine.on(message, time.monotonic())
+
+    def _read_beats(self, store: JobStore) -> None:
+        """Checks every beat or two: silent nodes, another coordinator, an inbox that a dead writer holds up."""
+        unread_since, sent_before = 0, 0
+        next_look = time.monotonic()
+        while self.at_work:
+            self._deadline_changed.clear()
+            with self._lock:
+                deadline = min(next_look, self._machine.next_deadline() or next_look)
+            self._deadline_changed.wait(max(_SHORT_S, deadline - time.monotonic()))
+            if time.monotonic() < next_look:
+                with self._lock:
+                    self._perform(store, self._machine.on_tick(time.monotonic()))
+                continue
+            with self._lock:
+                if self._hosts:
+                    beats = 1
+                else:
+                    beats = look_every(self._machine.size)
+                self._beat_reader.read_every(self._beat_s * beats)
+                self._beat_reader.watch(self._machine.nodes - {self._me}, time.monotonic())
+                taken = self._machine.read
+            more = ("inbox", *COUNTERS, *self._fence)
+            counters, (count, *found) = store.counters(self._beat_reader.nodes, more)
+            # Without a term the store has lost all, which the next beat finds, and says so.
+            self._must_have_term([term for term in found[len(COUNTERS) :] if term])
+            self.asked = found[: len(COUNTERS)]
+            self._turned_at, self._looked = time.monotonic(), True
+            if count:
+                sent = whole_number(count, MOST_SENT)
+            else:
+                sent = taken
+            if sent is None or sent < taken:
+                store.count_from(taken)
+                self._complaints.about(
+                    "count", f"the inbox' counter in the rendezvous' store was {count!r:.40}: it was written anew"
+                )
+            unread = (sent or 0) > taken
+            if unread and unread_since == taken:
+                store.give_up_missing(taken, sent_before)
+            unread_since, sent_before = taken, sent or 0
+            now = time.monotonic()
+            with self._lock:
+                lost = self._beat_reader.read(counters, now)
+                next_look = self._beat_reader.next_reading(now)
+                self._lost_any |= bool(lost)
+                for node in lost:
+                    self._perform(store, self._machine.on_lost(node, now))
+                self._perform(store, self._machine.on_tick(now))
+                forgotten, self._kept = self._kept, range(self._kept.stop, self._kept.stop)
+            store.forget(number for number in forgotten if number not in self._given_up)
+
+    def _perform(self, store: JobStore, work: list[Work]) -> None:
+        """Carries out decisions, those that could not be written before included.
+
+        Raises:
+            StoreLost: they are kept for the next call.
+        """
+        self._todo += work
+        formed, texts = None, dict[str, str]()
+        for item in self._todo:
+            match item:
+                case Formed():
+                    formed = item
+                case Reply():
+                    texts[reply_key(item.node, item.seq)] = encode(item.answer)
+                case CycleEnd():
+                    texts |= {host_key(item.cycle): "", end_key(item.cycle): encode(item)}
+                case RanksEnded():
+                    texts[stopped_key(item.cycle, item.rank)] = "1"
+        if formed is not None:
+            self._agree(store, formed)
+        standing = self._machine.standing() or self._standing
+        if standing != self._standing:
+            texts |= {waits_key(node): str(standing[0]) for node in standing[1] - self._standing[1]}
+            self.members = self._machine.members()
+            texts[MEMBERS] = encode(self.members)
+        if texts:
+            store.publish(texts)
+        self._standing = standing
+        self._todo = []
+        if self._machine.phase is Phase.OVER or self._machine.has_left:
+            self._left.notify_all()
+
+    def _agree(self, store: JobStore, formed: Formed) -> None:
+        """Writes the record for a successor. Messages that it includes may be removed from the inbox afterwards."""
+        if not self._hosts:
+            self._write(store, replace(formed, attempt=self._formed.attempt, before=self._formed.before))
+        self._kept = range(self._kept.start, formed.read + 1)
+
+    def _write(self, store: JobStore, formed: Formed) -> None:
+        text = encode(formed)
+        written = store.set_head(text, self._head)
+        if written is None and store.head() is None:  # its lease ran out, or it was removed
+            self._must_have_term([store.receive(TERM, 0) or b""])
+            logger.warning("the job's record in the rendezvous' store was lost; the coordinator writes it again")
+            written = store.set_head(text, None)
+        if written is None:
+            raise _Deposed("another coordinator took over")
+        self._head, self._formed = written, formed

@@ -1,0 +1,208 @@
+"""Waits for keys of the store, of several kinds, one after the other, each until it has a value.
+
+`node_link.py` has one, and takes what it found; nothing is decided here. One thread waits in the store, on the node's
+connection for waits. So keys must be written in the order in which they are expected; the coordinator does that. A wait
+on a connection that died unnoticed would never end, hence another thread looks for the keys from time to time. Where it
+finds the key that is waited for, the wait continues on a new connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from ft_launcher.job.link.connections import Connections
+from ft_launcher.job.link.coordinator_service import LONG_S
+from ft_launcher.job.store.job_store import JobStore
+from rank_monitor.contract.errors import StoreLost
+
+_WHAT = "the wait for an answer"
+
+
+class Box:
+    """Received values of one kind. `ours`: no other node awaits these keys, so each is removed once it was read."""
+
+    def __init__(self, ours: bool = False) -> None:
+        self.ours = ours
+        self._received: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+
+    def take(self, key: str, limit_s: float) -> bytes | None:
+        """Waits up to `limit_s` seconds for the value of an expected key; None if it did not arrive. Discards the
+        values before it."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                received, text = self._received.get(timeout=limit_s)
+                if received == key:
+                    return text
+        return None
+
+    def put(self, key: str, text: bytes) -> None:
+        """Adds a value."""
+        self._received.put((key, text))
+
+
+class RingingBox(Box):
+    """A box with a descriptor that is readable when there is a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bell, self._ring = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ring.setblocking(False)
+        self._untaken_since: float | None = None
+        self._lock = threading.Lock()
+        self._last_key = ""
+        self._when: tuple[str, Callable[[], None]] = ("", lambda: None)
+
+    def when(self, key: str, do: Callable[[], None]) -> None:
+        """Has `do` called once the value of this key arrives, or now if it was the last one. `do` must not block.
+
+        Replaces what another call has asked for.
+        """
+        with self._lock:
+            self._when = (key, do)
+            has_arrived = self._last_key == key
+        if has_arrived:
+            do()
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when there is a value."""
+        return self._bell.fileno()
+
+    def take(self, key: str, limit_s: float) -> bytes | None:
+        """See base class."""
+        with contextlib.suppress(BlockingIOError):
+            self._bell.recv(64)
+        self._untaken_since = None
+        return super().take(key, limit_s)
+
+    def untaken_s(self, now: float) -> float:
+        """Returns for how many seconds a value has not been taken; 0 when there is none."""
+        since = self._untaken_since
+        if since is None:
+            return 0.0
+        return now - since
+
+    def put(self, key: str, text: bytes) -> None:
+        """See base class."""
+        self._untaken_since = self._untaken_since or time.monotonic()
+        super().put(key, text)
+        with contextlib.suppress(BlockingIOError):
+            self._ring.send(b"!")
+        with self._lock:
+            self._last_key = key
+            awaited, do = self._when
+        if awaited == key:
+            do()
+
+
+class Awaited:
+    """The keys that one node awaits. Its thread ends once the connections are closed and `close` was called.
+
+    Args:
+        connections: the node's.
+        on_failure: called by the thread with an unexpected exception, by which it ends.
+    """
+
+    def __init__(self, connections: Connections, on_failure: Callable[[Exception], None]) -> None:
+        self._connections = connections
+        self._on_failure = on_failure
+        self._open: list[tuple[str, Box]] = []
+        self._changed = threading.Condition()
+        self._ended = False
+        self.thread = threading.Thread()
+        self._begin()
+
+    def expect(self, key: str, box: Box) -> None:
+        """Adds a key to wait for; its value goes into the box. Returns at once."""
+        with self._changed:
+            self._open.append((key, box))
+            self._changed.notify_all()
+
+    def look(self, store: JobStore) -> None:
+        """Looks for the keys from another thread than the one that waits; does not wait.
+
+        Raises:
+            StoreLost: the store does not answer.
+        """
+        for number, (key, box) in enumerate(list(self._open)):
+            text = store.receive(key, 0)
+            if text is None:
+                continue
+            box.put(key, text)
+            # The thread waits for the first key: since it did not see the value, its connection is dead.
+            if number == 0:
+                self._connections.waits.drop()
+                self._begin()
+
+    def release(self, store: JobStore, box: Box, before: str = "", text: Callable[[str], str] = lambda key: "") -> None:
+        """Ends the waits for keys that nobody will write any more, by writing `text` of each.
+
+        Concerns the keys of a box that are expected before the key `before`, or all keys of the box if that is empty.
+
+        Raises:
+            StoreLost: the store does not answer.
+        """
+        keys = [key for key, of in list(self._open) if of is box]
+        if before:
+            if before in keys:
+                keys = keys[: keys.index(before)]
+            else:
+                keys = []
+        if keys:
+            store.publish({key: text(key) for key in keys})
+
+    def close(self) -> None:
+        """Ends the thread once no key is awaited; nothing more may be expected."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _begin(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=True, name="ft_node_await")
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._await()
+        except Exception as error:
+            self._on_failure(error)
+
+    def _await(self) -> None:
+        """Waits for one key after the other, until another thread has replaced this one."""
+        while True:
+            expected = self._next()
+            if expected is None:
+                return
+            key, box = expected
+            text = self._receive(key)
+            if threading.current_thread() is not self.thread:
+                return
+            with self._changed:
+                self._open.remove(expected)
+            if text is not None:
+                box.put(key, text)
+                if box.ours:
+                    with contextlib.suppress(StoreLost):
+                        self._connections.once(lambda store: store.drop(key), "the removal of what was read")  # noqa: B023
+
+    def _receive(self, key: str) -> bytes | None:
+        """Waits for the value of a key; None if closed before."""
+        text = None
+        while text is None and not self._connections.closed.is_set():
+            text = self._connections.until_done(
+                lambda store: store.receive(key, LONG_S), _WHAT, self._connections.waits
+            )
+        return text
+
+    def _next(self) -> tuple[str, Box] | None:
+        """Waits for a key to be expected, and returns it; None once there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open or self._ended)
+            if self._open and not self._connections.closed.is_set():
+                return self._open[0]
+            return None

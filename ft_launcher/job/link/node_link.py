@@ -1,0 +1,450 @@
+"""A node's link to the others: sends its messages, beats, has the coordinator watched, and receives what it awaits.
+
+Three threads use the store, so that the agent never blocks on it: two here, one of `key_waiter.py`, on two connections.
+The agent is notified of a cycle's end through one descriptor. The only decision here is when this node is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ft_launcher.job.coordinator.beat_schedule import DEPUTIES, BeatSchedule, look_every, own_limit_s
+from ft_launcher.job.coordinator.node_messages import (
+    CycleEnd,
+    JobOver,
+    JoinRequest,
+    NodeMessage,
+    RankAssigned,
+    decode_as,
+    encode,
+)
+from ft_launcher.job.link.attempt import (
+    AttemptEnded,
+    CoordinatorWatch,
+    NodeSettings,
+    become_coordinator,
+    check,
+    enter_current,
+)
+from ft_launcher.job.link.connections import Connections
+from ft_launcher.job.link.coordinator_service import (
+    BEAT,
+    HOST,
+    CoordinatorService,
+    end_key,
+    host_key,
+    reply_key,
+    stopped_key,
+)
+from ft_launcher.job.link.key_waiter import Awaited, Box, RingingBox
+from ft_launcher.job.link.lease import Lease
+from ft_launcher.job.link.questions import Questions
+from ft_launcher.job.store.job_store import JobStore
+from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
+
+logger = logging.getLogger(__name__)
+
+# Where no host is known yet, another node gets this long to open the attempt before this one does.
+_FIRST_S = 0.5
+# The record of a new attempt and a due look at the coordinator are polled, since neither has a key to wait for.
+_LOOK_S = 0.02
+# A thread that hangs in the store delays the end of the launcher by no more than this.
+_END_S = 0.5
+_QUICK = 4
+"""A beat that takes more than a period divided by this is slow: then none is left out."""
+_LOOK_EVERY = 4
+"""In node timeouts: how often an awaited key is read by another thread than the one that waits for it."""
+_QUESTIONS_EVERY = 2
+"""In beats: how often a node looks whether another asks something; a beat is left out for it."""
+
+
+class CutReason(enum.Enum):
+    """Why a node is cut off. The agent chooses the exit code by it."""
+
+    REFUSED = enum.auto()
+    """The store, or the coordinator on this node, has refused this node's work for too long."""
+    NO_ANSWER = enum.auto()
+    """The store gives no answer, or a thread that talks to it has failed."""
+    NO_ROUTE = enum.auto()
+    """This node has no route to the store: the node has lost its network, and the store may be well."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """This node has had no part in the job for so long that others may count it as lost. `why` says it in words."""
+
+    reason: CutReason
+    why: str
+
+
+class NodeLink:
+    """The link of one node.
+
+    Args:
+        node: its id.
+        store: a connection to begin with.
+        settings: the rules and times of the job, which this node follows if it becomes the coordinator.
+        lease: renewed by each beat that is answered.
+    """
+
+    def __init__(self, node: str, store: JobStore, settings: NodeSettings, lease: Lease) -> None:
+        self.coordination: CoordinatorService | None = None
+        self._node = node
+        self._settings = settings
+        self._beat_s = settings.beat_s
+        self._timeout_s = settings.timeout_s
+        self._lease = lease
+        self._leased_at = lease.now()
+        self.attended = False
+        """Whether the agent takes ends as they arrive: then one that is not taken means that it stands still."""
+        self.hosts_store = self._hosts = store.hosted_here
+        self._quiet = threading.Event()
+        self._outbox: queue.SimpleQueue[NodeMessage | dict[str, str] | None] = queue.SimpleQueue()
+        self._heard_at = self._checked_at = time.monotonic()
+        self._next_look = self._heard_at + _LOOK_EVERY * self._timeout_s
+        self._watches = False
+        self._watch = CoordinatorWatch(self._beat_s, self._timeout_s)
+        self._beat_schedule = BeatSchedule()
+        self._find_coordinator(store)
+        self._connections = Connections(store, min(self._beat_s, 1.0))
+        self.questions = Questions(self._connections, _QUESTIONS_EVERY * self._beat_s)
+        self._answers = Box(ours=True)
+        self._hosts_of_cycles = Box()
+        self._ends = RingingBox()
+        self.stopped = RingingBox()
+        """The keys by which other nodes tell that their ranks have ended, as `await_ranks` expects them."""
+        self._failed: Cut | None = None
+        self._awaited = Awaited(self._connections, self._has_failed)
+        self._speaker = threading.Thread(target=self._at_edge, args=(self._speak,), daemon=True, name="ft_node_speak")
+        self._beater = threading.Thread(target=self._at_edge, args=(self._beat,), daemon=True, name="ft_node_beat")
+        self._speaker.start()
+        self._beater.start()
+
+    def _find_coordinator(self, store: JobStore) -> None:
+        """The host of the store coordinates; on a store apart from the nodes, the node that opens the attempt."""
+        if store.has_host():
+            others_s = self._timeout_s
+        else:
+            others_s = _FIRST_S
+        deadline = time.monotonic() + others_s
+        entered = enter_current(store)
+        while not entered and store.may_have_host and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            entered = enter_current(store)
+        while not entered:
+            self.coordination = become_coordinator(self._node, self._settings, store, 0)
+            entered = enter_current(store)
+        self._watches = store.receive(BEAT, _FIRST_S) != HOST.encode()
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when the end of a cycle was received."""
+        return self._ends.fileno()
+
+    def take_end(self, cycle: int) -> CycleEnd | None:
+        """Returns the end of this cycle; None if it was not received. Does not block."""
+        with contextlib.suppress(ProtocolError):
+            return decode_as(CycleEnd, self._ends.take(end_key(cycle), 0) or b"")
+        return None
+
+    def when_ended(self, cycle: int, do: Callable[[], None]) -> None:
+        """Has `do` called once the end of this cycle arrives, by the thread that hears of it: `do` must not block."""
+        self._ends.when(end_key(cycle), do)
+
+    def send(self, message: NodeMessage) -> None:
+        """Sends a message to the coordinator; returns at once."""
+        self._outbox.put(message)
+
+    def ask(self, arrival: JoinRequest) -> None:
+        """Sends an arrival; `answer` returns the reply to it. Returns at once."""
+        self._node = arrival.node
+        self.questions.arrives(arrival.node, arrival.cycle)
+        self._awaited.expect(reply_key(arrival.node, arrival.seq), self._answers)
+        self._outbox.put(arrival)
+
+    def answer(self, seq: int, limit_s: float) -> bytes | None:
+        """Waits up to `limit_s` seconds for the answer to arrival number `seq`; None if none arrived."""
+        return self._answers.take(reply_key(self._node, seq), limit_s)
+
+    def host_of_cycle(self, cycle: int, limit_s: float) -> bytes | None:
+        """Waits up to `limit_s` seconds for the address of the cycle's store; None if it did not arrive, empty if the
+        cycle ended before."""
+        return self._hosts_of_cycles.take(host_key(cycle), limit_s)
+
+    def announce(self, cycle: int, host: str) -> None:
+        """Publishes the address at which this node hosts the cycle's store. Returns at once."""
+        self._outbox.put({host_key(cycle): host})
+
+    def ranks_ended(self, place: RankAssigned) -> None:
+        """Publishes that the ranks of this node have ended after a preemption of their cycle. Returns at once."""
+        self._outbox.put({stopped_key(place.cycle, place.rank): "1"})
+
+    def await_ranks(self, place: RankAssigned) -> str:
+        """Begins to wait until the ranks of the other nodes have ended, too; returns the key that `stopped` has last.
+
+        Not to be called where the node of `place` was alone. Returns at once.
+        """
+        keys = [stopped_key(place.cycle, rank) for rank in range(place.nodes) if rank != place.rank]
+        for key in keys:
+            self._awaited.expect(key, self.stopped)
+        return keys[-1]
+
+    def another_store(self) -> Any:
+        """Returns torch's store on a new connection, which the caller should drop soon.
+
+        Raises:
+            StoreLost: none can be made.
+        """
+        return self._connections.shared.open().another().raw
+
+    def entered(self, place: RankAssigned, hosted_by_user: bool = False) -> None:
+        """Notes that this node takes part in a cycle.
+
+        `hosted_by_user`: the cycle's store is known to all from the command line.
+        """
+        self.questions.has_place()
+        if place.deputy:
+            self._watch.period_s = look_every(place.nodes) * self._beat_s
+        else:
+            self._watch.period_s = None
+        if place.deputy or not self._watches:
+            deputies = 0
+        else:
+            deputies = min(DEPUTIES, place.nodes - 1)
+        self._beat_schedule.serve(place.rank, place.nodes, deputies)
+        self._begin_lease()
+        if place.rank != 0 and not hosted_by_user:
+            self._awaited.expect(host_key(place.cycle), self._hosts_of_cycles)
+        self._awaited.expect(end_key(place.cycle), self._ends)
+
+    def _begin_lease(self) -> None:
+        """Begins the lease at the last answered beat. A node that stood still until now makes a beat first."""
+        now, key = self._lease.now(), self._beat_key()
+        if now > self._leased_at + 2 * self._beat_s:
+            with contextlib.suppress(StoreLost):
+                if key:
+                    self._connections.once(lambda store: store.beat(key), "beats")
+                if key or self._hosts:
+                    self._leased_at = now
+        self._lease.begin(self._leased_at)
+
+    def was_deposed(self) -> bool:
+        """Whether this node was the coordinator and another has taken over. Returns True once."""
+        deposed = self._watches and self.coordination is not None and not self.coordination.at_work
+        if deposed:
+            self.coordination = None
+        return deposed
+
+    def trouble(self) -> Exception | None:
+        """Returns the last error of the store; None while it answers."""
+        return self._connections.trouble
+
+    def _coordinates(self) -> bool:
+        """Whether this node is the coordinator."""
+        return self.coordination is not None and self.coordination.at_work
+
+    def cut(self, now: float) -> Cut | None:
+        """Returns whether and why this node is cut off. To be called four times a beat; a time without calls, in which
+        the launcher stood still, does not count."""
+        if self._failed is not None:
+            return self._failed
+        if self._hosts:
+            if self.coordination is None or self.coordination.at_work or self._connections.closed.is_set():
+                return None
+            return Cut(CutReason.REFUSED, self.coordination.why_ended)
+        overslept = max(0.0, now - self._checked_at - 2 * self._beat_s)
+        self._checked_at = now
+        self._heard_at = min(now, self._heard_at + overslept)
+        limit_s = own_limit_s(self._timeout_s, self._beat_s)
+        refused = self._connections.failing_for(limit_s)
+        if refused:
+            return Cut(
+                CutReason.REFUSED, f"the rendezvous' store has refused this node's work for {limit_s:g} s ({refused})"
+            )
+        if now - self._heard_at < limit_s:
+            return None
+        why = f"the rendezvous' store gave no answer for {limit_s:g} s"
+        if self._connections.trouble:
+            why += f": {self._connections.trouble}"
+        if self._connections.has_no_route():
+            return Cut(CutReason.NO_ROUTE, why)
+        return Cut(CutReason.NO_ANSWER, why)
+
+    def wake(self, now: float) -> None:
+        """Restarts the time without an answer, after the agent stood still."""
+        self._heard_at = self._checked_at = now
+
+    def close(self, last: NodeMessage, limit_s: float) -> None:
+        """Sends a last message and ends; a coordinator waits for the others to leave first, up to `limit_s`.
+
+        After that message this node writes nothing more: the last reader removes all that the job has written.
+        """
+        self.questions.close()
+        if not self._coordinates():
+            self._stop_beats()
+        self._outbox.put(last)
+        self._outbox.put(None)
+        if self._connections.trouble is None:
+            send_s = self._timeout_s
+        else:
+            send_s = self._beat_s
+        self._speaker.join(min(limit_s, send_s))
+        if self.coordination is not None:
+            self.coordination.wait_for_leavers(is_heard=not self._speaker.is_alive(), limit_s=limit_s)
+            self._stop_beats()
+            self.coordination.close()
+            self.coordination.remove_records(self._connections.shared.open)
+        self._connections.closed.set()
+        self._awaited.close()
+        if self._connections.trouble is None:  # a thread that waits in torch when Python ends would abort the process
+            threading.Thread(target=self._wake, daemon=True, name="ft_wake").start()
+            for thread in (self._speaker, self._beater, self._awaited.thread):
+                thread.join(_END_S)
+
+    def _stop_beats(self) -> None:
+        self._quiet.set()
+        self._beater.join(_END_S)
+
+    def _wake(self) -> None:
+        """Wakes the thread that waits for an answer; the wait for a cycle's end is ended by the coordinator."""
+        with contextlib.suppress(StoreLost):
+            store = self._connections.shared.open()
+            self._awaited.release(store, self._answers)
+            self._awaited.release(store, self.stopped)
+
+    # The threads.
+
+    def _at_edge(self, loop: Callable[[], None]) -> None:
+        """Runs the loop of a thread. Its unexpected exception cuts the node off: a node whose thread has ended would
+        neither be heard nor hear of anything, and nobody would notice."""
+        try:
+            loop()
+        except Exception as error:
+            self._has_failed(error)
+
+    def _has_failed(self, error: Exception) -> None:
+        """Called by a thread of the link that ends with an unexpected exception, within its `except` block."""
+        logger.exception("a thread of the link to the other nodes has failed")
+        self._failed = Cut(CutReason.NO_ANSWER, f"the link to the other nodes has failed: {one_line(error)}")
+
+    def _beat(self) -> None:
+        """Beats, and does nothing else, so that at most one operation of another thread delays a beat."""
+        took_s, counts = 0.0, dict[str, int]()
+        while not self._quiet.is_set():
+            sent_at, leased_at, key = time.monotonic(), self._lease.now(), self._beat_key()
+            if self._hosts and not key:  # a node that reaches the store reaches its host
+                self._renew(leased_at)
+            if self._beat_schedule.next_is_made(took_s < self._beat_s / _QUICK) and key:
+                with contextlib.suppress(StoreLost):
+                    count = self._connections.once(lambda store: store.beat(key), "beats")  # noqa: B023 (called at once)
+                    took_s = time.monotonic() - sent_at
+                    self._heard_at, self._connections.trouble = sent_at, None
+                    self._renew(leased_at)
+                    if 0 < count <= counts.get(key, 0):  # the store has lost it, or another attempt has removed it
+                        self._connections.once(self._check_attempt, "the look at the job's record")
+                    counts[key] = count
+            self._quiet.wait(self._beat_s)
+
+    def _renew(self, sent_at: float) -> None:
+        """Renews the lease, unless the cycle has ended and the agent has not taken its end for longer than a beat."""
+        self._leased_at = sent_at
+        if not (self.attended and self._ends.untaken_s(time.monotonic()) > self._beat_s):
+            self._lease.renew(sent_at)
+
+    def _beat_key(self) -> str:
+        """Returns whose counter to increase: this node's, or the coordinator's, which has no others; empty for none.
+
+        The node of a coordinator that hangs makes no beats: it is replaced with it, and must be cut off before.
+        """
+        if self.coordination is None or not self.coordination.at_work:
+            return self._node
+        if self._hosts:
+            return ""
+        if self.coordination.has_looked():
+            self._beat_schedule.looked()
+            self.questions.take(self.coordination.asked)
+        if self.coordination.may_beat:
+            return BEAT
+        return ""
+
+    def _speak(self) -> None:
+        """Sends messages as they arrive; in between watches the coordinator and looks for awaited keys."""
+        while True:
+            try:
+                message = self._outbox.get(timeout=self._until_look_s())
+            except queue.Empty:
+                with contextlib.suppress(StoreLost):
+                    self._look()
+                continue
+            if message is None:
+                break
+            if isinstance(message, dict):
+                texts = message
+                self._connections.until_done(lambda store: store.publish(texts), "messages")  # noqa: B023
+            else:
+                self._post(message)
+
+    def _post(self, message: NodeMessage) -> None:
+        text = encode(message)
+        self._connections.until_done(lambda store: store.post(text), "messages")
+        if isinstance(message, JoinRequest):  # an answer to an earlier one will not come: who was asked was deposed
+            key = reply_key(message.node, message.seq)
+            self._connections.until_done(
+                lambda store: self._awaited.release(store, self._answers, before=key), "messages"
+            )
+
+    def _look(self) -> None:
+        if self._watches and not self._coordinates() and self._watch.is_due():
+            self._beat_schedule.looked()
+            self._connections.once(self._look_after_coordinator, "the watch of the coordinator")
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_EVERY * self._timeout_s
+            self._beat_schedule.looked()
+            self._connections.once(self._look_for_awaited, "the look for answers")
+        if self.questions.is_due():
+            self._beat_schedule.looked()
+            self.questions.look()
+
+    def _look_after_coordinator(self, store: JobStore) -> None:
+        term = self._watch.lost_term(store)
+        self.questions.take(self._watch.asked)
+        if term is None:
+            return
+        try:
+            found = become_coordinator(self._node, self._settings, store, term)
+            self.coordination = found or self.coordination
+        except AttemptEnded as ended:
+            self._hear(store, ended.over)
+
+    def _look_for_awaited(self, store: JobStore) -> None:
+        self._awaited.look(store)
+        # A counter that was removed tells of another attempt; with torch 2.6, which cannot list keys, none is removed.
+        self._check_attempt(store)
+
+    def _check_attempt(self, store: JobStore) -> None:
+        try:
+            check(store)
+        except AttemptEnded as ended:
+            self._hear(store, ended.over)
+
+    def _hear(self, store: JobStore, over: JobOver) -> None:
+        """Writes the end of this node's attempt to the keys that it awaits, since no coordinator will any more."""
+
+        def end(key: str) -> str:
+            return encode(CycleEnd(int(key.rpartition("/")[2]), over.end_reason.value, over.reason, over.exit_code))
+
+        self._awaited.release(store, self._hosts_of_cycles)
+        self._awaited.release(store, self._ends, text=end)
+        self._awaited.release(store, self._answers, text=lambda key: encode(over))
+
+    def _until_look_s(self) -> float:
+        if not self._watches or self._coordinates():
+            return self._beat_s
+        return min(max(self._watch.next_look - time.monotonic(), _LOOK_S), self._beat_s)

@@ -1,0 +1,180 @@
+"""What the agents of a job ask each other while it runs, through the job's store. Decides nothing.
+
+Who asks increases the counter of a topic; each node reads the counters in place of every second beat, and those that
+read beats read them with these. So a question costs nothing while nobody asks, and is heard within two beats. The
+answer of a node is at a key of its own, by its node rank, with the number of the question; the next one replaces it.
+
+Nothing is tried again here, and no failure counts as trouble of this node's link: nobody but the asker is concerned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from ft_launcher.job.coordinator.node_messages import Members, decode_as
+from ft_launcher.job.link.connections import Connections
+from ft_launcher.job.store.job_store import MOST_SENT, JobStore
+from rank_monitor.contract.errors import ProtocolError, StoreLost
+from rank_monitor.contract.wire.foreign import whole_number
+
+MEMBERS = "members"
+"""The key of the coordinator's `Members`."""
+_END_S = 0.5
+"""How long `close` waits for an operation that is under way (seconds)."""
+_T = TypeVar("_T")
+
+
+class Topic(str, Enum):
+    """What can be asked."""
+
+    __str__ = str.__str__
+
+    STACKS = "stacks"
+    """Where each rank is, and how far in its process groups."""
+    RANKS = "ranks"
+    """A line about each rank."""
+    HANG = "hang"
+    """Where each rank is, and for how long it has done nothing (`agent/hang_exchange.py`)."""
+
+
+def counter_key(topic: Topic) -> str:
+    """Returns the key of the number of questions about a topic."""
+    return f"asked_{topic}"
+
+
+COUNTERS = tuple(counter_key(topic) for topic in Topic)
+"""The keys whose values `Questions.take` takes."""
+
+
+def answer_key(topic: Topic, rank: int) -> str:
+    """Returns the key of the answer of the node with this node rank."""
+    return f"{topic}/{rank}"
+
+
+def waits_key(node: str) -> str:
+    """Returns the key that exists once the coordinator has let a node wait while the others run."""
+    return f"waits/{node}"
+
+
+class Questions:
+    """One node's end. Any thread may ask and answer; the link's thread calls `look`.
+
+    Args:
+        connections: of this node, of which the shared one is used.
+        look_s: the time between two looks for questions (seconds).
+
+    Attributes:
+        heard: called by the thread that looks, with a topic and the number of the latest question about it. Must not
+            block.
+        waits: called by the thread that looks when the others run without this node, which waits. Must not block.
+    """
+
+    def __init__(self, connections: Connections, look_s: float) -> None:
+        self.look_s = look_s
+        self.heard: Callable[[Topic, int], None] = lambda topic, number: None
+        self.waits: Callable[[], None] = lambda: None
+        self._connections = connections
+        self._arrival: tuple[str, int] | None = None
+        self._known: dict[Topic, int] = {}
+        self._next_look = time.monotonic() + look_s
+        self._one_at_a_time = threading.Lock()
+        self._closed = False
+
+    def is_due(self) -> bool:
+        """Whether it is time to look."""
+        return time.monotonic() >= self._next_look
+
+    def arrives(self, node: str, cycle: int) -> None:
+        """Notes that this node has asked for a place, as `node`, after it left a cycle: looks tell whether it waits."""
+        self._arrival = node, cycle
+
+    def has_place(self) -> None:
+        """Notes that it waits no longer."""
+        self._arrival = None
+
+    def look(self) -> None:
+        """Looks whether somebody has asked since the last look, and whether the others run without this node.
+
+        Does neither while another thread uses the store: the thread that looks renews the lease, and must not wait.
+        """
+        self._next_look = time.monotonic() + self.look_s
+        if self._one_at_a_time.locked():
+            return
+        self._look_for_wait()
+        found = self._try(lambda store: store.counters([], COUNTERS)[1])
+        if found is not None:
+            self.take(found)
+            self._next_look = time.monotonic() + self.look_s
+
+    def take(self, counters: Sequence[bytes]) -> None:
+        """Takes the values of `COUNTERS`. Where this node has read them with others, and does so every second beat at
+        least, no look of its own is due."""
+        if self._arrival is None:
+            self._next_look = time.monotonic() + 2 * self.look_s
+        for topic, text in zip(Topic, counters, strict=True):
+            number = whole_number(text or b"0", MOST_SENT) or 0
+            if number > self._known.get(topic, 0):
+                self._known[topic] = number
+                self.heard(topic, number)
+
+    def _look_for_wait(self) -> None:
+        arrival = self._arrival
+        if arrival is None:
+            return
+        node, cycle = arrival
+        text = self._try(lambda store: store.receive(waits_key(node), 0))
+        waits_in = whole_number(text or b"", MOST_SENT)
+        # What was written before its last place is of no account.
+        if waits_in is not None and waits_in >= cycle and self._arrival is arrival:
+            self._arrival = None
+            self.waits()
+
+    def ask(self, topic: Topic) -> int | None:
+        """Asks the other nodes. Returns the number of the question; None: the store does not answer."""
+        number = self._try(lambda store: store.count(counter_key(topic)))
+        # This node need not hear its own question; but if another node asked in between, that question is heard.
+        if number is not None and number == self._known.get(topic, 0) + 1:
+            self._known[topic] = number
+        return number
+
+    def answer(self, topic: Topic, rank: int, text: str) -> None:
+        """Writes the answer of this node, whose node rank is `rank`."""
+        self._try(lambda store: store.publish({answer_key(topic, rank): text}))
+
+    def answers(self, topic: Topic, ranks: Iterable[int]) -> Mapping[int, bytes]:
+        """Returns what the nodes with these node ranks have answered last, those that have."""
+        wanted = list(ranks)
+        found = self._try(lambda store: store.counters([], [answer_key(topic, rank) for rank in wanted])[1])
+        return {rank: text for rank, text in zip(wanted, found or [b""] * len(wanted), strict=True) if text}
+
+    def members(self) -> Members | None:
+        """Returns the nodes of the last cycle; None: none has begun, or the store does not answer."""
+        text = self._try(lambda store: store.receive(MEMBERS, 0))
+        with contextlib.suppress(ProtocolError):
+            return decode_as(Members, text or b"")
+        return None
+
+    def close(self) -> None:
+        """Ends all use of the store: the last node that leaves removes what the job has written."""
+        is_free = self._one_at_a_time.acquire(timeout=_END_S)
+        self._closed = True
+        if is_free:
+            self._one_at_a_time.release()
+
+    def _try(self, work: Callable[[JobStore], _T]) -> _T | None:
+        with self._one_at_a_time:
+            if self._closed:
+                return None
+            store: JobStore | None = None
+            try:
+                store = self._connections.shared.open()
+                return work(store)
+            except StoreLost:
+                if store is not None:
+                    self._connections.shared.drop(store)
+                return None

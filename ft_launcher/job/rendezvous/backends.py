@@ -1,0 +1,277 @@
+"""The rendezvous of a job, from torch's configuration and our settings: of one node, or of several over one store.
+
+Called by `composition.py`. Registered with torch's registry, so that torch makes the handler where it makes its own,
+and everything else treats it like any other: endpoint, run id and environment are the same for the ranks. Uses torch's
+underscored `_registry`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch.distributed import HashStore, PrefixStore, Store
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.job.coordinator.formation import Rules, Size
+from ft_launcher.job.coordinator.node_messages import NO_RANK, JoinRequest
+from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
+from ft_launcher.job.rendezvous.guarded_handler import created
+from ft_launcher.job.rendezvous.handler import NodeRendezvous, OwnRendezvous
+from ft_launcher.job.store.store_connection import open_job_store
+from ft_launcher.node.processes import descriptor_limit
+from ft_launcher.node.processes.signals import SignalPipe
+from rank_monitor.contract.settings.config import MemberSettings, Settings
+
+logger = logging.getLogger(__name__)
+
+ONE_NODE = "ft-one-node"
+_SEVERAL_NODES = "ft-nodes"
+OURS = ("c10d", "static", "etcd-v3")
+"""Backends over whose store our protocol runs. Any other, torch's `etcd` and `etcd-v2` too, is used as it is."""
+_OVER_ETCD_V2 = ("etcd", "etcd-v2")
+"""Backends of torch, whose client of etcd speaks the API v2 alone."""
+
+# torch's defaults in its dynamic rendezvous, for the one of both keys that is not given.
+_KEEP_ALIVE_S, _KEEP_ALIVE_ATTEMPTS = 5, 3
+_JOIN_S = 600
+"""torch's default of `join_timeout` in its dynamic rendezvous, and of `timeout` in the others."""
+_PUT_BY_TORCH_S = 900
+"""The `timeout` that torch's `LaunchConfig` puts into a configuration that has none."""
+_LEAST_BEATS = 6
+"""Beats in the timeout, at least: one may be left out, and a node gives up two beats before others count it as lost."""
+# Slurm's task number comes first, before `--node-rank` too: ranks follow Slurm's order of the nodes.
+_INDICES = ("SLURM_PROCID", "SLURM_NODEID", "GROUP_RANK")
+# Set by Slurm's topology plugins.
+_TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
+
+
+class OneNodeRendezvous(OwnRendezvous):
+    """The rendezvous of a job of one node: no other node can join, so a cycle forms at once.
+
+    torch's own handler sleeps up to 0.3 s at its first round and a second in later ones.
+
+    Args:
+        run_id: the job's id.
+        host: what the ranks see as MASTER_ADDR.
+        shares: whether the ranks use the launcher's store.
+    """
+
+    def __init__(self, run_id: str, host: str, shares: bool = True) -> None:
+        super().__init__(ONE_NODE, run_id)
+        self._shares = shares
+        self._host = host
+        self._round = 0
+        # In memory of this process: no port, and no server that another job could reach.
+        self._store: Store = HashStore()
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the launcher hosts the ranks' store."""
+        return self._shares
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Rank 0 of 1, at once."""
+        # torch's agent writes the same keys in each round.
+        store = PrefixStore(f"round_{self._round}", self._store)
+        self._round += 1
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._host, 0))
+
+    def shutdown(self) -> bool:
+        """Returns True; there is nothing to close."""
+        return True
+
+
+def use_one_node(config: Any, host: str, shares: bool) -> None:
+    """Changes torch's launch configuration of a job of one node so that its rendezvous is ours.
+
+    Args:
+        host: what the ranks see as MASTER_ADDR.
+        shares: whether the ranks use the launcher's store.
+    """
+    _use(config, ONE_NODE, lambda parameters: OneNodeRendezvous(parameters.run_id, host, shares))
+
+
+def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
+    """Changes torch's launch configuration of several nodes so that its rendezvous is ours over the same backend."""
+    backend, max_restarts = config.rdzv_backend, config.max_restarts
+
+    def make(parameters: RendezvousParameters) -> NodeRendezvous:
+        static = backend == "static"
+        first_store = None
+        if static:
+            host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+            first_store = CycleStore(0, host, port, None)
+
+        def must_do(hosts: bool) -> None:
+            shares = static or shares_store(os.environ)
+            least, most = parameters.min_nodes, parameters.max_nodes
+            descriptor_limit.must_do(least, most, config.nproc_per_node, hosts, shares)
+
+        return NodeRendezvous(
+            _SEVERAL_NODES,
+            parameters.run_id,
+            lambda: open_job_store(backend, parameters, must_do),
+            this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
+            _node_settings(parameters, settings, max_restarts, static),
+            ports,
+            first_store,
+        )
+
+    _use(config, _SEVERAL_NODES, make)
+
+
+@contextmanager
+def guarded(config: Any, signals: SignalPipe) -> Iterator[None]:
+    """Context in which a handler that torch makes is guarded, unless it is one of ours (`guarded_handler.py`)."""
+    registry: dict[str, Callable[[RendezvousParameters], RendezvousHandler]] = rendezvous_handler_registry._registry
+    backend = config.rdzv_backend
+    create = registry.get(backend)
+    if create is None or backend in (ONE_NODE, _SEVERAL_NODES):
+        yield
+        return
+    make = create
+    if backend in _OVER_ETCD_V2:
+        make = partial(_over_etcd_v2, create)
+    registry[backend] = lambda parameters: created(lambda: make(parameters), signals)
+    try:
+        yield
+    finally:  # a program that calls `launch()` may register the same one again, which torch refuses if it is another
+        registry[backend] = create
+
+
+def _use(config: Any, backend: str, make: Callable[[RendezvousParameters], RendezvousHandler]) -> None:
+    # Not by `register`, which takes one function per name: that of this job replaces that of an earlier `launch()`.
+    rendezvous_handler_registry._registry[backend] = make
+    config.rdzv_backend = backend
+
+
+def _over_etcd_v2(
+    create: Callable[[RendezvousParameters], RendezvousHandler], parameters: RendezvousParameters
+) -> RendezvousHandler:
+    """Makes a handler of torch over etcd's v2 API, in a thread of `created`.
+
+    Raises:
+        RendezvousConnectionError: what answers at the endpoint, or does not, has no such API; the text says what to do.
+    """
+    from torch.distributed.elastic.rendezvous.etcd_rendezvous import etcd  # here: it takes 31 ms of a launch
+
+    try:
+        return create(parameters)
+    except (etcd.EtcdException, RendezvousConnectionError) as error:
+        # torch's own error only refers to its cause.
+        cause = error.__cause__ or error
+        raise RendezvousConnectionError(_about_etcd_v2(parameters.endpoint, cause)) from error
+
+
+def _about_etcd_v2(endpoint: str, error: BaseException) -> str:
+    if "404" in str(error):  # what answers knows nothing of /v2
+        problem = f"what answers at {endpoint} has no v2 API of etcd"
+        return f"{problem} (etcd 3.6 and later have none): use --rdzv-backend=etcd-v3"
+    return f"no etcd at {endpoint}: {str(error).strip() or type(error).__name__}"
+
+
+def this_node(
+    nprocs: int, parameters: RendezvousParameters, members: MemberSettings, environ: Mapping[str, str], insists: bool
+) -> JoinRequest:
+    """Returns this node's arrival, without number, cycle and fault.
+
+    Args:
+        insists: the node rank of the command line must be kept, as with the static backend; otherwise it only sorts.
+    """
+    name = socket.gethostname()
+    rank = int(parameters.config.get("rank", 0))
+    index = _index(environ, rank, insists)
+    topology = environ.get(_TOPOLOGY, "")
+    return JoinRequest(
+        # Random at the end: containers may share a host name, and their pids.
+        node=f"{name}-{os.getpid()}-{secrets.token_hex(4)}",
+        seq=0,
+        name=name,
+        address=parameters.local_addr or socket.getfqdn(),
+        nprocs=nprocs,
+        # Compared as text, so the number has leading zeros.
+        order=f"{index:010d} {topology} {name}",
+        rank=rank if insists else NO_RANK,
+        # `SWITCH.SWITCH.NODE`: without its last part the block of nodes below one switch.
+        group=members.node_group or topology.rpartition(".")[0],
+    )
+
+
+def _index(environ: Mapping[str, str], rank: int, insists: bool) -> int:
+    """Returns what a node is sorted by at first: a number in the environment, else the node rank of the user."""
+    name = next((key for key in _INDICES if environ.get(key, "").isdigit()), None)
+    if name is None:
+        return rank
+    index = int(environ[name])
+    if rank not in (0, index) and not insists:
+        logger.warning("--node-rank %d has no effect: nodes are sorted by %s, which is %d here", rank, name, index)
+    return index
+
+
+def _node_settings(
+    parameters: RendezvousParameters, settings: Settings, max_restarts: int, static: bool = False
+) -> NodeSettings:
+    members = settings.members
+    size = Size(
+        minimum=parameters.min_nodes,
+        maximum=parameters.max_nodes,
+        held_back=members.spares,
+        segment=members.segment,
+        may_grow=members.scale in ("up", "both"),
+        may_shrink=members.scale in ("down", "both"),
+    )
+    timeout_s = _node_timeout_s(parameters, members)
+    rules = Rules(
+        size,
+        # torch's default.
+        last_call_s=float(parameters.get_as_int("last_call_timeout", 30) or 0),
+        join_s=_join_s(parameters, static),
+        keep_healthy=settings.restart.restart_policy == "min-healthy",
+        # A dead node that holds the rank is detected in this time, and another may then have it.
+        rank_claim_s=timeout_s + members.node_beat,
+    )
+    beat_s = min(members.node_beat, timeout_s / _LEAST_BEATS)
+    of_node = NodeSettings(rules, make_policy(settings.restart, max_restarts), beat_s, timeout_s)
+    close_s = parameters.get_as_int("close_timeout")
+    if close_s is None:
+        return of_node
+    return replace(of_node, close_s=float(close_s))
+
+
+def _join_s(parameters: RendezvousParameters, static: bool) -> float:
+    """Returns how many seconds the minimum of nodes is waited for: `join_timeout`, else `timeout`, else 600 s.
+
+    torch itself puts `timeout` into each configuration. Its static rendezvous waits so long; elsewhere that is no wish
+    of the user.
+    """
+    timeout_s = parameters.get_as_int("timeout", _JOIN_S)
+    if timeout_s == _PUT_BY_TORCH_S and not static:
+        timeout_s = _JOIN_S
+    return float(parameters.get_as_int("join_timeout", timeout_s) or _JOIN_S)
+
+
+def _node_timeout_s(parameters: RendezvousParameters, members: MemberSettings) -> float:
+    """Returns `--ft-node-timeout` (seconds), unless torch's keys for the same are given."""
+    keys = ("keep_alive_interval", "keep_alive_max_attempt")
+    if not any(key in parameters.config for key in keys):
+        return members.node_timeout
+    interval = parameters.get_as_int(keys[0], _KEEP_ALIVE_S) or _KEEP_ALIVE_S
+    return float(interval * (parameters.get_as_int(keys[1], _KEEP_ALIVE_ATTEMPTS) or _KEEP_ALIVE_ATTEMPTS))

@@ -1,0 +1,385 @@
+"""One node's side of the rendezvous of several nodes: torch's handler interface over the protocol of `job/`.
+
+Called by torch's agent and by `agent/many_nodes.py`. Asks for this node's place in each cycle and opens the cycle's
+store. Must not end a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+)
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+from ft_launcher.decide.policy.case import FaultReport
+from ft_launcher.job.coordinator.beat_schedule import lease_s
+from ft_launcher.job.coordinator.node_messages import (
+    CycleEnd,
+    Ended,
+    EndReason,
+    JobOver,
+    JoinRequest,
+    Left,
+    Members,
+    RankAssigned,
+    decode,
+)
+from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.link.lease import Lease
+from ft_launcher.job.link.node_link import NodeLink
+from ft_launcher.job.link.questions import Questions, Topic
+from ft_launcher.job.rendezvous.agents_store import AgentsStore
+from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
+from ft_launcher.job.store.job_store import JobStore
+from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.wire.foreign import parse_json
+
+# Seconds at least to connect to the cycle's store. A host that cannot be reached ends the cycle, not the job.
+_CONNECT_S = 30.0
+
+
+class NoPlace(RendezvousClosedError):  # type: ignore[misc]
+    """No further cycle follows for this node; `over` has the exit code and the reason."""
+
+    def __init__(self, over: JobOver) -> None:
+        super().__init__(over.reason)
+        self.over = over
+
+
+class OwnRendezvous(RendezvousHandler):  # type: ignore[misc]
+    """What torch's handler interface asks of each rendezvous of ours.
+
+    Args:
+        backend: the name torch knows this handler by.
+        run_id: the job's id.
+    """
+
+    def __init__(self, backend: str, run_id: str) -> None:
+        self._backend = backend
+        self._run_id = run_id
+        self._closed = False
+
+    def get_backend(self) -> str:
+        """The backend's name."""
+        return self._backend
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self._run_id
+
+    def is_closed(self) -> bool:
+        """Whether this node has left."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Does nothing: a node that leaves does not end the job for the others."""
+
+    def num_nodes_waiting(self) -> int:
+        """Returns 0: the coordinator ends a cycle that is to grow, not the agents; and one node has no others."""
+        return 0
+
+
+class NodeRendezvous(OwnRendezvous):
+    """torch's rendezvous handler of this node.
+
+    Args:
+        backend, run_id: as of `OwnRendezvous`.
+        open_store: connects to the job's store, or makes it where this node is its host.
+        me: who this node is; `seq`, `cycle` and `report` are filled in here.
+        settings: the rules and times of the job.
+        ports: hosts the store of a cycle if this node has rank 0.
+        first_store: the ranks' store of the first cycle, where the user gave its address.
+
+    Attributes:
+        waiting: called with True when this node waits for a place while others run, with False when it has one.
+        heard: called when another node asks something (`job/link/questions.py`). Neither may block.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        run_id: str,
+        open_store: Callable[[], JobStore],
+        me: JoinRequest,
+        settings: NodeSettings,
+        ports: PortHolder,
+        first_store: CycleStore | None = None,
+    ) -> None:
+        super().__init__(backend, run_id)
+        self._ports = ports
+        self._open_store, self._me, self._settings, self._first_store = open_store, me, settings, first_store
+        self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
+        self._link: NodeLink | None = None
+        self.waiting: Callable[[bool], None] = lambda is_waiting: None
+        self.heard: Callable[[Topic, int], None] = lambda topic, number: None
+        self.place: RankAssigned | None = None
+        self._is_joining = False
+        self.cycle_store: CycleStore | None = None
+
+    # torch's interface.
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether an agent hosts the ranks' store. With the static backend it always does, as in torch."""
+        return self._first_store is not None or shares_store(os.environ)
+
+    def shutdown(self) -> bool:
+        """Leaves the job, unless the agent has done so already."""
+        self.leave("its launcher ends")
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Waits for this node's place in the next cycle.
+
+        Raises:
+            NoPlace: there is no further cycle for this node.
+            RendezvousConnectionError: the store is lost, or this node is cut off from it.
+        """
+        try:
+            if self._link is None:
+                self._link = NodeLink(self._me.node, self._open_store(), self._settings, self.lease)
+                self._link.questions.heard = self.heard
+                self._link.questions.waits = lambda: self.waiting(True)
+                # A signal may have ended the agent meanwhile: the thread with this call was left behind.
+                if self._closed:  # by another thread, while this one connected
+                    self._link.close(Left(self._me.node, "its launcher ends"), self._settings.beat_s)
+                    raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
+            while True:
+                place = self._ask_to_join(self._link)
+                info = self._enter(self._link, place)
+                if info is not None:
+                    return info
+        except StoreLost as lost:
+            raise RendezvousConnectionError(f"the rendezvous' store is lost: {lost}") from None
+
+    # The agent's interface.
+
+    @property
+    def node(self) -> str:
+        """This node's id."""
+        return self._me.node
+
+    @property
+    def link(self) -> NodeLink:
+        """This node's link to the others. There is one from the first place on; its `fileno` announces `take_end`."""
+        assert self._link is not None, "this node has had no place yet"
+        return self._link
+
+    @property
+    def hosts_store(self) -> bool:
+        """Whether this node hosts the job's store, or that of the current cycle."""
+        hosts_cycle = self.cycle_store is not None and self.cycle_store.server is not None
+        return hosts_cycle or (self._link is not None and self._link.hosts_store)
+
+    @property
+    def current_place(self) -> RankAssigned | None:
+        """This node's place; None: it has none yet, or waits for its next one, and another node may have this one."""
+        if self._is_joining:
+            return None
+        return self.place
+
+    @property
+    def questions(self) -> Questions | None:
+        """Asks the other nodes; None: this node is not linked to them."""
+        if self._link is None or self._closed:
+            return None
+        return self._link.questions
+
+    def members(self) -> Members | None:
+        """Returns the nodes of the current or last cycle; None: this node is not the coordinator, or there was none."""
+        coordination = self._link.coordination if self._link is not None else None
+        if coordination is None or not coordination.at_work:
+            return None
+        return coordination.members
+
+    @property
+    def close_s(self) -> float:
+        """How long `leave` takes at most where it has no other limit (seconds)."""
+        return self._settings.close_s
+
+    @property
+    def check_s(self) -> float:
+        """How often `NodeLink.cut` must be called while ranks run (seconds)."""
+        # A node must give up before others count it as lost; `beat_schedule.py` reckons with this quarter.
+        return self._settings.beat_s / 4
+
+    def take_end(self) -> CycleEnd | None:
+        """Returns the end of this node's cycle if it has arrived. Does not block."""
+        if self._link and self.place:
+            return self._link.take_end(self.place.cycle)
+        return None
+
+    def report_end(self, end_reason: EndReason, reason: str, exit_code: int = 0, number: int = 0) -> None:
+        """Reports how the cycle ended on this node; returns at once. `number`: of the preempting signal."""
+        if self._link is not None and self.place is not None:
+            self._link.send(Ended(self._me.node, self.place.cycle, end_reason.value, reason, exit_code, number))
+
+    def ranks_ended(self) -> None:
+        """Reports to the hosts of the ranks' stores that those of this node have ended after a preemption."""
+        if self._link is not None and self.place is not None:
+            self._link.ranks_ended(self.place)
+
+    def await_ranks(self) -> str:
+        """Begins to wait until the ranks of the cycle have ended on the other nodes, too. Returns at once.
+
+        Returns the key that `link.stopped` has last; empty: nothing is to be waited for.
+        """
+        if self._link is None or self._closed or self.place is None or self.place.nodes == 1:
+            return ""
+        return self._link.await_ranks(self.place)
+
+    def bring(self, report: FaultReport | None, views: dict[str, Any] | None = None) -> None:
+        """Sets the fault of this node's ranks in the last cycle, which the next arrival carries.
+
+        Args:
+            report: None: none of them failed by itself.
+            views: where they were, as `JoinRequest` has it.
+        """
+        self._me = replace(self._me, report=report, views=views or {})
+
+    def leave(self, reason: str, limit_s: float | None = None, number: int = 0) -> None:
+        """Leaves the job for good. The store's host waits until the others know the job's end.
+
+        Args:
+            reason: for the other nodes.
+            limit_s: of that wait, in seconds; None: `close_s`.
+            number: of the signal that preempts this node; 0: none does.
+
+        Blocks in the store beyond that where the store does not answer: the agent calls it in a thread.
+        """
+        if not self._closed:
+            self._closed = True
+            self.lease.end()
+            if limit_s is None:
+                limit_s = self.close_s
+            if self._link is not None:
+                self._link.close(Left(self._me.node, reason, number), limit_s)
+
+    # Becoming a member.
+
+    def _ask_to_join(self, link: NodeLink) -> RankAssigned:
+        self._is_joining = True
+        if self.place:
+            cycle = self.place.cycle
+        else:
+            cycle = self._me.cycle
+        self._me = replace(self._me, seq=self._me.seq + 1, cycle=cycle)
+        self._rename_if_deposed(link)
+        link.ask(self._me)
+        while (text := link.answer(self._me.seq, self._settings.beat_s)) is None:
+            self._must_be_linked(link)
+            if self._rename_if_deposed(link):
+                link.ask(self._me)
+        # The coordinator has it now; a later arrival must not bring it again.
+        self._me = replace(self._me, report=None, views={})
+        try:
+            answer = decode(text)
+        except ProtocolError as error:
+            raise RendezvousConnectionError(f"the coordinator's answer cannot be read: {error}") from None
+        if isinstance(answer, JobOver):
+            raise NoPlace(answer)
+        assert isinstance(answer, RankAssigned)
+        self.place, self._is_joining = answer, False
+        link.entered(answer, self._is_hosted_by_user(answer))
+        self.waiting(False)
+        return answer
+
+    def _rename_if_deposed(self, link: NodeLink) -> bool:
+        """Takes a new name if another coordinator took over from this node: that ignores messages under the old one."""
+        deposed = link.was_deposed()
+        if deposed:
+            self._me = replace(self._me, node=f"{self._me.node}+", seq=self._me.seq + 1)
+        return deposed
+
+    def _must_be_linked(self, link: NodeLink) -> None:
+        """Checks that this node is still a member. Call it while waiting.
+
+        Raises:
+            RendezvousConnectionError: this node is cut off.
+            NoPlace: this node has left.
+        """
+        cut = link.cut(time.monotonic())
+        if cut is not None:
+            raise RendezvousConnectionError(cut.why)
+        if self._closed:
+            raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
+
+    def _is_hosted_by_user(self, place: RankAssigned) -> bool:
+        """Whether the cycle's store is at the address that all nodes have from their command lines."""
+        return place.cycle == 0 and self._first_store is not None
+
+    def _host_of_cycle(self, link: NodeLink, cycle: int) -> bytes:
+        """Waits for the address of the cycle's store; empty: the cycle ended first."""
+        while self.take_end() is None:
+            text = link.host_of_cycle(cycle, self._settings.beat_s)
+            if text is not None:
+                return text
+            self._must_be_linked(link)
+        return b""
+
+    def _enter(self, link: NodeLink, place: RankAssigned) -> RendezvousInfo | None:
+        """Opens the cycle's store, which the node of rank 0 hosts; None: the cycle ended first."""
+        if self._is_hosted_by_user(place):
+            self.cycle_store = self._first_store
+            return self._info(link, place, link.another_store(), link.another_store)
+        if place.rank == 0:
+            # Static: the user's own name for the first node, which the other nodes can reach.
+            if self._first_store is not None:
+                host = self._first_store.host
+            else:
+                host = self._me.address
+            self.cycle_store = self._ports.host(place.cycle, host, self.use_agent_store)
+            # After the server listens: the others connect at once.
+            link.announce(place.cycle, json.dumps(self.cycle_store.address()))
+            return self._info(link, place, self.cycle_store.server, partial(self._client_of, self.cycle_store))
+        text = self._host_of_cycle(link, place.cycle)
+        if not text:
+            return None
+        self.cycle_store = CycleStore.of_another_node(place.cycle, parse_json(text))
+        try:
+            client = self._client_of(self.cycle_store)
+        except (RuntimeError, OSError) as error:
+            where = f"{self.cycle_store.host}:{self.cycle_store.port}"
+            self.report_end(
+                EndReason.FAILED, f"the store of the cycle at {where} cannot be reached ({one_line(error)})"
+            )
+            return None
+        return self._info(link, place, client, partial(self._client_of, self.cycle_store))
+
+    def _client_of(self, store: CycleStore) -> TCPStore:
+        """Makes a client of a cycle's store."""
+        # Not less than the node timeout: until then the host may only be slow, and not lost.
+        limit = timedelta(seconds=max(_CONNECT_S, self._settings.timeout_s))
+        with resolver.towards(store.host, store.port) as address:
+            return TCPStore(address, store.port, is_master=False, wait_for_workers=False, timeout=limit)
+
+    def _info(self, link: NodeLink, place: RankAssigned, store: Any, connect: Callable[[], Any]) -> RendezvousInfo:
+        assert self.cycle_store is not None
+        where = RendezvousStoreInfo(self.cycle_store.host, self.cycle_store.port)
+        agents = AgentsStore(store, connect)
+        # Not held by the link: its connection ends when torch's agent, which has assigned the ranks, lets go of it.
+        known = weakref.ref(agents)
+
+        def end() -> None:
+            waiting = known()
+            if waiting is not None:
+                waiting.end()
+
+        link.when_ended(place.cycle, end)
+        return RendezvousInfo(agents, place.rank, place.nodes, where)

@@ -1,0 +1,234 @@
+"""The processes of checks: starts them, reads their output, and never waits for one longer than the limit.
+
+`node_health.py` and `memory_reclaim.py` say what is checked, which nothing here depends on. A process is started by
+exec (a vfork, so that the caller's threads and memory do not matter) in a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Set
+from typing import Any
+
+from ft_launcher.decide.health.reading import Order, Reading, too_late, understand
+from ft_launcher.node.processes import descriptor_limit
+from rank_monitor.contract import env
+from rank_monitor.contract.processes.wait import readable
+
+# 64 KiB, the default capacity of a pipe (pipe(7)). Only the last lines of the output are used.
+_KEPT_BYTES = 1 << 16
+# A process that SIGKILL has not ended by then waits in the kernel, as on a driver that hangs.
+_AFTER_SIGKILL_S = 2.0
+
+
+class CheckProcess:
+    """A running check.
+
+    Args:
+        tag: the job's tag, so that the process is found and ended when the launcher was killed; empty: none.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def __init__(self, order: Order, tag: str) -> None:
+        self.order = order
+        self.is_killed = False
+        self.started = time.monotonic()
+        self.output = bytearray()
+        environ = dict(os.environ)
+        if tag:
+            environ[env.JOB_TAG] = tag
+        with descriptor_limit.of_user() as give_back:
+            self._process = subprocess.Popen(
+                order.argv,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                start_new_session=True,
+            )
+            give_back(self._process.pid)
+        assert self._process.stdout is not None
+        self.pid = self._process.pid
+        self._pipe = self._process.stdout
+        os.set_blocking(self._pipe.fileno(), False)
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def descriptors(self) -> set[int]:
+        """Returns descriptors that are readable when `handle` has something to do."""
+        if self._pipe.closed:
+            return {self._pidfd}
+        return {self._pidfd, self._pipe.fileno()}
+
+    def handle(self) -> int | None:
+        """Reads output; returns the exit code (negative for a signal) once the process has ended. Does not block."""
+        ended = bool(readable([self._pidfd], 0.0))
+        if not self._pipe.closed:
+            piece = self._pipe.read(_KEPT_BYTES)  # as much as a pipe holds, so nothing is left after the end
+            self.output = (self.output + (piece or b""))[-_KEPT_BYTES:]
+            if piece == b"":
+                self._pipe.close()
+        if ended:
+            return self._reap()
+        return None
+
+    def kill(self) -> None:
+        """Sends SIGKILL to its process group."""
+        self.is_killed = True
+        if self._process.returncode is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the number is its own
+
+    def late(self) -> Reading:
+        """Returns the reading of this process, which has given no answer in time and is still there."""
+        stuck_pid = None
+        if self.is_killed:
+            stuck_pid = self.pid
+        return too_late(self.order, bytes(self.output), time.monotonic() - self.started, stuck_pid)
+
+    def gone(self) -> bool:
+        """Whether the process has ended; reaps it then."""
+        if self._process.returncode is None and readable([self._pidfd], 0.0):
+            self._reap()
+        return self._process.returncode is not None
+
+    def _reap(self) -> int:
+        """Takes the exit code of the process, which has ended, and ends what it left in its group."""
+        self.kill()
+        code = self._process.wait()
+        os.close(self._pidfd)
+        self._pipe.close()
+        return code
+
+
+class CheckRound:
+    """Checks that run at the same time, round after round.
+
+    Args:
+        tag: the job's tag, for the environment of the processes; empty: none.
+
+    Attributes:
+        memory: check -> what it returned last to be given next time.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self.memory: dict[str, dict[str, Any]] = {}
+        self._tag = tag
+        self._readings: list[Reading] = []
+        self._running: dict[str, CheckProcess] = {}
+        self._left: dict[str, CheckProcess] = {}
+        """Those that are not waited for any more: while one is there, its check gives its reading at once."""
+        self._deadline = 0.0
+        self._is_late = False
+
+    def start(self, orders: Iterable[Order | Reading], limit_s: float) -> None:
+        """Starts a round of at most `limit_s` seconds; the one before is over. Readings are those known already."""
+        self._readings = []
+        self._is_late = False
+        self._deadline = time.monotonic() + limit_s
+        for order in orders:
+            if isinstance(order, Reading):
+                self._readings.append(order)
+            else:
+                self._start(order)
+
+    def descriptors(self) -> set[int]:
+        """Returns descriptors that are readable when `attend` has something to do."""
+        return set[int]().union(*(process.descriptors() for process in self._running.values()))
+
+    def next_check(self) -> float | None:
+        """When to call `attend` even if nothing is readable (monotonic seconds); None: no check runs."""
+        if self._running:
+            return self._deadline
+        return None
+
+    def attend(self, ready: Set[int]) -> bool:
+        """Takes ends of checks, and kills those that are late. Returns whether the round is over. Does not block."""
+        for check, process in list(self._running.items()):
+            if not process.descriptors() & ready:
+                continue
+            code = process.handle()
+            if code is not None:
+                del self._running[check]
+                self._readings.append(self._ended(process, code))
+        if self._running and time.monotonic() >= self._deadline:
+            self._give_up()
+        return not self._running
+
+    def wait(self) -> list[Reading]:
+        """Waits for the end of the round, its limit and 2 s at most. Returns its readings."""
+        while self._running:
+            self.attend(readable(self.descriptors(), max(0.0, self._deadline - time.monotonic())))
+        return self.take()
+
+    def take(self) -> list[Reading]:
+        """Returns the readings of the round that is over."""
+        readings, self._readings = self._readings, []
+        return readings
+
+    def stop(self) -> None:
+        """Ends a round: kills its checks, and waits at most 2 s for them. Its readings are lost."""
+        self._kill_running()
+        self._is_late = True
+        self._deadline = time.monotonic() + _AFTER_SIGKILL_S
+        self.wait()
+
+    def pids(self) -> set[int]:
+        """Returns the pids of running checks, and of those that are not waited for any more."""
+        return {process.pid for process in (*self._running.values(), *self._left.values())}
+
+    def close(self) -> None:
+        """Kills all checks, without waiting for their end: no further round follows. Any thread may call it."""
+        self._kill_running()
+        for process in list(self._left.values()):
+            process.kill()
+
+    def _kill_running(self) -> None:
+        for process in list(self._running.values()):
+            process.kill()
+
+    def _start(self, order: Order) -> None:
+        """Starts the check; adds a reading instead, where it cannot be started."""
+        before = self._left.get(order.check)
+        if before is not None:
+            if not before.gone():
+                self._readings.append(before.late())
+                return
+            del self._left[order.check]
+        try:
+            self._running[order.check] = CheckProcess(order, self._tag)
+        except (OSError, ValueError) as error:
+            self._readings.append(Reading(order.check, "unknown", f"no process can be started ({error})"))
+
+    def _ended(self, process: CheckProcess, code: int) -> Reading:
+        took_s = time.monotonic() - process.started
+        if self._is_late:
+            return too_late(process.order, bytes(process.output), took_s, None)
+        reading, memory = understand(process.order, bytes(process.output), code, took_s)
+        if memory:
+            self.memory[process.order.check] = memory
+        return reading
+
+    def _give_up(self) -> None:
+        """Kills the checks that are late, but those of which the training can do without the answer: these go on, so
+        that their end tells of it. Those that SIGKILL has not ended some time later are left, too."""
+        if self._is_late:
+            self._leave(list(self._running))
+            return
+        self._is_late = True
+        self._deadline = time.monotonic() + _AFTER_SIGKILL_S
+        self._leave([check for check, process in self._running.items() if process.order.late == "warning"])
+        self._kill_running()
+
+    def _leave(self, checks: Iterable[str]) -> None:
+        """Ends the wait for some running checks with their readings."""
+        for check in checks:
+            process = self._running.pop(check)
+            self._left[check] = process
+            self._readings.append(process.late())

@@ -1,0 +1,142 @@
+"""Asks the endpoint of a health checker that the operator runs on this node. An unreachable one is `unknown`.
+
+`line:///path` is a Unix socket: we write `check`, it answers with one line, `ok` or `unhealthy`, and a reason. All
+others (`host:port`, `unix:///path`, `/path`) speak gRPC: the standard grpc.health.v1, else the service of NVIDIA's
+daemon.
+The only file that imports grpc; the three messages are read here, so that no protobuf is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from itertools import islice
+
+from ft_launcher.decide.health.check import Answer, Finding, Task
+
+LINE = "line://"
+_HEALTH = "/grpc.health.v1.Health/Check"
+_NVHCD = "/nvhcd.HealthCheckService/RunHealthCheck"
+_NVHCD_REQUEST = b"\x0a\x0a--no-slurm"  # field 1, text: the argument that NVIDIA's launcher gives
+# ServingStatus of grpc.health.v1.
+_SERVING: dict[object, Finding] = {
+    0: ("unknown", "UNKNOWN"),
+    1: ("ok", "SERVING"),
+    2: ("unhealthy", "NOT_SERVING"),
+    3: ("unknown", "SERVICE_UNKNOWN"),
+}
+
+
+def look(task: Task) -> Answer:
+    """The finding of the checker at `task.work["endpoint"]`, which has `work["timeout_s"]` seconds."""
+    endpoint, timeout_s = task.work["endpoint"], task.work["timeout_s"]
+    task.say(endpoint)
+    if endpoint.startswith(LINE):
+        state, reason = _ask_line(endpoint[len(LINE) :], timeout_s)
+    elif endpoint.startswith("/"):
+        state, reason = _ask_grpc(f"unix://{endpoint}", timeout_s)
+    else:
+        state, reason = _ask_grpc(endpoint, timeout_s)
+    return [(state, f"{endpoint}: {reason}")], {}
+
+
+def _ask_line(path: str, timeout_s: float) -> Finding:
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(path)
+            connection.sendall(b"check\n")
+            with connection.makefile("rb") as answer:
+                # Bounded, since another program writes it and may never end the line.
+                line = answer.readline(4096)
+    except OSError as error:
+        return "unknown", str(error)
+    return line_says(line.decode(errors="replace"))
+
+
+def line_says(line: str) -> Finding:
+    """The finding in a checker's line. Pure."""
+    state, _, reason = line.strip().partition(" ")
+    state = state.lower().rstrip(":")
+    if state == "ok":
+        return "ok", reason.strip()
+    if state == "unhealthy":
+        return "unhealthy", reason.strip() or "says it is unhealthy"
+    return "unknown", f"answers {line.strip()!r}, which is neither ok nor unhealthy"
+
+
+def _ask_grpc(target: str, timeout_s: float) -> Finding:
+    import grpc
+
+    # A checker of this node is not behind a proxy.
+    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        for method, request, says in ((_HEALTH, b"", health_says), (_NVHCD, _NVHCD_REQUEST, nvhcd_says)):
+            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+            try:
+                return says(call(request, timeout=timeout_s))
+            except grpc.RpcError as error:
+                failure: Finding = ("unknown", f"{error.code().name}: {error.details()}")
+                # Only a server that lacks this service is asked for the next one.
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    break
+        return failure
+
+
+def health_says(message: bytes) -> Finding:
+    """A HealthCheckResponse of grpc.health.v1: field 1 is the status. Pure."""
+    status = dict(_fields(message)).get(1, 0)
+    return _SERVING.get(status, ("unknown", f"status {status!r}"))
+
+
+def nvhcd_says(message: bytes) -> Finding:
+    """A HealthCheckResponse of NVIDIA's daemon: success, exit_code, output (JSON with a fail_count), error. Pure."""
+    fields = dict(_fields(message))
+    if not fields:
+        return "unknown", "an empty answer"
+    output, error = (_text(fields.get(number, b"")) for number in (3, 4))
+    if not fields.get(1):
+        return "unhealthy", f"exit code {fields.get(2, 0)!r}: {error or output}"
+    try:
+        report = json.loads(output)
+        fail_count = report.get("fail_count", 0)
+        failed_checks = report.get("failed_checks", [])
+    except (ValueError, AttributeError):
+        return "unknown", f"succeeds, with an output that is not its JSON: {output}"
+    if fail_count:
+        return "unhealthy", f"{fail_count} checks failed: {failed_checks}"
+    return "ok", ""
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace").strip()[:300]
+    return str(value)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field of a protobuf message; stops at what is cut short or has another wire type."""
+    remaining = iter(message)
+    while True:
+        key = _varint(remaining)
+        value = _varint(remaining)
+        if key is None or value is None:
+            return
+        # Wire types of protobuf: 0 is a varint, 2 has its length before it.
+        if key & 7 == 0:
+            yield key >> 3, value
+        elif key & 7 == 2:
+            yield key >> 3, bytes(islice(remaining, value))
+        else:
+            return
+
+
+def _varint(data: Iterator[int]) -> int | None:
+    """The next number; None at the end."""
+    number = shift = 0
+    for byte in data:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return number
+    return None

@@ -1,0 +1,170 @@
+"""Checks storage: network mounts and paths that must answer, and free space in the folders that are written to.
+
+Mounts: Lustre's own health state, then each mount's size and first entry. Paths: a small file is written to a folder
+and read back; a file is read. Both run in a process of their own; what hangs is the last one that the process named.
+Space: in /dev/shm, which the training needs, and in the temporary and log folder, which only the launcher needs. The
+agent reads local ones itself: asking a local file system for its size costs microseconds and cannot hang. Which ones
+are local it reads from the kernel's table of mounts (`mounts_of`, `is_local`), and accesses no file system for that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from ft_launcher.decide.health.check import Answer, Finding, State, Task
+
+# One page: enough to have the storage answer.
+_BYTES = 4096
+_MIB = 1 << 20
+# Names of file systems as in /proc/self/mountinfo whose data is on a server.
+NETWORK = frozenset(
+    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "wekafs", "panfs", "pvfs2", "fuse.glusterfs"}
+)
+_LUSTRE_HEALTH = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
+
+
+class Mount(NamedTuple):
+    """A line of the kernel's table."""
+
+    point: str
+    kind: str
+    source: str
+
+
+def mounts_of(mountinfo: str) -> list[Mount]:
+    """The mounts of a text in the form of /proc/self/mountinfo, as proc(5) has it."""
+    mounts = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        what = after.split()
+        if len(fields) > 4 and len(what) > 1:
+            # The kernel writes spaces, tabs, newlines and backslashes as three octal digits.
+            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+            mounts.append(Mount(point, what[0], what[1]))
+    return mounts
+
+
+def is_local(path: str, mounts: Iterable[Mount]) -> bool:
+    """Whether the path, as written, lies on no network mount and on no FUSE; asks no file system."""
+    path = os.path.abspath(path) + "/"  # noqa: PTH100 - resolve() would ask
+    over = [mount for mount in mounts if path.startswith(mount.point.rstrip("/") + "/")]
+    if over:
+        kind = max(over, key=lambda mount: len(mount.point)).kind
+    else:
+        kind = ""
+    return kind not in NETWORK and not kind.startswith("fuse")
+
+
+def look(task: Task) -> Answer:
+    """One finding per path of `task.work["paths"]`; in order, so the first that hangs hides those after it."""
+    findings = []
+    for path in task.work["paths"]:
+        task.say(path)
+        findings.append(_try(Path(path)))
+    return findings, {}
+
+
+def look_at_mounts(task: Task) -> Answer:
+    """One finding per mount of `task.work["mounts"]` (point, kind, source), and one for Lustre where it is."""
+    findings = [finding for finding in map(_lustre, _LUSTRE_HEALTH) if finding is not None][:1]
+    for point, kind, source in task.work["mounts"]:
+        name = f"{point} ({kind} from {source})"
+        task.say(name)
+        findings.append(_answers(point, name))
+    return findings, {}
+
+
+def look_at_space(task: Task) -> Answer:
+    """One finding per folder of `task.work["folders"]`, none of which the training needs."""
+    findings = []
+    for folder in task.work["folders"]:
+        task.say(folder)
+        findings.append(free_space(folder, needed=False))
+    return findings, {}
+
+
+def free_space(folder: str, needed: bool) -> Finding:
+    """The free space of a folder: full when less than a MiB and less than 1 % is free, or no inode is.
+
+    A full folder is a reason to leave the job where the training needs it. A full disk of logs is none: checkpoints
+    lie elsewhere, and another node would write to the same disk of logs as often as not.
+    """
+    full: State = "unhealthy" if needed else "warning"
+    try:
+        found = os.statvfs(folder)
+    except FileNotFoundError:
+        return "not present", f"{folder} is not there"
+    except OSError as error:
+        return "unknown", f"{folder}: {error.strerror}"
+    # Blocks that are reserved for root count as free for root only.
+    free = found.f_frsize * (found.f_bfree if os.geteuid() == 0 else found.f_bavail)
+    if free < _MIB and free * 100 < found.f_frsize * found.f_blocks:
+        return full, f"{folder} is full: {free} bytes are free"
+    if found.f_files and not found.f_favail:
+        return full, f"{folder} is full: no inode is free"
+    return "ok", f"{folder} has {free // _MIB} MiB free"
+
+
+def _try(path: Path) -> Finding:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISFIFO(mode):
+            return "unhealthy", f"{path} is a FIFO, and no file or folder of storage"
+        if not stat.S_ISDIR(mode):
+            with path.open("rb") as file:
+                file.read(_BYTES)
+            return "ok", ""
+        if _gives_back(path):
+            return ("ok", "")
+        return ("unhealthy", f"{path}: what was read is not what was written")
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EROFS):
+            hint = " (name a file in it to have it only read)"
+        else:
+            hint = ""
+        return "unhealthy", f"{path}: {error.strerror}{hint}"
+
+
+def _gives_back(folder: Path) -> bool:
+    """Writes, reads and removes a file in the folder. Returns whether the same bytes were read."""
+    path = folder / f".ft_health_{os.urandom(8).hex()}"
+    written = os.urandom(_BYTES)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, written)
+        # Pages that are not written yet cannot be dropped from the cache.
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache would answer
+        return os.pread(file, _BYTES, 0) == written
+    finally:
+        os.close(file)
+        path.unlink()
+
+
+def _lustre(path: str) -> Finding | None:
+    try:
+        state = Path(path).read_text().strip()
+    except OSError:
+        return None
+    if state == "healthy":
+        return "ok", ""
+    return "unhealthy", f"{path} says {state!r}"
+
+
+def _answers(point: str, name: str) -> Finding:
+    try:
+        os.statvfs(point)
+        with os.scandir(point) as entries:
+            next(entries, None)
+    except (PermissionError, FileNotFoundError) as error:  # not ours to see, or hidden by another mount
+        return "unknown", f"{name}: {error.strerror}"
+    except OSError as error:
+        return "unhealthy", f"{name}: {error.strerror}"
+    return "ok", ""

@@ -1,0 +1,1 @@
+"""The monitors of this node's ranks, as the launcher knows them."""

@@ -1,0 +1,375 @@
+"""The monitors of a node: one per local rank for the whole job, notified of each cycle, replaced when lost.
+
+Made by `agent/ranks.py`, once for a job; the files of `agent/cycle/` read it, too. Owns the listening sockets, so that
+replacing a monitor refuses no connection. Returns what the monitors found; decides nothing about ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from ft_launcher.node.monitors.rank_report import Found, Replaced
+from ft_launcher.node.processes.process_tree import is_stopped
+from ft_launcher.node.ranks.runtime import Runtime
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.processes.spawn import Monitor
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.settings.config import MonitorSettings
+from rank_monitor.contract.wire import channel, codec
+from rank_monitor.contract.wire.codec import Received
+from rank_monitor.contract.wire.complaints import Complaints
+from rank_monitor.contract.wire.launcher_messages import (
+    Bye,
+    Connected,
+    CycleEnd,
+    CycleStart,
+    Fenced,
+    HangOverdue,
+    LogOverdue,
+    LogStep,
+    Snapshot,
+    SnapshotRequest,
+    StandsStill,
+    Suspected,
+    Times,
+    TimesRequest,
+)
+from rank_monitor.contract.wire.messages import (
+    FROM_RANK_TO_LAUNCHER,
+    Guard,
+    LimitsSet,
+    Message,
+    RankException,
+    ResultInDoubt,
+)
+
+logger = logging.getLogger(__name__)
+
+# Seconds: a monitor that is stopped and continued soon, with its rank or by a debugger, is not replaced.
+STOPPED_GRACE_S = 1.0
+# Seconds. A restart is delayed by this at most when a monitor does not answer; a rank needs longer for its stacks.
+_SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
+_STANDSTILL_SHARE = 4
+"""Part of `hang_timeout` for which a look at a rank that stood still counts: the next one is due after an eighth."""
+_DECISION_S = 5.0
+"""And seconds beside it, from such a look to the end of the cycle: all nodes answer first, and the end is written."""
+
+
+@dataclass
+class _Slot:
+    """The state of one local rank: its listening socket, its present monitor, and what is known of its process.
+
+    `judges_by`: the last message of each kind by which a monitor judges; another one that takes its place needs them.
+    """
+
+    listener: socket.socket
+    monitor: Monitor
+    start: CycleStart | None = None
+    attached: bool = False
+    judges_by: dict[type[Message], Message] = field(default_factory=dict)
+    stopped_since: float | None = None
+    found: Found = field(default_factory=Found)
+
+
+class NodeMonitors:
+    """All monitors of this node.
+
+    Args:
+        runtime: the node's runtime folder and template.
+        settings: limits for every rank.
+        nprocs: ranks of this node.
+        lease: descriptor of a timer; when it runs out the monitors end the ranks, whatever this process does.
+    """
+
+    def __init__(self, runtime: Runtime, settings: MonitorSettings, nprocs: int, lease: int | None = None) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._lease = lease
+        self._sequence = 0
+        self._reading_token = 0
+        self._slots: list[_Slot] = []
+        self._not_passed_on: list[tuple[int, Message | Replaced]] = []
+        self._complaints = Complaints(logger.warning)
+        for local_rank in range(nprocs):
+            listener = channel.listen(self.socket_path(local_rank))
+            self._slots.append(_Slot(listener, self._fork(listener, local_rank)))
+
+    def _fork(self, listener: socket.socket, local_rank: int) -> Monitor:
+        return self._runtime.template.fork_monitor(listener, self._settings, local_rank, self._lease)
+
+    def socket_path(self, local_rank: int) -> Path:
+        """The socket that a rank connects to."""
+        # Short names: a socket's address has 108 bytes at most.
+        return self._runtime.folder / f"m{local_rank}"
+
+    def stack_file(self, local_rank: int) -> Path:
+        """The file that a rank writes its stacks to."""
+        return self._runtime.folder / f"stacks{local_rank}"
+
+    def recorder_socket(self, local_rank: int) -> str:
+        """The socket on which a rank gives torch's flight recorder; empty where it is not asked for."""
+        if self._settings.flight_recorder != "off":
+            return str(self._runtime.folder / f"f{local_rank}")
+        return ""
+
+    @property
+    def local_ranks(self) -> range:
+        """The local ranks of this node."""
+        return range(len(self._slots))
+
+    def pid(self, local_rank: int) -> int:
+        """Pid of a rank's monitor."""
+        return self._slots[local_rank].monitor.pid
+
+    def pids(self) -> set[int]:
+        """Pids of the template, its sweeper and the monitors."""
+        template = self._runtime.template
+        return {slot.monitor.pid for slot in self._slots} | {pid for pid in (template.pid, template.sweeper_pid) if pid}
+
+    def descriptors(self) -> set[int]:
+        """Readable when `handle` has something to do."""
+        found = set()
+        for slot in self._slots:
+            found |= {slot.monitor.channel.fileno(), slot.monitor.pidfd}
+        if self._runtime.template.alive:
+            found.add(self._runtime.template.fileno())
+        return {descriptor for descriptor in found if descriptor >= 0}
+
+    def next_check(self) -> float | None:
+        """When `handle` should be called even if nothing is readable (monotonic seconds); None: no need."""
+        since = [slot.stopped_since for slot in self._slots if slot.stopped_since is not None]
+        if since:
+            return min(since) + STOPPED_GRACE_S
+        return None
+
+    def begin_rank(self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int) -> None:
+        """Notifies a monitor of its new rank, at the start of a cycle or when a rank was started again."""
+        slot = self._slots[local_rank]
+        slot.attached, slot.judges_by = False, {}
+        with contextlib.suppress(OSError):
+            os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
+        stack_file, recorder_socket = str(self.stack_file(local_rank)), self.recorder_socket(local_rank)
+        slot.start = CycleStart(cycle, rank, pid, started_ns, stack_file, recorder_socket=recorder_socket)
+        slot.found = Found(slot.start)
+        self._send(slot, slot.start)
+
+    def end_cycle(self) -> None:
+        """Notifies the monitors that the cycle is over: they judge nothing until the next one."""
+        for slot in self._slots:
+            slot.start = None
+            self._send(slot, CycleEnd())
+
+    def printed(self, local_rank: int, message: LogStep | LogOverdue) -> None:
+        """Passes on what a rank printed, or that it printed nothing for too long."""
+        slot = self._slots[local_rank]
+        if slot.start is None:
+            return
+        slot.judges_by[type(message)] = message
+        if isinstance(message, LogStep):
+            slot.judges_by.pop(LogOverdue, None)
+        self._send(slot, message)
+
+    def end_hang(self, local_rank: int, message: HangOverdue) -> None:
+        """Has a monitor end its rank for a hang, with a verdict, as for any other limit.
+
+        Keeps where all ranks were at the last `snapshots`, by which the launcher has decided this.
+        """
+        for seen in self._slots:
+            seen.found.at_decision = seen.found.snapshot
+        slot = self._slots[local_rank]
+        if slot.start is not None:
+            self._send(slot, message)
+
+    def note_standstill(self, local_rank: int) -> None:
+        """Keeps where a rank was at the last `snapshots`: it stands still, and another node may end the rank that holds
+        it up."""
+        found = self.found(local_rank)
+        found.stood_still, found.stood_still_at = found.snapshot, time.monotonic()
+
+    def stood_still(self, local_rank: int) -> Snapshot | None:
+        """Returns where a rank stood still at the last looks for a hang; None: it did not.
+
+        The time from such a look to the end of the cycle is bounded. After a longer one the rank has gone on.
+        """
+        found, limit_s = self.found(local_rank), self._settings.hang_timeout
+        if limit_s is None or found.stood_still_at is None:
+            return None
+        counts_s = limit_s / _STANDSTILL_SHARE + self._settings.termination_grace_time + _DECISION_S
+        if time.monotonic() - found.stood_still_at > counts_s:
+            return None
+        return found.stood_still
+
+    def fail(self, local_rank: int, why: RankException) -> None:
+        """Notes why the launcher takes a rank for failed. What the rank reported itself before stays the reason."""
+        self._slots[local_rank].found.take_exception(why, time.monotonic())
+
+    def found(self, local_rank: int) -> Found:
+        """What the rank's monitor reported in this cycle."""
+        return self._slots[local_rank].found
+
+    def suspect_results(self) -> dict[int, ResultInDoubt]:
+        """The suspect results of this cycle, by local rank."""
+        found = {rank: slot.found.suspect_result for rank, slot in enumerate(self._slots)}
+        return {rank: result for rank, result in found.items() if result is not None}
+
+    def handle(self) -> list[tuple[int, Message | Replaced]]:
+        """Takes all messages and replaces lost monitors; returns what the launcher must know, by local rank."""
+        events, self._not_passed_on = self._not_passed_on, []
+        for local_rank, slot in enumerate(self._slots):
+            for received in self._drain(slot):
+                heard = self._note(slot, received.message, received.sent_ns)
+                if heard is not None:
+                    events.append((local_rank, heard))
+        self._note_changes()
+        for local_rank, slot in enumerate(self._slots):
+            why = self._why_lost(slot)
+            if why:
+                self._replace(local_rank, slot)
+                events.append((local_rank, Replaced(why)))
+        return events
+
+    def snapshots(self, meanwhile: Callable[[], object] = lambda: None, stacks: bool = False) -> None:
+        """Asks every monitor where its rank is, and waits a bounded time for the answers, which `found` then has.
+
+        Args:
+            meanwhile: called while they answer.
+            stacks: have the ranks write their stacks too.
+        """
+        self._sequence += 1
+        token = self._sequence
+        # Between cycles a monitor has no rank to ask about.
+        waiting = {slot.monitor.channel.fileno(): slot for slot in self._slots if slot.start is not None}
+        for slot in waiting.values():
+            self._send(slot, SnapshotRequest(token, stacks))
+        meanwhile()
+        if stacks:
+            deadline = time.monotonic() + _STACKS_WAIT_S
+        else:
+            deadline = time.monotonic() + _SNAPSHOT_WAIT_S
+        while waiting:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            for descriptor in readable(waiting, left_s):
+                slot = waiting[descriptor]
+                for received in self._drain(slot):
+                    event = self._note(slot, received.message, received.sent_ns)
+                    if event is not None:
+                        self._not_passed_on.append((self._slots.index(slot), event))
+                snapshot = slot.found.snapshot
+                if (snapshot and snapshot.token == token) or readable([slot.monitor.pidfd], 0.0):
+                    waiting.pop(descriptor)
+
+    def ask_times(self) -> None:
+        """Asks every monitor for the time ledger of its rank, which `found` has once it has come."""
+        for slot in self._slots:
+            if slot.start is not None:
+                self._send(slot, TimesRequest())
+
+    def ask_readings(self, stacks: bool = False, collectives: bool = False) -> int:
+        """Asks every monitor where its rank is, without waiting. Returns the token of the answers, `Found.reading`.
+
+        Args:
+            stacks: have the ranks write their stacks too, and ask for their collectives.
+            collectives: ask torch's flight recorder in each rank.
+        """
+        self._reading_token -= 1  # below 0: `snapshots` counts upwards
+        for slot in self._slots:
+            if slot.start is not None:
+                self._send(slot, SnapshotRequest(self._reading_token, stacks, collectives))
+        return self._reading_token
+
+    def close(self) -> None:
+        """Ends every monitor, and takes its last time ledger. The goodbye tells it apart from a killed launcher."""
+        for slot in self._slots:
+            self._send(slot, Bye())
+        for slot in self._slots:
+            slot.monitor.close(last=partial(self._take_last, slot))
+            slot.listener.close()
+
+    def _take_last(self, slot: _Slot) -> None:
+        # A monitor that ends before it has read our second goodbye resets the channel: one receive fails (unix(7)).
+        for received in [*self._drain(slot), *self._drain(slot)]:
+            if isinstance(received.message, Times):
+                self._note(slot, received.message, received.sent_ns)
+
+    def _drain(self, slot: _Slot) -> Iterator[Received]:
+        while True:
+            try:
+                received = channel.receive(slot.monitor.channel)
+            except OSError:
+                return
+            if received is None or not received[0]:
+                return
+            try:
+                heard = codec.decode(received[0])
+            except ProtocolError as error:
+                self._complaints.about("message", f"a monitor sent what is not a message: {error}")
+                continue
+            # Sent before these ranks were started: it is about their predecessors.
+            is_of_last_cycle = slot.start is not None and heard.sent_ns < slot.start.started_ns
+            if not (is_of_last_cycle and isinstance(heard.message, FROM_RANK_TO_LAUNCHER)):
+                yield heard
+
+    def _note(self, slot: _Slot, message: Message, sent_ns: int) -> Message | None:
+        """Stores a message; returns it if the launcher must act on it or record it."""
+        match message:
+            case Connected():
+                slot.attached = message.attached
+            case LimitsSet() | Guard():
+                slot.judges_by[type(message)] = message
+            case Fenced() | Suspected() | StandsStill() if slot.start is None or message.cycle != slot.start.cycle:
+                return None
+        return slot.found.take(message, sent_ns, time.monotonic())
+
+    def _note_changes(self) -> None:
+        by_pid = {slot.monitor.pid: slot for slot in self._slots}
+        for change in self._runtime.template.changes():
+            slot = by_pid.get(change.pid)
+            if slot is not None:
+                if change.change == "stopped":
+                    slot.stopped_since = time.monotonic()
+                else:
+                    slot.stopped_since = None
+
+    def _why_lost(self, slot: _Slot) -> str:
+        """Why the monitor must be replaced; empty: it is well, or is paused together with its rank."""
+        if readable([slot.monitor.pidfd], 0.0):
+            return "it died"
+        if slot.stopped_since is None or time.monotonic() < slot.stopped_since + STOPPED_GRACE_S:
+            return ""
+        # Both are stopped, as by a debugger: a pause. After the stall limit a running monitor must report the stall.
+        if slot.start is not None and is_stopped(slot.start.rank_pid):
+            limit = self._settings.stall_warning or float("inf")
+            if time.monotonic() < slot.stopped_since + limit:
+                return ""
+        if is_stopped(slot.monitor.pid):
+            return "it was stopped"
+        return ""
+
+    def _replace(self, local_rank: int, slot: _Slot) -> None:
+        # A monitor that is stopped answers nothing, and one that died neither.
+        slot.monitor.close(goodbye_s=0)
+        slot.monitor = self._fork(slot.listener, local_rank)
+        slot.stopped_since = None
+        if slot.start is not None:
+            start = replace(slot.start, reconnect=True, attached=slot.attached)
+            if slot.found.times is not None:
+                start = replace(start, times=slot.found.times.json())
+            self._send(slot, start)
+            # The new monitor judges by these at once, also where its rank is stuck and connects late.
+            for message in slot.judges_by.values():
+                self._send(slot, message)
+
+    def _send(self, slot: _Slot, message: Message) -> None:
+        self._sequence += 1
+        with contextlib.suppress(OSError):
+            channel.send(slot.monitor.channel, codec.encode(message, self._sequence, time.monotonic_ns()))

@@ -1,0 +1,377 @@
+"""torch's `SubprocessContext` with our start and stop of ranks.
+
+Made by the node agent for each cycle. Ranks are forks of the zygote where there is one, else programs of their own.
+
+torch's own replaces the signal handlers at each start and, when a rank fails, stops the others with a limit of its own
+choosing; here handlers belong to `node/processes/signals.py` and stops to `node/processes/process_tree.py`. Uses
+torch's underscored `_start`, `_close`, `_capture_process_failures` and `_running_local_ranks`, and `_popen` of its
+handler; the name `get_subprocess_handler` of torch's module is rebound while torch starts programs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from torch.distributed.elastic.multiprocessing import api as torch_multiprocessing
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from ft_launcher.node.processes import descriptor_limit
+from ft_launcher.node.processes.process_tree import start_ticks
+from ft_launcher.node.zygote.client import RankOrder
+from ft_launcher.node.zygote.pool import ZygotePool
+from ft_launcher.record.journal.file_thread import FileThread, NoAnswer
+from ft_launcher.record.logs.cycle_files import open_application_log
+from ft_launcher.record.logs.log_pump import LogPump, streams_of
+from ft_launcher.record.logs.logs import MOST_KEPT
+from ft_launcher.record.logs.spool import Spool, SpooledOutput
+from ft_launcher.settings import rank_program
+from rank_monitor.contract.errors import ConfigError, one_line
+from rank_monitor.contract.processes.wait import end_of, readable
+from rank_monitor.contract.wire.foreign import read_file
+
+logger = logging.getLogger(__name__)
+
+_LAST_THREADS_S = 1.0
+"""Seconds. /proc shows a zombie when the main thread has ended, and an exit code exists when all threads have."""
+
+ERROR_FILES_S = 2.0
+"""Seconds that the agent waits for an error file, which a file server that is slow gives in tenths."""
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """The end of a rank: its code as from `subprocess`, and when it was seen (monotonic seconds)."""
+
+    exit_code: int
+    at: float
+
+
+class ForkedProcess:
+    """A rank that the zygote forked, a child of ours: what torch uses of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code once it ended (minus the signal's number for a signal)."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+@dataclass(frozen=True)
+class ForkedHandler:
+    """Replaces torch's `SubprocessHandler` for a forked rank, with the attributes that torch reads."""
+
+    proc: Any
+    local_rank_id: int
+
+
+class _RankHandler(SubprocessHandler):  # type: ignore[misc]
+    """torch's handler, with streams of ours.
+
+    A rank that is started again appends to the log files of its predecessor; and torch's own opens a file twice where
+    stdout and stderr are one, so that each would overwrite the other.
+    """
+
+    def __init__(self, streams: Mapping[int, IO[str]], **kwargs: Any) -> None:
+        self._streams = streams
+        super().__init__(stdout=None, stderr=None, **kwargs)
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        self._stdout, self._stderr = self._streams.get(1), self._streams.get(2)
+        return super()._popen(args, env)
+
+
+class RankContext(SubprocessContext):  # type: ignore[misc]
+    """The ranks of one cycle on this node, each with a pidfd that is readable when it ended.
+
+    Args:
+        application_log: the file in which the output of all is merged; None: none.
+        is_read: whether all that ranks print is to be read on the way: `printed_to` then names files for all.
+    """
+
+    _failures: dict[int, ProcessFailure]
+
+    def __init__(
+        self,
+        *args: Any,
+        zygotes: ZygotePool,
+        application_log: Path | None = None,
+        is_read: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._zygotes = zygotes
+        self._is_read = is_read
+        self._spooled = SpooledOutput()
+        if is_read:
+            self._spooled = SpooledOutput.instead_of_console(self.stdouts, self.stderrs)
+        self._pump = self._replace_tails()
+        self._together: LogPump | None = None
+        if application_log is not None:
+            self._together = open_application_log(application_log, self.envs, self.stdouts, self.stderrs)
+        self.pidfds: dict[int, int] = {}
+        self.exits: dict[int, RankExit] = {}
+        self.started_ns = 0
+        self.ignored: set[int] = set()
+        self.files = FileThread()
+        """Does what is done with the ranks' error files; replaced by that of the run in `Ranks.begin`."""
+        self.on_reaped: Callable[[int], None] = lambda pid: None
+        """Called with the pid of each rank whose exit code was taken; set by `Ranks.begin`."""
+        self._given_up: dict[int, int] = {}
+        self._started_again: dict[int, float] = {}
+        self._first_failed = -1
+
+    def _replace_tails(self) -> LogPump:
+        """Replaces torch's tails, which poll, by a pump; torch stops it in `close` as it would its tails."""
+        if "_tail_logs" in vars(self):
+            pump = LogPump([*streams_of(self.name, vars(self)["_tail_logs"]), *self._spooled.streams])
+            self._tail_logs: list[Any] = [pump]
+        else:  # before torch 2.10
+            tails = [vars(self)["_stdout_tail"], vars(self)["_stderr_tail"]]
+            pump = LogPump([*streams_of(self.name, tails), *self._spooled.streams])
+            self._stdout_tail = self._stderr_tail = pump
+        return pump
+
+    def printed_to(self) -> dict[int, list[str]]:
+        """Returns the files that each rank prints to, by local rank."""
+        return {
+            local_rank: sorted({self.stdouts[local_rank], self.stderrs[local_rank]} - {"", os.devnull})
+            for local_rank in range(self.nprocs)
+        }
+
+    @property
+    def spools(self) -> Mapping[str, Spool]:
+        """Those of these files that are given back as they are read, by path."""
+        return self._spooled.spools
+
+    @property
+    def _binding(self) -> Any:
+        """torch's options for binding ranks to processors; None where nothing is bound."""
+        return vars(self).get("_numa_options")
+
+    def descriptors(self) -> set[int]:
+        """Readable when `attend` has something to do."""
+        return set()
+
+    def next_check(self) -> float | None:
+        """When `attend` should be called even if nothing is readable (monotonic seconds)."""
+        return None
+
+    def attend(self) -> None:
+        """Takes what ranks send beside their exit code; ranks that run a script send nothing."""
+
+    def start(self) -> None:
+        """Starts the ranks and the tails of their logs; touches no signal handler."""
+        # Before the start: messages that were sent earlier are of the ranks before.
+        self.started_ns = time.monotonic_ns()
+        self._start()
+        for local_rank, pid in self.pids().items():
+            self.pidfds[local_rank] = end_of(pid)
+        self._pump.start()
+        self._spooled.start()
+        if self._together is not None:
+            self._together.start()
+
+    def start_again(self, local_rank: int, more: Mapping[str, str]) -> int:
+        """Starts one ended rank again, with `more` in its environment; returns its pid.
+
+        Its output is appended to the files of its predecessor, whose error file is renamed.
+        """
+        self.envs[local_rank] = {**self.envs[local_rank], **more}
+        error_file = Path(self.error_files[local_rank])
+        with suppress(OSError):
+            former = error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}")
+            self.files.ask(partial(error_file.rename, former), ERROR_FILES_S)
+        self._start_rank_again(local_rank)
+        pid: int = self.pids()[local_rank]
+        self.pidfds[local_rank] = end_of(pid)
+        self._started_again[local_rank] = start_ticks(pid)
+        # From here on the rank counts as running; its streams were opened for appending while it had an exit.
+        del self.exits[local_rank]
+        return pid
+
+    def succeeded_since(self, lost: Collection[int]) -> dict[str, float]:
+        """Returns `Background.succeeded_since` for a cycle that succeeded without the local ranks `lost`."""
+        since = self._started_again | dict.fromkeys(lost, math.inf)
+        return {str(local_rank): ticks for local_rank, ticks in since.items()}
+
+    def ignore(self, local_ranks: Collection[int]) -> None:
+        """Leaves these ranks' ends out of the cycle's result. Call it after all ranks ended."""
+        self.ignored |= set(local_ranks)
+        self._running_local_ranks -= self.ignored
+
+    def name_failed(self, first: int, local_ranks: Collection[int]) -> None:
+        """Has torch see only the ranks that failed by themselves, `first` as the root cause. Call it at the end."""
+        self._first_failed = first
+        for local_rank in local_ranks:
+            try:
+                self.files.ask(partial(_set_aside_unreadable, Path(self.error_files[local_rank])), ERROR_FILES_S)
+            except NoAnswer:
+                # torch reads none that is no regular file.
+                self.error_files[local_rank] = os.devnull
+        self.ignore(set(range(self.nprocs)) - set(local_ranks))
+
+    def hides_errors(self, local_rank: int) -> bool:
+        """Whether the rank's stderr does not reach the console."""
+        return self.stderrs[local_rank] not in {"", *self._pump.paths}
+
+    def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
+        """torch's hook. Moves the root cause to the front and gives no other failure an earlier time.
+
+        torch takes the earliest failure, in whole seconds, and of several the first in the mapping.
+        """
+        super()._capture_process_failures(done_local_ranks)
+        first = self._failures.get(self._first_failed)
+        if first is not None:
+            for failure in self._failures.values():
+                failure.timestamp = max(failure.timestamp, first.timestamp)
+            self._failures = {self._first_failed: first, **self._failures}
+
+    def _start(self) -> None:
+        """torch's hook."""
+        if self._fork(range(self.nprocs)):
+            return
+        binding = logging.getLogger("torch.numa.binding")  # which logs the traceback of what we say in one line
+        numa = self._binding
+        muted, binding.disabled = binding.disabled, numa is not None
+        make_handler = torch_multiprocessing.get_subprocess_handler
+        torch_multiprocessing.get_subprocess_handler = self._execute
+        try:
+            super()._start()
+        except (AssertionError, RuntimeError, ValueError) as error:
+            if numa is None:
+                raise
+            mode, reason = numa.affinity_mode.value, one_line(error)
+            hint = "Leave it out where ranks have no GPU"
+            raise ConfigError("numa_binding", mode, "--numa-binding", f"torch cannot bind: {reason}", hint) from None
+        finally:
+            torch_multiprocessing.get_subprocess_handler = make_handler
+            binding.disabled = muted
+
+    def _start_rank_again(self, local_rank: int) -> None:
+        """Starts one rank again and replaces its handler."""
+        # torch's handler requires the argument from torch 2.9 on, and has none before.
+        binding: dict[str, Any] = {}
+        if "_numa_options" in vars(self):
+            binding["numa_options"] = self._binding
+        if not self._fork([local_rank]):
+            self.subprocess_handlers[local_rank] = self._execute(
+                entrypoint=self.entrypoint,
+                args=self.args[local_rank],
+                env=self.envs[local_rank],
+                local_rank_id=local_rank,
+                **binding,
+            )
+
+    def _execute(self, local_rank_id: int, stdout: str = "", stderr: str = "", **known: Any) -> _RankHandler:
+        """Replaces torch's `get_subprocess_handler`, whose arguments it takes: opens the rank's streams as a fork's."""
+        with ExitStack() as files:
+            streams = self._open_streams(local_rank_id, files)
+            with descriptor_limit.of_user() as give_back:
+                handler = _RankHandler(streams, local_rank_id=local_rank_id, **known)
+                give_back(handler.proc.pid)
+        return handler
+
+    def _fork(self, local_ranks: Iterable[int]) -> bool:
+        """Has the zygote fork ranks; returns whether it could."""
+        with ExitStack() as files:
+            streams = {rank: self._open_streams(rank, files) for rank in local_ranks}
+            orders = [self._order(rank, opened) for rank, opened in streams.items()]
+            pids = self._zygotes.start_ranks(orders, numa=self._binding is not None)
+            if pids is None:
+                return False
+        for rank, pid in zip(streams, pids, strict=True):
+            self.subprocess_handlers[rank] = ForkedHandler(ForkedProcess(pid), rank)
+        return True
+
+    def _open_streams(self, local_rank: int, files: ExitStack) -> dict[int, IO[str]]:
+        """Opens what a rank prints to, until the rank has it. At the end of the cycle the file system may not answer,
+        and closing a file may wait for it."""
+        paths = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
+        if local_rank in self.exits or self._spooled.of(local_rank):
+            # Started again in this cycle, or both streams go to one file.
+            mode = "a"
+        else:
+            mode = "w"
+        return {number: files.enter_context(open(path, mode)) for number, path in paths.items() if path}  # noqa: PTH123
+
+    def _order(self, local_rank: int, streams: Mapping[int, IO[str]]) -> RankOrder:
+        # The zygote runs the bootstrap itself, so only what follows it is ordered.
+        arguments = [str(argument) for argument in self.args[local_rank]]
+        return RankOrder(
+            arguments[arguments.index(rank_program.bootstrap()) + 1 :] if rank_program.bootstrap() in arguments else [],
+            {**os.environ, **self.envs[local_rank]},
+            {number: file.fileno() for number, file in streams.items()},
+        )
+
+    def give_up(self, local_rank: int, exit_code: int) -> None:
+        """Kills a rank whose program has ended with an error and whose process does not end: it has this exit code."""
+        self._given_up[local_rank] = exit_code
+        with suppress(OSError):
+            signal.pidfd_send_signal(self.pidfds[local_rank], signal.SIGKILL)
+
+    def reap(self, local_rank: int) -> RankExit | None:
+        """Returns the end of a rank and closes its pidfd; None while it runs, or has no exit code yet."""
+        if local_rank not in self.exits:
+            process = self.subprocess_handlers[local_rank].proc
+            exit_code = process.poll()
+            if exit_code is None:
+                return None
+            given_up = self._given_up.pop(local_rank, None)
+            if given_up is not None:
+                # torch reads it from the process.
+                exit_code = process.returncode = given_up
+            self.exits[local_rank] = RankExit(exit_code, time.monotonic())
+            os.close(self.pidfds.pop(local_rank))
+            self.on_reaped(process.pid)
+        return self.exits[local_rank]
+
+    def reap_all(self) -> None:
+        """Takes the exit codes of all ranks that ended. Does not block."""
+        for local_rank in range(self.nprocs):
+            self.reap(local_rank)
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        """torch's hook to stop the ranks, which have been stopped by then: takes exit codes."""
+        deadline = time.monotonic() + _LAST_THREADS_S
+        for pidfd in list(self.pidfds.values()):
+            readable([pidfd], max(0.0, deadline - time.monotonic()))
+        self.reap_all()
+        if self._together is not None:
+            self._together.stop()
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """Stops the ranks and the copying of what they print."""
+        super().close(*args, **kwargs)
+        self._spooled.close()
+
+
+def _set_aside_unreadable(error_file: Path) -> None:
+    """Renames an error file that torch cannot read (its rank was killed as it wrote it): it would end the launcher."""
+    try:
+        if os.path.lexists(error_file):
+            # Bounded, and a FIFO is refused: torch would open it and block.
+            read_file(error_file, MOST_KEPT)
+            # As torch reads it later, where an error ends the launcher.
+            ProcessFailure(local_rank=0, pid=0, exitcode=1, error_file=str(error_file))
+    except Exception as problem:
+        logger.warning("the error file %s is unreadable: %s: %s", error_file, type(problem).__name__, problem)
+        with suppress(OSError):
+            error_file.rename(error_file.with_name(f"{error_file.name}.unreadable"))

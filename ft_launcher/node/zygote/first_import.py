@@ -1,0 +1,353 @@
+"""Hides what shared imports brought into a process until the script of a fork imports the same: modules, loggers,
+filters of warnings. So a script runs until its first import of torch as in a fresh interpreter.
+
+Used by the zygote and in its ranks. A finder at the front of `sys.meta_path` gives everything back. It sees `import`,
+`importlib.import_module` and `runpy`, and adds no frame to tracebacks or to the search for a warning's caller, as a
+wrapper around `builtins.__import__` would. Does not decide whether the rank may go on as a fork: the function that is
+passed to `watch` does.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ft_launcher.node.zygote import import_recorder, logger_state
+from ft_launcher.node.zygote.exchanged_names import Place
+from ft_launcher.node.zygote.hidden_parts import HiddenParts
+from ft_launcher.node.zygote.import_recorder import ImportRecorder, Part, parents, root
+from ft_launcher.node.zygote.logger_state import LoggerState
+
+Asks = Callable[[str, Collection[str], bool], None]
+"""Called with the name of a hidden module that the script imports, with the variables that Python code read when it was
+imported, and with whether its code in C may have read others."""
+# Not hidden: `rank/start/script.py` takes care of these, and `__main__` is the script's own.
+_OURS = frozenset({"ft_client", "ft_launcher", "rank_monitor", "__main__", "__mp_main__"})
+
+
+@dataclass
+class _Brought:
+    """What one import brought, and which other imports it needs; `hidden`: those of its modules that are hidden now."""
+
+    name: str
+    needs: list[_Brought] = field(default_factory=list)
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    hidden: dict[str, ModuleType] = field(default_factory=dict)
+    loggers: dict[str, LoggerState] = field(default_factory=dict)
+    handlers: list[Any] = field(default_factory=list)
+    filters: list[Any] = field(default_factory=list)
+
+
+class Imports(MetaPathFinder):
+    """The imports of this process that its forks share. One object lives in a process: `imports`."""
+
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+        """Variables that Python code read during these imports."""
+        self._all: list[_Brought] = []
+        self._loggers: dict[str, LoggerState] = {}
+        self._held: dict[str, logging.PlaceHolder] = {}
+        self.parts = HiddenParts()
+        """The modules that were imported later, each with what its own import did."""
+        self.over = False
+        """The script has ended: imports by exit functions are not decided about."""
+        self.watch()
+
+    def load(self, name: str) -> None:
+        """Imports a module and records what that brought, unless it was done already.
+
+        Raises:
+            BaseException: whatever its import raises.
+        """
+        if any(brought.name == root(name) for brought in self._all):
+            return
+        needs: list[str] = []
+        self.take_back()
+        self.watch(lambda name, read, whole: needs.append(name))
+        brought = _Brought(root(name))
+        modules, loggers = set(sys.modules), set(logging.root.manager.loggerDict)
+        handlers, filters = list(logging._handlerList), list(warnings.filters)  # type: ignore[attr-defined]
+        usual = import_recorder.watch_reads()
+        try:
+            importlib.import_module(name)
+        finally:
+            self.read |= import_recorder.end_reads(usual)
+            known = {module for other in self._all for module in other.modules}
+            new = [module for module in sys.modules if module not in modules and module not in known]
+            brought.modules = {module: sys.modules[module] for module in new if _is_taken_back(module)}
+            given_back = {logger for other in self._all for logger in other.loggers}
+            for title, logger in logging.root.manager.loggerDict.items():
+                if title not in loggers | given_back and isinstance(logger, logging.Logger):
+                    brought.loggers[title] = LoggerState.of(logger)
+            earlier = [found for other in self._all for found in (*other.handlers, *other.filters)]
+            now = [*logging._handlerList]  # type: ignore[attr-defined]
+            brought.handlers = [found for found in now if found not in handlers and found not in earlier]
+            brought.filters = [rule for rule in warnings.filters if rule not in filters and rule not in earlier]
+            brought.needs = [other for other in self._all if other.name in needs]
+            self.give_back()
+            self._all.append(brought)
+
+    @contextmanager
+    def recording(
+        self,
+        observe: import_recorder.Observe = tuple,
+        watched: Sequence[Place] = (),
+    ) -> Iterator[ImportRecorder]:
+        """Context in which the imports of modules are recorded one by one, for `parts`. Nothing is hidden in it.
+
+        Args:
+            observe, watched: as of `ImportRecorder`.
+        """
+        self.give_back()
+        recorder = ImportRecorder(_is_taken_back, observe, watched)
+        try:
+            with recorder:
+                yield recorder
+        finally:
+            self.parts.add(recorder.parts)
+
+    def take_back(self) -> None:
+        """Hides all recorded imports in this process and in its later forks."""
+        for brought in self._all:
+            if len(brought.hidden) < len(brought.modules):
+                brought.hidden = dict(brought.modules)
+            for name in brought.hidden:
+                sys.modules.pop(name, None)
+            self._loggers |= brought.loggers
+        self.parts.hide()
+        for part in self.parts.all.values():
+            self._loggers |= part.loggers
+        self._held |= logger_state.forget(self._loggers)
+        _forget(logging._handlerList, [handler for source in self._sources() for handler in source.handlers])  # type: ignore[attr-defined]
+        _forget(warnings.filters, [rule for source in self._sources() for rule in source.filters])
+        if self._hides_any():
+            if self not in sys.meta_path:
+                sys.meta_path.insert(0, self)
+            logging.root.manager.loggerClass = self._make_logger  # type: ignore[assignment]
+            _filters_changed()
+
+    def watch(
+        self,
+        asks: Asks = lambda name, read, whole: None,
+        given_back: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Sets what is called at the script's first import of each hidden module.
+
+        Args:
+            asks: called just before a module is given back; see `Asks`.
+            given_back: called when something has been given back.
+        """
+        self._asks = asks
+        self._given_back = given_back
+
+    def give_back(self) -> None:
+        """Gives back all that is still hidden, without calling anything."""
+        self.watch()
+        for brought in self._all:
+            self._give_back(brought)
+        self._show(list(self.parts.all))
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Finds hidden modules. A module is given back when it is loaded, not when only its spec is asked for."""
+        module, imported = self._hidden(fullname)
+        if imported is None:
+            return None
+        original = getattr(module, "__spec__", None)
+        if original:
+            spec: ModuleSpec = copy.copy(original)
+        else:
+            spec = ModuleSpec(fullname, None)
+        spec.loader = _GivesBack(fullname, module, imported)
+        return spec
+
+    def _hidden(self, name: str) -> tuple[Any, Callable[[], None] | None]:
+        """Returns a hidden module, and what gives it back; None and None if it is not hidden."""
+        if self.parts.hides(name):
+            return self.parts.all[name].module, lambda: self._part_imported(name)
+        brought = self._hiding(name)
+        if brought is not None:
+            return brought.modules[name], lambda: self._imported(name, brought)
+        return None, None
+
+    def hides(self, name: str) -> bool:
+        """Whether a module is hidden."""
+        return self._hidden(name)[1] is not None
+
+    def loaded(self, name: str) -> ModuleType | None:
+        """Returns a module that this process has loaded, hidden or not."""
+        module, _ = self._hidden(name)
+        return module or sys.modules.get(name)
+
+    def leads_elsewhere(self, name: str) -> bool:
+        """Whether `sys.path` now leads to another file for a hidden module."""
+        module, _ = self._hidden(name)
+        spec = getattr(module, "__spec__", None)
+        if spec is None or "." in name:
+            return False
+        found = PathFinder.find_spec(name, _before_folder_of(spec))
+        if found is not None and found.origin is None:  # a folder without __init__ gives way to a module behind it
+            found = PathFinder.find_spec(name)
+        return found is not None and found.origin != spec.origin
+
+    def _hiding(self, name: str) -> _Brought | None:
+        for brought in self._all:
+            if name in brought.hidden:
+                return brought
+        return None
+
+    def _hides_any(self) -> bool:
+        return self.parts.any_hidden() or any(brought.hidden for brought in self._all)
+
+    def _sources(self) -> list[_Brought | Part]:
+        return [*self._all, *self.parts.all.values()]
+
+    def _imported(self, fullname: str, brought: _Brought) -> None:
+        package = root(fullname)
+        if package == brought.name:
+            self._asks(package, self.read, True)
+            self._give_back(brought)
+        else:
+            self._asks(package, (), False)
+            self._give_back_package(package, brought)
+        self._given_back()
+
+    def _give_back_package(self, package: str, brought: _Brought) -> None:
+        """Gives back the modules of one of the packages that an import brought."""
+        shown = {name: module for name, module in brought.hidden.items() if root(name) == package}
+        brought.hidden = {name: module for name, module in brought.hidden.items() if name not in shown}
+        sys.modules.update(shown)
+        logger_state.renew({name: state for name, state in brought.loggers.items() if root(name) == package})
+
+    def _part_imported(self, fullname: str) -> None:
+        names = self.parts.needed_by(fullname)
+        self._asks(fullname, self.parts.read_by(names), False)
+        for name in names:
+            brought = self._hiding(name)
+            if brought is not None and root(name) == brought.name:
+                self._give_back(brought)
+            elif brought is not None:
+                self._give_back_package(root(name), brought)
+        self._show(names)
+        self._given_back()
+
+    def _show(self, names: Collection[str]) -> None:
+        for part in self.parts.show(names):
+            self._give_back_loggers(part.loggers)
+            self._give_back_rules(part)
+        self._end_if_none()
+
+    def _give_back(self, brought: _Brought) -> None:
+        for other in brought.needs:
+            self._give_back(other)
+        if not brought.hidden:
+            return
+        # All at once, and no other reference is dropped: each object that is written to costs a fork a page of memory.
+        sys.modules.update(brought.hidden)
+        brought.hidden = {}
+        self._give_back_loggers(brought.loggers)
+        self._give_back_rules(brought)
+        self._end_if_none()
+
+    def _give_back_rules(self, source: _Brought | Part) -> None:
+        """Gives back handlers of log lines and filters of warnings."""
+        logging._handlerList.extend(source.handlers)  # type: ignore[attr-defined]
+        if source.filters:
+            _forget(warnings.filters, source.filters)
+            warnings.filters[:0] = source.filters  # type: ignore[index]
+            _filters_changed()
+
+    def _end_if_none(self) -> None:
+        if not self._hides_any() and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            logging.root.manager.loggerClass = None
+
+    def _give_back_loggers(self, states: dict[str, LoggerState]) -> None:
+        """Gives loggers back: as they are, unless the script has made loggers that may be their parents or children."""
+        known = logging.root.manager.loggerDict
+        roots = set(map(root, states))
+        if roots.isdisjoint(map(root, known)) and states.keys() <= self._loggers.keys():
+            above = set[str]().union(*map(parents, states))
+            known.update({name: held for name, held in self._held.items() if name in above})
+            known.update({name: state.logger for name, state in states.items()})
+            for name in states:
+                del self._loggers[name]
+        else:
+            logger_state.renew(states)
+
+    def _make_logger(self, name: str) -> logging.Logger:
+        """Returns the logger that an import made if the script asks for its name: there must not be two of it."""
+        state = self._loggers.pop(name, None)
+        if state is None:
+            return logging.getLoggerClass()(name)
+        return state.make_new()
+
+
+class _GivesBack(Loader):
+    """Loads a hidden module; every other request is passed to the module's own loader.
+
+    Args:
+        module: what is in `sys.modules` under `name` after its import, which need not be a module.
+    """
+
+    def __init__(self, name: str, module: Any, imported: Callable[[], None]) -> None:
+        self._name, self._module, self._imported = name, module, imported
+        self._spec, self._loader = getattr(module, "__spec__", None), getattr(module, "__loader__", None)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """The module itself; None for a new one, which `exec_module` replaces as the module's own code did."""
+        if isinstance(self._module, ModuleType):
+            return self._module
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Gives the module back with all that belongs to it. Fills `module` if a hook made one of its own."""
+        self._imported()
+        sys.modules[self._name] = self._module
+        if isinstance(self._module, ModuleType):
+            self._module.__spec__ = self._spec
+            if module is not self._module:
+                vars(module).update(vars(self._module))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+imports = Imports()
+
+
+def _is_taken_back(name: str) -> bool:
+    return root(name) not in sys.stdlib_module_names and root(name) not in _OURS
+
+
+def _forget(where: Any, what: Sequence[Any]) -> None:
+    where[:] = [entry for entry in where if entry not in what]
+
+
+def _before_folder_of(spec: ModuleSpec) -> list[str]:
+    """Returns the entries of `sys.path` before the one that a module was found in."""
+    place = Path(spec.origin or "").parent
+    if spec.submodule_search_locations is not None:
+        place = place.parent
+    folder = str(place)
+    if folder in sys.path:
+        return sys.path[: sys.path.index(folder)]
+    return sys.path
+
+
+def _filters_changed() -> None:
+    """Has the interpreter read the filters of warnings again, which it caches."""
+    with warnings.catch_warnings():
+        pass

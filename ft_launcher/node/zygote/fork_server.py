@@ -1,0 +1,421 @@
+"""The zygote: a process that has imported torch and forks into ranks when the agent asks.
+
+Runs in a fork of the launcher, or as a program of its own; `client.py` is the agent's end. It has one thread, never
+touches a GPU, and ends with the agent. Ranks become the agent's children: a process in between forks them all and ends.
+They run nothing of the user's before the agent has their pids and lets them go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+from ft_launcher.node.processes import proc_view
+from ft_launcher.node.zygote import forked_rank, module_trial, start_again
+from ft_launcher.node.zygote.exchanged_names import Holdings
+from ft_launcher.node.zygote.first_import import imports
+from ft_launcher.node.zygote.forked_rank import ForkedRank
+from ft_launcher.node.zygote.learned_modules import Surroundings
+from ft_launcher.settings import rank_program, warm_start
+from rank_monitor.contract import env
+from rank_monitor.contract.console_line import console_line
+from rank_monitor.contract.errors import FtError
+from rank_monitor.contract.processes import peer_names, proc
+from rank_monitor.contract.processes.descriptor import moved_up
+from rank_monitor.contract.processes.fork import fork
+
+# prctl(2).
+_PR_SET_PDEATHSIG = 1
+# Before each message: a stream of bytes has no bounds of its own.
+_LENGTH = struct.Struct("!I")
+_MAX_DESCRIPTORS = 250  # the kernel's limit per message is 253
+# Two descriptors are for the request, and at most three for each rank: two streams and a function's channel.
+MAX_RANKS = (_MAX_DESCRIPTORS - 2) // 3
+"""Ranks of one request."""
+# One byte for each rank, from one pipe that all of them read.
+_GO = b"g"
+# Signals of a terminal or of a user to the whole group: the agent decides when the zygote ends.
+_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+
+
+class PreloadError(FtError):
+    """A module of `--ft-preload` cannot be imported."""
+
+    def __init__(self, module: str, problem: str) -> None:
+        super().__init__(f"{module}: {problem}")
+        self.module, self.problem = module, problem
+
+
+def load_torch() -> None:
+    """Imports torch and numpy. First of all imports, so that it is known which modules they bring."""
+    # numpy first: a script that imports only that gets it without torch.
+    for module in ("numpy", "torch.distributed"):
+        imports.load(module)
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Imports the user's modules.
+
+    What each of them exchanges in other modules is found by one comparison, without a trial: the ranks wait for this.
+
+    Raises:
+        PreloadError: one of them cannot be imported.
+    """
+    for module in modules:
+        try:
+            with imports.recording() as recorder:
+                before = Holdings(sys.modules)
+                importlib.import_module(module)
+                recorder.unassigned = before.exchanges()
+        except SystemExit as wish:
+            raise PreloadError(module, f"it ends the interpreter when it is imported (exit {wish.code!r})") from None
+        except BaseException as error:
+            raise PreloadError(module, f"its import failed ({type(error).__name__}: {error})") from None
+
+
+def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Sends one message.
+
+    Raises:
+        OSError: the other end is gone or does not read.
+    """
+    data = json.dumps(message).encode()
+    socket.send_fds(connection, [_LENGTH.pack(len(data))], descriptors)
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Receives the next message with its descriptors; None when the other end is closed.
+
+    Raises:
+        OSError: nothing arrived within the connection's timeout.
+    """
+    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MAX_DESCRIPTORS)
+    data = bytearray()
+    if len(head) == _LENGTH.size:
+        (length,) = _LENGTH.unpack(head)
+        # In pieces: the length is not trusted with memory before the bytes are there.
+        while len(data) < length:
+            part = connection.recv(min(1 << 20, length - len(data)))
+            if not part:
+                break
+            data += part
+        if len(data) == length:
+            return json.loads(data), descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return None
+
+
+def open_descriptors() -> set[int]:
+    """Returns the open descriptors of this process except 0, 1 and 2."""
+    return {descriptor for descriptor in proc.own_descriptors() if descriptor > 2 and _is_open(descriptor)}
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+class Zygote:
+    """Serves one agent.
+
+    Args:
+        connection: to the agent.
+        agent: its pid.
+        path: `sys.path` of an interpreter that does not know its script yet.
+    """
+
+    def __init__(self, connection: socket.socket, agent: int, path: Sequence[str]) -> None:
+        self._connection = connection
+        self._agent = agent
+        self._path = path
+        self._kept: set[int] = set()
+        self._hidden: list[ModuleType] = []
+
+    def serve(self, unwanted: Collection[int] = ()) -> ForkedRank:
+        """Serves until the agent is gone, then ends this process; returns in each rank that was forked.
+
+        Call it where the stack is shallow: ranks keep the frames of its callers.
+
+        Args:
+            unwanted: descriptors that the agent had open before it loaded what ranks share.
+        """
+        try:
+            self._settle(unwanted)
+            while True:
+                taken = receive(self._connection)
+                if taken is None:
+                    break
+                request, descriptors = taken
+                if "ranks" in request:
+                    answer = self._fork(self._fork_ranks, request, descriptors)
+                elif "learn" in request:
+                    answer = self._fork(self._fork_next, request, descriptors)
+                else:
+                    answer = self._prepare(request)
+                if isinstance(answer, ForkedRank):
+                    return answer
+                send(self._connection, answer)
+        except BaseException as error:  # the frames below are the agent's: nothing may come out
+            if not isinstance(error, OSError):
+                text = f"the zygote ends: {type(error).__name__}: {error}"
+                print(console_line(text, time.time()), file=sys.stderr)
+        os._exit(0)
+
+    def _settle(self, unwanted: Collection[int]) -> None:
+        end_with_parent(self._agent)
+        proc.name_this_process("ft_zygote")
+        with contextlib.suppress(PermissionError):  # a new process leads a session already
+            os.setsid()
+        for name in _IGNORED:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for descriptor in set(unwanted) - {self._connection.fileno()}:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _prepare(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Imports the user's modules; returns the loaded modules, or why ranks cannot be forks of this process."""
+        proc_view.show(["ft_zygote"], {**os.environ, env.JOB_TAG: order["tag"]})
+        try:
+            preload(order["preload"])
+        except PreloadError as error:
+            return {"module": error.module, "problem": error.problem}
+        if order["preload"]:
+            why = _against_this_process()
+            if why:
+                return {"unfit": why}
+        self._kept = open_descriptors() - {self._connection.fileno()}
+        import torch.distributed
+
+        from ft_client import bootstrap  # here: it is not the agent's to know
+
+        bootstrap.load()
+        peer_names.look_up_no_more(torch)  # nor do the ranks, when they make their groups
+        return self._ready()
+
+    def _ready(self) -> dict[str, Any]:
+        """Hides what is loaded, for the ranks; returns the loaded modules."""
+        loaded = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if "." not in name}
+        self._hide_launcher()
+        forked_rank.mark_preloaded()
+        return {"loaded": loaded}
+
+    def _hide_launcher(self) -> None:
+        """Removes the launcher's modules and loggers from the process: a rank started by exec has none of them."""
+        for name in [name for name in sys.modules if name.partition(".")[0] == "ft_launcher"]:
+            self._hidden.append(sys.modules.pop(name))
+        loggers = logging.root.manager.loggerDict
+        for name in [name for name in loggers if name.partition(".")[0] == "ft_launcher"]:
+            del loggers[name]
+
+    def _fork(
+        self, forks: Callable[..., dict[str, Any] | ForkedRank], request: dict[str, Any], descriptors: list[int]
+    ) -> dict[str, Any] | ForkedRank:
+        """Has a process in between fork others; returns their pids or the error. In these, returns what `forks` does.
+
+        Closes no descriptor in a rank: by then the numbers belong to other files.
+
+        Args:
+            forks: called in the process in between, with the request, the descriptors and where to write the pids.
+        """
+        reader, writer = os.pipe()
+        try:
+            # Orphans of the process in between go to the agent, which is a child subreaper: so it can wait for them.
+            between = fork()
+        except OSError as error:
+            os.close(writer)
+            answer: dict[str, Any] = {"error": f"{error.strerror} when forking"}
+        else:
+            if between == 0:
+                os.close(reader)
+                return forks(request, descriptors, writer)
+            os.close(writer)
+            answer = _answer_of(between, reader)
+        for descriptor in (reader, *descriptors):
+            os.close(descriptor)
+        return answer
+
+    def _fork_next(self, request: dict[str, Any], descriptors: list[int], writer: int) -> dict[str, Any]:
+        """Forks the zygote that is to take the place of this one, which goes on. Returns in that one, when it is ready.
+
+        It has a connection of its own to the agent, the only descriptor of the request.
+        """
+        between = os.getpid()
+        try:
+            pid = fork()
+            if pid != 0:
+                os.write(writer, json.dumps({"pids": [pid]}).encode())
+                os._exit(0)
+            os.close(writer)
+            self._connection.close()
+            self._connection = socket.socket(fileno=descriptors[0])
+            while os.getppid() == between:  # or `_settle` would have its end be that of this process
+                time.sleep(0.0002)
+            self._settle(())
+            gc.disable()  # `mark_preloaded` enables it
+            this = os.getpid()
+            environ = Surroundings(request["differing"], request["changed"])
+            learned = module_trial.learn(request["learn"], environ, lambda: end_with_parent(this))
+            why = _against_this_process()
+            if why:
+                return {"unfit": why}
+            return {**self._ready(), "learned": learned}
+        except BaseException as error:  # the edge of a process, of which nobody waits for an answer
+            return {"unfit": f"{type(error).__name__}: {error}"}
+
+    def _fork_ranks(self, request: dict[str, Any], descriptors: list[int], writer: int) -> ForkedRank:
+        """Forks the ranks in the process in between, which ends here. After a failure its ranks are never let go."""
+        answer: dict[str, Any] = {"pids": []}
+        # A rank inherits that they are ignored: one that came before it handles signals as a new process would be lost.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in _IGNORED})
+        for rank in request["ranks"]:
+            try:
+                pid = fork()
+            except OSError as error:
+                answer = {"error": f"{error.strerror} when forking"}
+                break
+            if pid == 0:
+                return self._become_rank({**request["all"], **rank}, descriptors, mask)
+            answer["pids"].append(pid)
+        with contextlib.suppress(OSError):
+            os.write(writer, json.dumps(answer).encode())
+        os._exit(0)
+
+    def _become_rank(self, fields: dict[str, Any], descriptors: list[int], mask: Collection[int]) -> ForkedRank:
+        streams: dict[str, int] = fields.pop("streams")
+        arguments: list[str] = fields["arguments"]
+        place = fields.pop("channel", None)
+        tells_modules: bool = fields.pop("tells_modules", False)
+        if place is None:
+            channel = set()
+        else:
+            channel = {descriptors[place]}
+        arguments += map(str, channel)
+        try:
+            os.setsid()
+            # Moved to a high number: the script finds the low ones free, as in a fresh interpreter.
+            go, report_to = descriptors[0], moved_up(descriptors[1])
+            for number, place in streams.items():
+                os.dup2(descriptors[place], int(number))
+            self._connection.detach()
+            for descriptor in open_descriptors() - self._kept - channel - {go, report_to}:
+                os.close(descriptor)
+            order = forked_rank.ForkOrder(**fields)
+            forked_rank.become(order, rank_program.bootstrap(), self._path)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            from ft_client import bootstrap
+
+            self._wait_to_go(go)
+        except BaseException as error:  # the edge of a process; what goes wrong here must not end the training
+            # By exec it needs nothing of what failed here.
+            text = f"this rank starts by exec: {type(error).__name__}: {error}"
+            print(console_line(text, time.time()), file=sys.stderr)
+            with contextlib.suppress(BaseException):
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                for descriptor in channel:
+                    # The function's channel must outlive the exec.
+                    os.set_inheritable(descriptor, True)
+                os.execve(
+                    sys.executable, [sys.executable, "-u", rank_program.bootstrap(), *arguments], fields["environ"]
+                )
+            os._exit(1)
+        if is_safe_path():
+            first_path = None
+        else:
+            first_path = fields["cwd"] or ""
+
+        def make() -> bootstrap.Rank:
+            program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare(tells_modules))
+            start_again.FirstImport(order, report_to, channel, program.act_on_loaded).begin()
+            return program
+
+        return ForkedRank(make)
+
+    def _wait_to_go(self, go: int) -> None:
+        """Waits for the agent's permission to run; ends this process if the agent closes the pipe."""
+        if os.read(go, 1) != _GO:
+            os._exit(0)
+        os.close(go)
+        end_with_parent(self._agent)
+
+
+def let_go(writer: int, ranks: int) -> None:
+    """Lets `ranks` ranks run their script."""
+    os.write(writer, _GO * ranks)
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends; ends it at once if `parent` has ended already."""
+    # A launcher killed by SIGKILL, with its sweeper, must not leave ranks behind.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    deadline = time.monotonic() + 1.0  # the process in between may be about to end
+    while os.getppid() != parent:
+        # The signal is only for a parent that ends later; one that ended before leaves another parent.
+        if os.getppid() == 1 or time.monotonic() > deadline:
+            os._exit(0)
+        time.sleep(0.0002)
+
+
+def is_safe_path() -> bool:
+    """Whether the interpreter runs with -I or -P, and so puts no folder of its own first into `sys.path`."""
+    return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+
+
+def _against_this_process() -> str:
+    """Returns why this process cannot be forked into ranks; empty: it can."""
+    child = fork()  # libraries with a handler for forks (OpenBLAS) end their threads for it
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return warm_start.against_process(threads_here(), sys.modules["torch"].cuda.is_initialized(), _device_files())
+
+
+def threads_here() -> int:
+    """Returns how many threads this process has, those of C libraries included."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 (only counted)
+
+
+def _device_files() -> list[str]:
+    """Returns the open device files of GPU drivers: any of them means that a driver was initialised."""
+    found = []
+    for descriptor in open_descriptors():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 (it may be no path)
+    return [path for path in found if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))]
+
+
+def _answer_of(between: int, reader: int) -> dict[str, Any]:
+    with os.fdopen(os.dup(reader), "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(between, 0)
+    if not text:
+        return {"error": "the process that forks the ranks was killed"}
+    answer: dict[str, Any] = json.loads(text)
+    return answer
+
+
+def main(path: Sequence[str]) -> ForkedRank:
+    """Runs a zygote as a program of its own; returns in ranks. The last argument is JSON, as `client.py` writes it."""
+    order = json.loads(sys.argv[-1])
+    connection = socket.socket(fileno=order["connection"])
+    if order["path"] is not None:
+        sys.path[:] = path = order["path"]
+    load_torch()
+    return Zygote(connection, order["agent"], path).serve()

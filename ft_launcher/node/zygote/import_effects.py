@@ -1,0 +1,256 @@
+"""What an import does to its process that cannot be hidden from the forks of that process, observed reading by reading.
+
+Used in the child of the zygote that tries modules: `ImportRecorder` calls an `ImportEffects` before and after the code
+of each module. What can be hidden is the recorder's concern: modules, loggers, filters of warnings, exit functions,
+variables of the environment.
+"""
+
+from __future__ import annotations
+
+import builtins
+import codecs
+import copyreg
+import gc
+import locale
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ft_launcher.node.zygote.start_again import all_limits
+from rank_monitor.contract.processes import proc
+
+_OF_KERNEL = (b"Threads", b"SigBlk", b"SigIgn", b"SigCgt", b"Cpus_allowed", b"Umask")
+"""Lines of /proc/self/status: handlers of signals that C code sets are in no Python table."""
+
+
+def _kernel() -> object:
+    with open("/proc/self/status", "rb") as file:  # noqa: PTH123 (a Path costs more than the reading)
+        return [line for line in file if line.startswith(_OF_KERNEL)]
+
+
+def _printed() -> object:
+    """What was printed so far, where the child that tries modules has its streams."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    return os.fstat(1).st_size
+
+
+def _of_numpy() -> object:
+    state = getattr(sys.modules.get("numpy.random"), "get_state", None)
+    if state is None:  # not imported yet, or just now: each rank seeds it anew
+        return None
+    _, key, *others = state()
+    return key.tobytes(), others
+
+
+def _of_torch() -> object:
+    torch = sys.modules["torch"]
+    generator = torch.default_generator.get_state().numpy().tobytes()
+    numbers = torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
+    cudnn = torch.backends.cudnn
+    exact = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    return generator, numbers, modes, exact, (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
+
+
+def _of_processes() -> object:
+    """How `multiprocessing` starts processes, and how torch shares tensors with them."""
+    start = sys.modules["multiprocessing"].get_start_method(allow_none=True)
+    return start, sys.modules["torch.multiprocessing"].get_sharing_strategy()
+
+
+_READINGS: dict[str, Callable[[], object]] = {
+    "the threads or signals of the process": _kernel,
+    "a signal handler": lambda: [signal.getsignal(number) for number in signal.valid_signals()],
+    "an open file or socket": lambda: sorted(proc.own_descriptors()),
+    "the state of random": lambda: hash(random.getstate()),
+    "the state of numpy.random": _of_numpy,
+    "the state of torch": _of_torch,
+    "sys.path": lambda: list(sys.path),
+    "the finders of modules": lambda: [*sys.meta_path, *sys.path_hooks],
+    "a hook of sys": lambda: (
+        *(sys.excepthook, sys.displayhook, sys.unraisablehook, sys.breakpointhook, threading.excepthook),
+        *(sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile(), warnings.showwarning),
+        *sys.get_asyncgen_hooks(),
+    ),
+    "a setting of sys": lambda: (
+        *(sys.getrecursionlimit(), sys.getswitchinterval(), sys.getdlopenflags(), threading.stack_size()),
+        sys.get_coroutine_origin_tracking_depth(),
+    ),
+    "how objects of Python are pickled": lambda: {
+        kind: made for kind, made in copyreg.dispatch_table.items() if _root(kind.__module__) in sys.stdlib_module_names
+    },
+    "how processes are started": _of_processes,
+    "a limit or the priority of the process": lambda: (all_limits(), os.nice(0)),
+    "the time zone": lambda: (time.tzname, time.timezone),
+    "what is printed": _printed,
+    "a stream": lambda: (sys.stdin, sys.stdout, sys.stderr),
+    "the garbage collection": lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug(), *gc.callbacks),
+    "a builtin name": lambda: {name: id(found) for name, found in vars(builtins).items() if name != "__import__"},
+    "the locale": lambda: locale.setlocale(locale.LC_ALL),
+    "the current folder": os.getcwd,
+    "the timeout of sockets": socket.getdefaulttimeout,
+}
+"""What an import may change -> what is compared: each is hidden from nobody once it is changed."""
+
+
+_CALLS = (
+    (os, "register_at_fork", "registers a function for forks"),
+    (os, "getpid", "asks for the process id"),
+    (os, "urandom", "takes random bytes"),
+    (random, "_urandom", "takes random bytes"),  # under this name for `secrets` and `random.SystemRandom`
+    (codecs, "register", "registers a codec"),
+    (codecs, "register_error", "registers a handler of coding errors"),
+    (sys, "addaudithook", "adds an audit hook"),
+)
+"""Functions whose calls are noted, where this release of Python has them."""
+_FOR_OTHERS = frozenset({"uuid", "secrets", "random"})
+"""Modules of Python whose functions take random bytes for the module that calls them."""
+_WRITES = frozenset(
+    {"os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown"}
+    | {"tempfile.mkdtemp", "tempfile.mkstemp"}
+)
+"""No folders of a given name (`os.mkdir`): the ranks that have imported the module have made them before."""
+_STARTS = frozenset({"subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"})
+_ASKS_NETWORK = frozenset({"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname"})
+_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+"""Flags of open(2)."""
+
+
+class ImportEffects:
+    """A context in which a call returns what was changed since the call before, in words. One for a process that ends
+    soon: its audit hook cannot be removed.
+
+    Of the calls of functions that cannot be undone, and of those whose result is of this process alone, the first of
+    each kind is told; calls by modules of Python itself are not.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, object] = {}
+        self._called: list[str] = []
+        self._usual: list[tuple[Any, str, Any, Any]] = []
+        self._active = False
+        self._readings = _READINGS | _readings_of_now()
+
+    def __enter__(self) -> ImportEffects:
+        for module, name, what in _CALLS:
+            usual = getattr(module, name, None)
+            if usual is not None:
+                noting = self._noting(usual, what)
+                self._usual.append((module, name, usual, noting))
+                setattr(module, name, noting)
+        sys.addaudithook(self._audit)
+        self._called.clear()  # this hook
+        self._before = {what: read() for what, read in self._readings.items()}
+        self._active = True
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._active = False
+        for module, name, usual, _ in self._usual:
+            setattr(module, name, usual)
+        self._usual = []
+
+    def _noting(self, usual: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not _is_of_python(sys._getframe(1)):
+                self._called.append(what)
+            return usual(*args, **kwargs)
+
+        return call
+
+    def _audit(self, event: str, words: tuple[Any, ...]) -> None:
+        """Notes what the interpreter reports of files, processes and the network, before it happens."""
+        if not self._active:
+            return
+        if event == "open":
+            if _opens_to_write(*words):
+                self._called.append("writes a file")
+        elif event in _WRITES:
+            if not _looks_for_folder():
+                self._called.append("writes a file")
+        elif event in _STARTS:
+            self._called.append("starts a process")
+        elif event in _ASKS_NETWORK:
+            self._called.append("uses the network")
+
+    def __call__(self) -> list[str]:
+        now = {what: read() for what, read in self._readings.items()}
+        was_there = [what for what in now if self._before[what] is not None]
+        found = [f"changes {what}" for what in was_there if now[what] != self._before[what]]
+        found += dict.fromkeys(self._called)
+        for module, name, _, noting in self._usual:
+            if getattr(module, name) is not noting:  # its value would be lost at the end of this context
+                setattr(module, name, noting)
+                found.append(f"exchanges {module.__name__}.{name}")
+        self._before, self._called = now, []
+        return found
+
+
+def _readings_of_now() -> dict[str, Callable[[], object]]:
+    """Returns readings of what is there when this is called: what is new may be hidden, and is not compared."""
+    modules = dict(sys.modules)
+    known = logging.root.manager.loggerDict
+    loggers = [logging.root, *(found for found in known.values() if isinstance(found, logging.Logger))]
+    rules = list(warnings.filters)
+
+    def of_loggers() -> object:
+        states = [
+            (found.level, found.propagate, found.disabled, [*found.handlers], [*found.filters]) for found in loggers
+        ]
+        return states, logging.root.manager.disable, dict(logging._levelToName)
+
+    return {
+        "a module that is loaded already": lambda: [
+            name for name, module in modules.items() if sys.modules.get(name) is not module
+        ],
+        "a logger that is there already": of_loggers,
+        "the filters of warnings that are there already": lambda: [
+            id(rule) for rule in warnings.filters if any(rule is other for other in rules)
+        ],
+    }
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _opens_to_write(path: object, mode: object, flags: object) -> bool:
+    if path == os.devnull or isinstance(path, int):
+        return False
+    writes = isinstance(flags, int) and flags & _TO_WRITE
+    return bool(writes) and not _looks_for_folder()
+
+
+def _looks_for_folder() -> bool:
+    """Whether `tempfile` looks for the folder that it uses, which it does by a file that it removes at once."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == "_get_default_tempdir" and frame.f_globals.get("__name__") == "tempfile":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_of_python(frame: FrameType) -> bool:
+    """Whether a call is one of a module of Python, for itself."""
+    found: FrameType | None = frame
+    while found is not None:
+        name = _root(found.f_globals.get("__name__") or "")
+        if name not in sys.stdlib_module_names:
+            # Modules of torch take random keys for attributes of their own (`torch.distributed._composable`).
+            return found is not frame and name == "torch"
+        if name not in _FOR_OTHERS or found.f_code.co_name == "<module>":
+            return True
+        found = found.f_back
+    return True

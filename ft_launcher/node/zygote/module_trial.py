@@ -1,0 +1,214 @@
+"""Tries, in a child of this process and at low priority, the imports that a rank has told of; then makes them here.
+
+Called by `fork_server.py` in a fork of the zygote which is to become the next one; ranks run meanwhile, and the zygote
+of before serves the agent. So nobody waits for the child, nor for the pauses between the imports of this process.
+
+Names that imports exchange in modules that are loaded already are found in the first child by one comparison (0.1 s):
+to compare after each of 800 modules would cost more than the imports. A second child looks at these names alone after
+each module's code, and so finds which module exchanged which.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.machinery import PathFinder
+from typing import Any
+
+from ft_launcher.node.zygote import learned_modules
+from ft_launcher.node.zygote.exchanged_names import Holdings, Place
+from ft_launcher.node.zygote.first_import import imports
+from ft_launcher.node.zygote.import_effects import ImportEffects
+from ft_launcher.node.zygote.import_recorder import Part, root
+from ft_launcher.node.zygote.learned_modules import Choice, Surroundings, Tried
+from rank_monitor.contract.installed import is_installed
+from rank_monitor.contract.processes.fork import fork
+from rank_monitor.contract.processes.wait import readable
+
+_TRIAL_S = 600.0
+"""Seconds for the child: its imports take 2 to 3 s of CPU, of which the ranks may leave it little."""
+_LOWEST = 19
+_TRIALS = 3
+"""One that finds exchanged names, one that watches them, and one for imports that do not do the same twice."""
+_REST = 3.0
+"""This process rests three times as long as it works: the training has the rest of the core."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a child has found. `exchanged`: names that have other values after the imports."""
+
+    choice: Choice
+    exchanged: Sequence[Place] = ()
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> _Found:
+        """Returns what the child of this process has written."""
+        return cls(Choice(**found["choice"]), [Place(*words) for words in found["exchanged"]])
+
+
+def learn(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]) -> dict[str, Any]:
+    """Imports those of these modules of which no script can tell; returns what the journal has of that.
+
+    Args:
+        names, environ: as of `learned_modules.choose`.
+        settle: what the child calls first.
+    """
+    found = _try_until_known(names, environ, settle)
+    choice = found.choice
+    before_kib, pause = _anonymous_kib(), _Pause()
+    with imports.recording(pause, found.exchanged):
+        for name in choice.names:
+            importlib.import_module(name)
+            pause()
+    mib = (_anonymous_kib() - before_kib) / 1024
+    return {"names": list(choice.names), "left_out": dict(choice.left_out), "mib": round(mib, 1)}
+
+
+def _try_until_known(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]) -> _Found:
+    """Tries the imports until it is known which module makes which exchange."""
+    before = _Found(Choice([]))
+    for _ in range(_TRIALS):
+        found = _try(names, environ, settle, before)
+        if {*found.exchanged} <= {*before.exchanged}:
+            return replace(found, exchanged=before.exchanged)
+        before = replace(found, exchanged=sorted({*before.exchanged, *found.exchanged}))
+    return _Found(Choice([], {"": f"each of {_TRIALS} trials exchanged other names"}))
+
+
+def _try(names: Sequence[str], environ: Surroundings, settle: Callable[[], None], before: _Found) -> _Found:
+    report = os.memfd_create("ft_trial")
+    try:
+        child = fork()
+        if child == 0:
+            _run_child(report, names, environ, settle, before)
+        pidfd = os.pidfd_open(child)
+        try:
+            if not readable([pidfd], _TRIAL_S):
+                os.kill(child, 9)  # this process has not taken its code: the pid is the child's
+            _, status = os.waitpid(child, 0)
+        finally:
+            os.close(pidfd)
+        if status != 0:
+            return _Found(Choice([], {"": f"the trial ended with {os.waitstatus_to_exitcode(status)}"}))
+        with os.fdopen(os.dup(report), "rb") as file:
+            file.seek(0)
+            return _Found.from_json(json.load(file))
+    finally:
+        os.close(report)
+
+
+def _run_child(
+    report: int, names: Sequence[str], environ: Surroundings, settle: Callable[[], None], before: _Found
+) -> None:
+    """Does all that the child does, and ends it."""
+    try:
+        settle()
+        os.nice(_LOWEST)
+        printed = os.memfd_create("ft_printed")
+        for number in range(3):  # the console is not for what is tried, and a module that prints is left out
+            os.dup2(printed, number)
+        sys.dont_write_bytecode = True  # files that an import writes are an effect of its module
+        found = _import_all(names, environ, before)
+    except BaseException as error:  # the edge of a process
+        found = _Found(Choice([], {"": f"the trial failed ({type(error).__name__}: {error})"}))
+    try:
+        with os.fdopen(report, "w") as file:
+            json.dump(asdict(found), file)
+    finally:
+        os._exit(0)
+
+
+def _import_all(names: Sequence[str], environ: Surroundings, before: _Found) -> _Found:
+    failed = dict(before.choice.left_out)  # an import may do something at its first time only: make a folder, say
+    led: dict[str, bool] = {}
+    imports.give_back()  # the state of torch is one that is observed
+    holdings = Holdings(sys.modules)
+    with ImportEffects() as effects, imports.recording(effects, before.exchanged) as recorder:
+        for name in names:
+            package = root(name)
+            if name in sys.modules:
+                continue
+            if package not in led:
+                led[package] = package in sys.modules or _leads_to_installed(package)
+            if not led[package]:
+                failed[name] = "sys.path leads elsewhere for it"
+                continue
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                failed[name] = f"its import failed ({type(error).__name__})"
+            strays = recorder.take_outside()
+            if strays:
+                failed.setdefault(name, f"its import {strays[0]}")
+    exchanged = [exchange.place for exchange in holdings.exchanges()]
+    _put_back(recorder.parts)
+    tried = {
+        name: Tried(
+            needs=part.needs,
+            reads=part.reads,
+            effects=part.effects,
+            sets={variable.name: variable.after for variable in part.environ},
+            exchanges={str(exchange.place) for exchange in part.exchanges},
+            installed=_is_installed(part),
+        )
+        for name, part in recorder.parts.items()
+    }
+    return _Found(learned_modules.choose(names, tried, failed, environ), exchanged)
+
+
+def _put_back(parts: Mapping[str, Part]) -> None:
+    """Puts exchanged names back, as the zygote will; where that fails, it is an effect of the module."""
+    made = [(exchange, part) for part in parts.values() for exchange in part.exchanges]
+    for exchange, part in sorted(made, key=lambda pair: pair[0].order, reverse=True):
+        if exchange.place.module == "__main__":  # each rank has another one
+            part.effects.append(f"exchanges {exchange.place}")
+            continue
+        try:
+            exchange.undo()
+        except Exception as error:
+            part.effects.append(f"exchanges {exchange.place}, which cannot be put back ({type(error).__name__})")
+
+
+def _leads_to_installed(package: str) -> bool:
+    spec = PathFinder.find_spec(package)
+    if spec is None:
+        return False
+    if spec.origin:
+        return is_installed(spec.origin)
+    return all(is_installed(folder) for folder in spec.submodule_search_locations or ())
+
+
+def _is_installed(part: Part) -> bool:
+    """Whether a module is of an installed package; True for one that another module has made, or a bare folder."""
+    spec = getattr(part.module, "__spec__", None)
+    if spec is None or not spec.has_location:
+        return True
+    of_python = os.path.dirname(os.__file__)  # noqa: PTH120 (compared as text)
+    return is_installed(spec.origin) or spec.origin.startswith(of_python)
+
+
+class _Pause:
+    """What is called between modules: sleeps in proportion to the CPU time since the last call."""
+
+    def __init__(self) -> None:
+        self._worked_s = time.process_time()
+
+    def __call__(self) -> Sequence[str]:
+        time.sleep(_REST * (time.process_time() - self._worked_s))
+        self._worked_s = time.process_time()
+        return ()
+
+
+def _anonymous_kib() -> int:
+    """Returns the memory of this process that is no file's."""
+    with open("/proc/self/status", "rb") as file:  # noqa: PTH123 (a Path of this process would be one more import)
+        for line in file:
+            if line.startswith(b"RssAnon"):
+                return int(line.split()[1])
+    return 0

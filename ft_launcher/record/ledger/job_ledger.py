@@ -1,0 +1,298 @@
+"""The time ledger of a job on this node, from its begin on: each second belongs to what the node did then. Pure.
+
+    begin           launch
+    health check    health            rendezvous      rendezvous        cycle formed    launch
+    ranks started   by the ledger of one rank (`training.py`), until the cycle is over and the ranks are stopped
+    stopped         stop              wait            backoff
+
+`agent/times.py` reports each event when it happens. Moments are monotonic seconds. Events may come in any order,
+and none goes back in time: whatever comes, the parts add up to the time that has passed. `laid_out` puts the phases of
+a recovery on a line of time, for the report's trace and the spans of a running job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ft_launcher.record.ledger.account import Account, Category, CycleTimes, account, add, steps_lost
+from ft_launcher.record.ledger.stall import Stall, stall_of
+from ft_launcher.record.ledger.training import RanksRan, Training, training
+from rank_monitor.contract.wire.rank_times import MAX_NAMES, OTHERS, Durations, RankTimes
+
+_MOST_PARTS = 256
+"""Cycles that are kept apart, with the points of their steps. Of those before only the sums are kept."""
+_MEMBERSHIP = (Category.HEALTH, Category.RENDEZVOUS, Category.LAUNCH, Category.STOP)
+_PHASES = {
+    Category.BACKOFF: "backoff",
+    Category.HEALTH: "health",
+    Category.RENDEZVOUS: "rendezvous",
+    Category.LAUNCH: "start",
+}
+_BEFORE = ("detection", "stop", "backoff", "health", "rendezvous")
+_AFTER = ("start", "first_step")
+"""The phases of a recovery, before and after the start of the ranks."""
+
+
+class JobLedger:
+    """The ledger of one launcher.
+
+    Args:
+        now: when the job began on this node (monotonic seconds).
+        wall: the same moment by the clock on the wall.
+    """
+
+    def __init__(self, now: float, wall: float) -> None:
+        self._wall_offset = wall - now
+        self._since = self._now = now
+        self._category = Category.LAUNCH
+        self._spent: dict[str, float] = {}
+        self._cycle: int | None = None
+        self._ran: RanksRan | None = None
+        self._is_over = False
+        self._times: RankTimes | None = None
+        self._is_membership = False
+        self._parts: list[CycleTimes] = []
+        self._last: _Ended | None = None
+        self._steps_lost = 0
+        """By the cycles of which only the sums are kept."""
+        self._durations: dict[str, Durations] = {}
+        """Of all cycles before the last one."""
+
+    # Events.
+
+    def begins(self, category: Category, now: float) -> None:
+        """Notes what the node does from now on, while no rank runs."""
+        self.stopped(now)
+        self._pass(now)
+        self._category = category
+
+    def ranks_started(self, cycle: int, now: float) -> None:
+        """Notes that the ranks of a cycle run."""
+        self.stopped(now)
+        self._pass(now)
+        self._is_membership = False
+        self._cycle = cycle
+        self._ran = RanksRan(self._now, self._now, self._now)
+        self._is_over = False
+        self._times = None
+
+    def rank_times(self, cycle: int, times: RankTimes | None) -> None:
+        """Takes the ledger of one rank of a cycle; one that comes after the end of its cycle corrects that part."""
+        if times is None:
+            return
+        if self._ran is not None and cycle == self._cycle:
+            self._times = times
+        elif self._last is not None and cycle == self._last.cycle:
+            self._last = replace(self._last, found=training(self._last.ran, times))
+            self._parts[-1] = self._part(self._last)
+
+    def cycle_over(self, now: float) -> None:
+        """Notes that the cycle is over; its ranks are stopped now."""
+        now = self._later(now)
+        if self._ran is not None and not self._is_over:
+            self._is_over = True
+            self._ran = replace(self._ran, over=now)
+
+    def failed(self, began: float | None) -> None:
+        """Notes that the cycle ended by a fault.
+
+        Args:
+            began: when it began, as far as is known; None: when the cycle was over.
+        """
+        if self._ran is not None:
+            self._is_membership = False
+            if began is None:
+                began = self._ran.over if self._is_over else self._now
+            self._ran = replace(self._ran, failed=began)
+
+    def membership_changes(self) -> None:
+        """Notes that the group forms anew without a fault: what follows until the next start is for that."""
+        self._is_membership = True
+
+    def stopped(self, now: float) -> None:
+        """Notes that the ranks of the cycle have ended, which is the end of its part."""
+        if self._ran is None:
+            return
+        self.cycle_over(now)
+        self._now = self._later(now)
+        if self._last is not None:
+            self._durations = _joined(self._durations, self._last.found)
+            # They are in the journal, and would be most of what 256 parts take.
+            self._parts[-1] = replace(self._parts[-1], durations={})
+        if len(self._parts) >= _MOST_PARTS:
+            self._fold()
+        self._last = self._ended(self._now)
+        self._parts.append(self._part(self._last))
+        self._since, self._spent, self._ran, self._category = self._now, {}, None, Category.STOP
+
+    def waited(self, wait_s: float) -> None:
+        """Notes that so many seconds of the rendezvous were a wait that the restart policy had decided."""
+        moved_s = min(max(0.0, wait_s), self._spent.get(Category.RENDEZVOUS, 0.0))
+        if moved_s:
+            self._spent[str(Category.RENDEZVOUS)] -= moved_s
+            add(self._spent, Category.BACKOFF, moved_s)
+
+    # What it says.
+
+    @property
+    def last(self) -> CycleTimes | None:
+        """The part of the last cycle that has ended; None: none has."""
+        if self._parts and self._parts[-1].cycle is not None:
+            return self._parts[-1]
+        return None
+
+    @property
+    def past(self) -> tuple[CycleTimes, ...]:
+        """The parts that have ended and are kept apart, in the order of time."""
+        return tuple(self._parts)
+
+    @property
+    def category(self) -> str:
+        """What the node does now; empty while ranks run."""
+        if self._ran is not None:
+            return ""
+        return str(self._category)
+
+    @property
+    def stall(self) -> Stall | None:
+        """The stall of the training, as the last ledger of its rank has it; None: none is known, or no rank runs."""
+        if self._ran is None or self._is_over or self._times is None:
+            return None
+        return stall_of(self._times)
+
+    def durations(self, now: float) -> dict[str, Durations]:
+        """How long the sections of all cycles took until now, by name, and `step`: those of one rank."""
+        found = self._durations
+        if self._last is not None:
+            found = _joined(found, self._last.found)
+        if self._ran is not None:
+            found = _joined(found, self._ended(self._later(now)).found)
+        return found
+
+    def present(self, now: float) -> CycleTimes:
+        """The part that has not ended: of the cycle that runs, or of what follows the last one."""
+        now = self._later(now)
+        spent = dict(self._spent)
+        if self._ran is None:
+            self._add_spent(spent, now)
+            return CycleTimes(None, self._since + self._wall_offset, now + self._wall_offset, spent)
+        return self._part(self._ended(now))
+
+    def account(self, now: float) -> Account:
+        """The account until now."""
+        return account([*self._parts, self.present(now)])
+
+    def steps_lost(self, now: float) -> int:
+        """How many steps later cycles did again until now: known as soon as a cycle says where it resumed."""
+        return self._steps_lost + steps_lost([*self._parts, self.present(now)])
+
+    # How it is kept.
+
+    def _later(self, now: float) -> float:
+        return max(now, self._now)
+
+    def _pass(self, now: float) -> None:
+        now = self._later(now)
+        self._add_spent(self._spent, now)
+        self._now = now
+
+    def _add_spent(self, spent: dict[str, float], now: float) -> None:
+        category = self._category
+        if self._is_membership and category in _MEMBERSHIP:
+            category = Category.MEMBERSHIP
+        add(spent, category, now - self._now)
+
+    def _ended(self, now: float) -> _Ended:
+        """The present cycle as if its ranks had ended now."""
+        assert self._ran is not None
+        ran = replace(self._ran, stopped=now)
+        if not self._is_over:
+            ran = replace(ran, over=now)
+        before = None
+        if self._last is not None and self._last.ran.failed is not None:
+            before = self._last.found.times.seconds
+        found = training(ran, self._times, goes_on=not self._is_over)
+        return _Ended(self._cycle, self._since, ran, dict(self._spent), found, self._is_membership, before)
+
+    def _part(self, ended: _Ended) -> CycleTimes:
+        found, ran = ended.found.times, ended.ran
+        seconds = dict(ended.spent)
+        for category, spent_s in found.seconds.items():
+            if spent_s:
+                add(seconds, category, spent_s)
+        if ended.for_membership and ran.failed is None and Category.STOP in seconds:
+            add(seconds, Category.MEMBERSHIP, seconds.pop(Category.STOP))
+        since, until = ended.since + self._wall_offset, ran.stopped + self._wall_offset
+        recovery = _recovery(ended)
+        return replace(found, cycle=ended.cycle, since=since, until=until, seconds=seconds, recovery=recovery)
+
+    def _fold(self) -> None:
+        """Makes the older half of the parts one, whose steps are settled by what is known now."""
+        half = len(self._parts) // 2
+        shares = [1.0] * half + [0.0] * (len(self._parts) - half)
+        settled = account(self._parts, shares=shares)
+        first, last = self._parts[0], self._parts[half - 1]
+        self._steps_lost += steps_lost(self._parts[:half])
+        reached = [part.iteration for part in self._parts[:half] if part.iteration is not None]
+        joined = CycleTimes(None, first.since, last.until, settled.seconds, settled.steps)
+        self._parts[:half] = [replace(joined, iteration=next(reversed(reached), None))]
+
+
+def _joined(before: Mapping[str, Durations], found: Training) -> dict[str, Durations]:
+    """Adds those of a cycle. Each has 64 names at most; a program that makes new ones in each cycle has more."""
+    joint = dict(before)
+    for name, known in found.times.durations.items():
+        kept = name
+        if name not in joint and len(joint) >= MAX_NAMES:
+            kept = OTHERS
+        joint[kept] = joint.get(kept, Durations()).merged(known)
+    return joint
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A cycle whose ranks have ended. Their ledger may still come, or a later one.
+
+    Attributes:
+        since: when its part began (monotonic seconds).
+        spent: seconds by category from then until the start of the ranks.
+        for_membership: it ended since the group forms anew.
+        failed_before: seconds by category of the ranks of the cycle before, if that failed.
+    """
+
+    cycle: int | None
+    since: float
+    ran: RanksRan
+    spent: Mapping[str, float]
+    found: Training
+    for_membership: bool
+    failed_before: Mapping[str, float] | None
+
+
+def _recovery(ended: _Ended) -> dict[str, float]:
+    """The phases of the recovery that led into a cycle; empty: no fault was before it."""
+    if ended.failed_before is None:
+        return {}
+    phases = {phase: ended.failed_before.get(phase, 0.0) for phase in (Category.DETECTION.value, Category.STOP.value)}
+    phases["stop"] += ended.spent.get(Category.STOP, 0.0)
+    for category, phase in _PHASES.items():
+        phases[phase] = ended.spent.get(category, 0.0)
+    phases["start"] += ended.found.first_sign_s or 0.0
+    if ended.found.first_step_s is not None:
+        phases["first_step"] = ended.found.first_step_s
+    return phases
+
+
+def laid_out(recovery: Mapping[str, float], started: float) -> Iterator[tuple[str, float, float]]:
+    """Yields name, begin and length of each phase of the recovery that led into a cycle.
+
+    The ledger has the lengths only. They are laid before and after the moment at which the cycle's ranks were
+    `started`, and have its unit and origin; a phase that took no time is left out.
+    """
+    moment = started - sum(recovery.get(phase, 0.0) for phase in _BEFORE)
+    for phase in (*_BEFORE, *_AFTER):
+        length_s = recovery.get(phase, 0.0)
+        if length_s > 0:
+            yield phase, moment, length_s
+        moment += length_s

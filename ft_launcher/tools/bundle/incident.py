@@ -1,0 +1,245 @@
+"""What a bundle says of a job, and the page of it that is read first. Pure.
+
+Takes only what `allowed.py` lets pass.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from ft_launcher.tools.status.fault_scene import scene_of
+from rank_monitor.contract.rounds.barrier import ranges_of
+
+Facts = Mapping[str, Any]
+
+_MOST_FAULTS, _MOST_HANGS, _MOST_NODES, _MOST_CHANGES = 20, 3, 64, 20
+"""Of each the latest are on the page; the journals in the bundle have more."""
+_MOST_TEXT = 200
+"""Characters of a cell of a table."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An event of a node, as it may be passed on."""
+
+    t: float
+    node: str
+    facts: Facts
+
+
+@dataclass
+class Incident:
+    """What is known of a job.
+
+    Attributes:
+        run_ids: of the events.
+        began, ended: of the first and the last event, seconds since 1970; None: there was none.
+        exit_codes: node -> its launcher's exit code.
+        status: of the job that runs, as it may be passed on; empty: none was asked.
+        live: groups of ranks at the same place, of the job that runs.
+        collectives: how far its ranks are in each process group.
+    """
+
+    run_ids: list[str] = field(default_factory=list)
+    nodes: dict[str, Facts] = field(default_factory=dict)
+    began: float | None = None
+    ended: float | None = None
+    exit_codes: dict[str, Any] = field(default_factory=dict)
+    faults: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MOST_FAULTS))
+    decisions: dict[tuple[str, str], Facts] = field(default_factory=dict)
+    hangs: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MOST_HANGS))
+    changes: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MOST_CHANGES))
+    status: Facts = field(default_factory=dict)
+    live: Sequence[Facts] = ()
+    collectives: Sequence[Facts] = ()
+
+    def add(self, event: str, t: float, run_id: str, node: str, facts: Facts) -> None:
+        """Takes an event, as it may be passed on."""
+        if run_id and run_id not in self.run_ids:
+            self.run_ids.append(run_id)
+        if self.began is None or t < self.began:
+            self.began = t
+        if self.ended is None or t > self.ended:
+            self.ended = t
+        seen = Seen(t, node, facts)
+        match event:
+            case "job_start":
+                self.nodes[node] = facts
+            case "job_end":
+                self.exit_codes[node] = facts.get("exit_code")
+            case "fault" | "in_process_fault":
+                self.faults.append(seen)
+            case "decision":
+                self.decisions[node, str(facts.get("cycle"))] = facts
+            case "stacks" | "stall":
+                self.hangs.append(seen)
+            case "health" | "health_change":
+                self.changes.append(seen)
+
+
+def page(incident: Incident, made: float, version: str, contents: Sequence[tuple[str, str]]) -> str:
+    """Returns the page in Markdown.
+
+    Args:
+        made: when: seconds since 1970.
+        version: of the launcher that writes it.
+        contents: the names of the files of the bundle, and what is in each.
+    """
+    lines = [
+        f"# Incident: {', '.join(incident.run_ids) or 'a job'}",
+        "",
+        f"Written by ft_launcher {version} at {_time(made)}.",
+        "",
+        *_table(("what", ""), _summary(incident)),
+        *_faults(incident),
+        *_stacks(incident),
+        *_collectives(incident),
+        *_health(incident),
+        *_surroundings(incident),
+        "## Files",
+        "",
+        *_table(("file", "what is in it"), contents),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def stacks(incident: Incident) -> str:
+    """Returns where the ranks are and were, as text."""
+    lines: list[str] = []
+    if incident.live:
+        lines += ["Now:", *_groups(incident.live), ""]
+    for hang in incident.hangs:
+        groups = _groups(_scene(hang)["stacks"])
+        lines += [f"{_time(hang.t)}, {hang.node}, cycle {hang.facts.get('cycle')}:", *groups, ""]
+    return "\n".join(lines)
+
+
+def _summary(incident: Incident) -> list[tuple[str, str]]:
+    rows = [
+        ("events", f"{_time(incident.began)} to {_time(incident.ended)}"),
+        ("nodes", ", ".join(sorted(incident.nodes)) or str(incident.status.get("node", "unknown"))),
+    ]
+    if incident.status:
+        rows.append(("state", f"{incident.status.get('state')}, cycle {incident.status.get('cycle')}"))
+    codes = [f"{code} on {node}" for node, code in sorted(incident.exit_codes.items())]
+    rows.append(("exit code", ", ".join(codes) or "none: it runs, or was killed"))
+    rows.append(("faults on this page", str(len(incident.faults))))
+    return rows
+
+
+def _faults(incident: Incident) -> list[str]:
+    if not incident.faults:
+        return []
+    rows = []
+    for seen in incident.faults:
+        facts = seen.facts
+        decided = incident.decisions.get((seen.node, str(facts.get("cycle"))), {})
+        follows = f"{decided.get('action', '')}: {decided.get('reason', '')}".strip(": ")
+        what = str(facts.get("what", "handled in process"))
+        if facts.get("hint"):
+            what += f"; likely: {facts['hint']}"
+        place = (_time(seen.t), seen.node, str(facts.get("cycle")), str(facts.get("rank")))
+        rows.append((*place, str(facts.get("fault_class")), what, str(facts.get("where", "")), follows))
+    head = ("when", "node", "cycle", "rank", "class", "what", "where", "what followed")
+    return ["## Faults, the latest last", "", *_table(head, rows)]
+
+
+def _stacks(incident: Incident) -> list[str]:
+    text = stacks(incident)
+    if not text:
+        return []
+    return ["## Where the ranks were", "", "```", *text.splitlines(), "```", ""]
+
+
+def _collectives(incident: Incident) -> list[str]:
+    """Returns how far the ranks are in each process group, or were at the last hang, as torch's recorder has it."""
+    title, found = "Collectives now", list(incident.collectives)
+    if not found and incident.hangs:
+        title = "Collectives at the last hang"
+        found = _scene(incident.hangs[-1])["collectives"]
+    if not found:
+        return []
+    rows = []
+    for row in found:
+        cells = [row.get(name) for name in ("group", "entered", "finished", "operation", "shape")]
+        rows.append((_numbered(row.get("ranks")), *map(str, cells)))
+    head = ("ranks", "group", "entered", "finished", "collective that they are in, or were in last", "tensors")
+    return [f"## {title}", "", *_table(head, rows)]
+
+
+def _health(incident: Incident) -> list[str]:
+    rows = []
+    for seen in incident.changes:
+        for reading in _readings(seen.facts):
+            rows.append((_time(seen.t), seen.node, str(reading.get("check")), str(reading.get("state"))))
+    if not rows:
+        return []
+    return ["## Health", "", *_table(("when", "node", "check", "state"), rows[-_MOST_CHANGES:])]
+
+
+def _readings(facts: Facts) -> list[Facts]:
+    """Returns the readings of an event about health; none where a journal does not fit: anyone may have written it."""
+    readings = facts.get("readings", [facts])
+    if not isinstance(readings, list):
+        return []
+    return [reading for reading in readings if isinstance(reading, Mapping)]
+
+
+def _surroundings(incident: Incident) -> list[str]:
+    lines = []
+    for title, name in (("Versions", "versions"), ("Environment", "environment"), ("Limits in seconds", "limits")):
+        rows = []
+        for node, facts in sorted(incident.nodes.items())[:_MOST_NODES]:
+            found = facts.get(name)
+            if isinstance(found, Mapping) and found:
+                rows.append((node, ", ".join(f"{key}={value}" for key, value in found.items())))
+        if rows:
+            lines += [f"## {title}", "", *_table(("node", ""), rows, most=4 * _MOST_TEXT)]
+    return lines
+
+
+def _scene(hang: Seen) -> dict[str, Any]:
+    """Returns where the ranks were, an empty scene where a journal does not fit: anyone may have written it."""
+    try:
+        return scene_of(hang.facts.get("ranks", []))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {"stacks": [], "collectives": []}
+
+
+def _numbered(ranks: Any) -> str:
+    if not isinstance(ranks, (list, tuple)):
+        return ""
+    return ranges_of(rank for rank in ranks if type(rank) is int)
+
+
+def _groups(groups: Iterable[Facts]) -> list[str]:
+    lines = []
+    for group in groups:
+        lines.append(f"  rank {_numbered(group.get('ranks'))}:")
+        lines += [f"    {frame}" for frame in group["frames"] or ("no stack",)]
+    return lines
+
+
+def _time(t: float | None) -> str:
+    try:
+        return datetime.fromtimestamp(t or 0.0, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return "at an unknown time"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], most: int = _MOST_TEXT) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(_cell(text, most) for text in row)} |" for row in rows]
+    return [*lines, ""]
+
+
+def _cell(text: str, most: int) -> str:
+    """Returns a text that cannot end its cell: the words of others may be in it, where the user asked for them."""
+    flat = " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")").replace("`", "'")
+    if len(flat) > most:
+        return f"{flat[:most]}..."
+    return flat

@@ -1,0 +1,133 @@
+"""What `ft_launcher top` shows, in a terminal, by rich (the extra `observe`).
+
+`top.py` calls it. What ranks have written is put in as text without markup, with control characters escaped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ft_launcher.record.console.console_text import printable
+from ft_launcher.tools.status.summary import JobState, RankState
+
+_LATE = 2
+"""Steps behind the foremost rank; one is usual while the ranks are asked one after the other."""
+_MOST_FAULTS = 8
+_OTHER_LINES = 6
+"""Of a screen: three above the rows of nodes, their header, and two below them."""
+_STYLE_OF = {
+    JobState.RUNNING.value: "bold green",
+    JobState.TROUBLED.value: "bold red",
+    JobState.RESTARTING.value: "bold red",
+    JobState.STALLED.value: "bold yellow",
+}
+_CHARACTER_OF = {
+    RankState.HUNG.value: ("H", "bold reverse red"),
+    RankState.STALLED.value: ("=", "yellow"),
+    RankState.STARTING.value: ("s", "blue"),
+    RankState.UNWATCHED.value: ("u", "dim"),
+    RankState.EXITED.value: ("x", "dim"),
+}
+_LEGEND = ". training   2-9 + so many steps behind   = makes no steps   H hung   s starting   u not watched   x exited"
+_KEYS = "s stacks of all ranks now, a of all nodes, Esc without them, q leaves"
+
+
+Show = Callable[[Mapping[str, Any], str, Sequence[str]], None]
+"""Shows a status: the object of `/status.json`, what else is to be known now, and lines about stacks, which take the
+place of the faults. The latter two may be empty."""
+
+
+@contextmanager
+def live_view() -> Iterator[Show]:
+    """The terminal's alternate screen, in a context that gives the other one back."""
+    with Live(screen=True, auto_refresh=False) as live:
+        yield lambda found, note, stacks: live.update(
+            Group(*_parts(found, note, stacks, live.console.size.height)), refresh=True
+        )
+
+
+def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
+    """Returns a character for each rank of a node, coloured. Steps are compared within the node: what other nodes have
+    said was true at other moments."""
+    foremost = max((rank["iteration"] or 0 for rank in ranks), default=0)
+    text = Text()
+    for rank in ranks:
+        character, style = _CHARACTER_OF.get(rank["state"], (".", "green"))
+        if rank["state"] == RankState.TRAINING.value and rank["iteration"] is not None:
+            behind = foremost - rank["iteration"]
+            if behind >= _LATE:
+                character = str(behind) if behind < 10 else "+"
+                style = "yellow"
+        elif rank["exit_code"]:
+            style = "bold red"
+        text.append(character, style)
+    return text
+
+
+def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: int) -> Iterator[Text | Table]:
+    """The parts of a screen of so many lines. Rows of nodes leave room for what is below them."""
+    yield Text(printable(f"{found['job_name']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
+    yield Text(printable(note) or _KEYS, "bold red" if note else "dim")
+    yield Text()
+    below = len(stacks) or 2 * min(len(found["faults"]), _MOST_FAULTS) or 1
+    room = height - _OTHER_LINES
+    yield from _nodes(found, max(1, room - min(below, room // 2)))
+    yield Text(_LEGEND, "dim")
+    yield Text()
+    if stacks:
+        yield from (Text(printable(line)) for line in stacks)
+        return
+    faults = found["faults"]
+    if not faults:
+        yield Text(f"no fault so far; {found['restarts_left']} of {found['max_restarts']} restarts left")
+    for fault in reversed(faults[-_MOST_FAULTS:]):
+        when = time.strftime("%H:%M:%S", time.localtime(fault["t"]))
+        yield Text(printable(f"{when} cycle {fault['cycle']}: rank {fault['rank']} {fault['what']}"), "red")
+        if fault["next"]:
+            yield Text(printable(f"         next: {fault['next']}"), "dim")
+
+
+def _nodes(found: Mapping[str, Any], most: int) -> Iterator[Table | Text]:
+    """A row for the node that was asked; where that is the coordinator, one for each node, those that are not well
+    first where there are more than `most`."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("node", overflow="fold", max_width=32)
+    table.add_column("ranks", overflow="fold")
+    table.add_column("most silent", overflow="fold")
+    nodes = [{**found, "age_s": 0.0, "is_old": False}, *(found.get("other_nodes") or [])]
+    shown = nodes
+    if len(nodes) > most:
+        shown = sorted(nodes, key=_is_well)[: max(1, most - 1)]
+    for node in sorted(shown, key=lambda node: int(node["node_rank"])):
+        table.add_row(Text(printable(str(node["node"]))), strip(node["ranks"]), Text(_about(node)))
+    yield table
+    if len(shown) < len(nodes):
+        well = all(_is_well(node) for node in nodes if node not in shown)
+        yield Text(f"and {len(nodes) - len(shown)} nodes more{', all of them well' if well else ''}", "dim")
+
+
+def _is_well(node: Mapping[str, Any]) -> bool:
+    """Whether a node was heard of, and its ranks train or are about to."""
+    well = (RankState.TRAINING, RankState.UNWATCHED, RankState.STARTING)
+    is_heard = node["age_s"] is not None and not node["is_old"]
+    return is_heard and all(rank["state"] in well for rank in node["ranks"])
+
+
+def _about(node: Mapping[str, Any]) -> str:
+    """How old what is known of a node is, and which of its ranks is the most silent one."""
+    if node["age_s"] is None:
+        return "not heard of yet"
+    if node["is_old"]:
+        return f"not heard of for {node['age_s']:.0f} s"
+    silent = max(node["ranks"], key=lambda rank: rank["sign_age_s"] or 0.0, default=None)
+    if silent is None or silent["sign_age_s"] is None:
+        return ""
+    return f"rank {silent['rank']}, {silent['sign_age_s']:.1f} s"

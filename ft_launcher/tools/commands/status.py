@@ -1,0 +1,302 @@
+"""`ft_launcher status` and `ft_launcher stacks`: what a job that runs on this host does, and where its ranks are.
+
+`cli.py` runs them. They find the jobs of this user and ask the launcher's socket, which only its user can reach;
+`top.py` and `bundle.py` find and ask a job by this, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ft_launcher.record.console.console_text import answer, printable
+from ft_launcher.settings.options import UsageError
+from ft_launcher.tools.report.job_findings import as_text
+from ft_launcher.tools.status.listening import SOCKET
+from ft_launcher.tools.status.summary import JobState, RankState
+from rank_monitor.contract.processes import runtime_folder
+from rank_monitor.contract.rounds.barrier import ranges_of
+
+UNWELL = 3
+"""The exit code where a job hangs, stalls or restarts."""
+_UNWELL = {JobState.TROUBLED.value, JobState.STALLED.value, JobState.RESTARTING.value}
+_WATCHED = {RankState.TRAINING.value, RankState.STALLED.value, RankState.HUNG.value}
+ALL_NODES_S = 60.0
+"""For stacks of all nodes: these look for a question every second beat (`--ft-node-beat`)."""
+_LIMIT_S = 10.0
+"""For one answer. Stacks take up to 2 s; a launcher that is stopped never answers."""
+_MOST_BYTES = 64 << 20
+NOBODY = 4
+"""The exit code where no such job runs here."""
+_MOST_NAMED = 16
+RUN = click.argument("run", required=False, metavar="[RUN]")
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answer as JSON.")
+
+
+@click.command(
+    help="Says in three lines what a job on this host does. RUN is its name or run id, or a beginning; none is needed "
+    "where one job runs. Exits with 0 if it runs, 3 if it hangs, stalls or restarts, 4 if there is none."
+)
+@RUN
+@_AS_JSON
+def status(run: str | None, as_json: bool) -> None:
+    """Prints the status to stdout.
+
+    Raises:
+        UsageError: several jobs run here.
+        SystemExit: with 3 or 4.
+    """
+    job = running_job(run)
+    if as_json:
+        print(json.dumps(job.status, indent=1))
+    else:
+        for line in as_lines(job.status):
+            print(printable(line))
+    if job.status.get("state") in _UNWELL:
+        sys.exit(UNWELL)
+
+
+@click.command(
+    help="Prints where each rank on this host is, ranks at the same place together, and how far it is in each process "
+    "group. RUN is the job's name or run id, or a beginning; none is needed where one job runs. The ranks go on."
+)
+@RUN
+@click.option("--all-nodes", is_flag=True, help="Asks the other nodes of the job, too; names those that do not answer.")
+@_AS_JSON
+def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
+    """Prints stacks to stdout, the smallest group of ranks first.
+
+    Raises:
+        UsageError: several jobs run here.
+        SystemExit: with 4 if there is no such job, or no rank of it runs.
+    """
+    job = running_job(run)
+    try:
+        if all_nodes:
+            found = job.ask("/stacks?all=1", ALL_NODES_S)
+        else:
+            found = job.ask("/stacks")
+    except OSError as error:
+        answer(str(error))
+        sys.exit(NOBODY)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    for group in found.get("groups", []):
+        for line in stack_lines(group):
+            print(printable(line))
+    for line in collective_lines(found.get("collectives")):
+        print(printable(line))
+    for line in missing_lines(found):
+        print(printable(line), file=sys.stderr)
+
+
+def as_lines(found: Mapping[str, Any]) -> list[str]:
+    """Returns the status in three lines: the job, its ranks, its faults."""
+    where = f"{found['job_name']} on {found['node']}"
+    if found["nodes"] > 1:
+        where += f" (node {found['node_rank']} of {found['nodes']})"
+    return [f"{where}: {found['sentence']}", _ranks_line(found["ranks"]), _faults_line(found)]
+
+
+def job_line(found: Mapping[str, Any]) -> str:
+    """Returns one line about a job by which people tell it from others: its name, its age, its ranks, what it does."""
+    ranks = len(found["ranks"])
+    parts = [
+        str(found["job_name"]),
+        f"for {as_text(found['t'] - found['started'])}",
+        f"{ranks} rank{'' if ranks == 1 else 's'} here",
+        str(found["state"]),
+    ]
+    if found["run_id"] not in found["job_name"]:
+        parts.append(f"run id {found['run_id']}")
+    return ", ".join(parts)
+
+
+def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
+    """Returns a group of ranks at the same place, as `/stacks` has it, in lines."""
+    ranks = group["ranks"]
+    yield f"rank{'s' if len(ranks) > 1 else ''} {ranges_of(ranks)}:"
+    frames = group["frames"]
+    if not frames:
+        why = str(group["process"].get("stacks") or "it did not answer")
+        yield f"  no stacks: {why.removeprefix('none: ')}"
+    yield from (f"  {frame}" for frame in frames)
+
+
+def collective_lines(table: Mapping[str, Any] | None) -> Iterator[str]:
+    """Returns how far ranks are in their process groups, in lines: `collectives` of an answer."""
+    if not table or not table["rows"]:
+        return
+    yield "collectives by process group:"
+    for row in table["rows"]:
+        ranks, entered, finished = row["ranks"], row["entered"], row["finished"]
+        operation = row["operation"] or "collective"
+        text = f"  {row['group']}: rank{'s' if len(ranks) > 1 else ''} {ranges_of(ranks)}"
+        if entered <= finished:
+            yield f"{text} finished {operation} {finished}"
+            continue
+        text += f" in {operation} {finished + 1}"
+        if row["shape"]:
+            text += f" of {row['shape']}"
+        if entered > finished + 1:
+            text += f", entered up to {entered}"
+        if row["started"]:
+            text += f", started up to {row['started']}"
+        yield text
+    for row in table["silent"]:
+        yield f"  rank{'s' if len(row['ranks']) > 1 else ''} {ranges_of(row['ranks'])}: {row['why']}"
+
+
+def missing_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Returns which nodes are not in an answer about all of them, in lines."""
+    silent = found.get("silent", [])
+    if silent:
+        named = ", ".join(f"{node['node']} (node {node['node_rank']})" for node in silent[:_MOST_NAMED])
+        more = len(silent) - _MOST_NAMED
+        yield f"ft_launcher: no answer in time from {named}{f' and {more} more' if more > 0 else ''}"
+    if found.get("problem"):
+        yield f"ft_launcher: the ranks of this node only: {found['problem']}"
+
+
+def _ranks_line(ranks: list[dict[str, Any]]) -> str:
+    if not ranks:
+        return "no rank has run yet"
+    counts = Counter(rank["state"] for rank in ranks)
+    parts = [f"{count} {state}" for state, count in counts.most_common()]
+    text = f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''} here: {', '.join(parts)}"
+    watched = [rank for rank in ranks if rank["state"] in _WATCHED]
+    silent = max(watched, key=lambda rank: rank["sign_age_s"] or 0.0, default=None)
+    if silent is not None and silent["sign_age_s"] is not None:
+        text += f"; the most silent is rank {silent['rank']}, for {silent['sign_age_s']:.1f} s"
+        sections = ", ".join(f"{name} {age_s:.1f} s" for name, age_s in silent["sections"].items())
+        if sections:
+            text += f" (in {sections})"
+    return text
+
+
+def _faults_line(found: Mapping[str, Any]) -> str:
+    count = found["restarts_left"]
+    left = f"{count} restart{'' if count == 1 else 's'} left"
+    if not found["faults"]:
+        return f"no fault so far; {left}"
+    last = found["faults"][-1]
+    return f"last fault: rank {last['rank']} {last['what']} in cycle {last['cycle']}; {left}"
+
+
+# The jobs that run here.
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """A job that answers at a socket; `status` is what it said."""
+
+    socket_path: Path
+    status: dict[str, Any]
+
+    def ask(self, path: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
+        """Returns its answer.
+
+        Raises:
+            OSError: it does not answer within the limit (seconds), or not with JSON.
+        """
+        return _ask(self.socket_path, path, limit_s)
+
+
+def _find(run: str | None) -> list[RunningJob]:
+    """Returns the jobs of this user on this host.
+
+    Args:
+        run: a name or a run id, or the beginning of one; what is whole is meant also where another begins with it.
+            None: all.
+    """
+    found = []
+    for path in _sockets():
+        with contextlib.suppress(OSError):  # it has just ended
+            found.append(RunningJob(path, _ask(path, "/status.json")))
+    if run is None:
+        return found
+    named = [job for job in found if run in _names(job)]
+    return named or [job for job in found if any(name.startswith(run) for name in _names(job))]
+
+
+def _names(job: RunningJob) -> list[str]:
+    return [str(job.status.get(key, "")) for key in ("job_name", "run_id")]
+
+
+def running_job(run: str | None, if_none: str = "") -> RunningJob:
+    """Returns the job that is meant.
+
+    Args:
+        run: a name or a run id, or the beginning of one; None: the only one.
+        if_none: what to say where there is none, after `ft_launcher: `; by default that none runs.
+
+    Raises:
+        UsageError: several are; they are listed on stderr.
+        SystemExit: with 4 if there is none; a line on stderr says so.
+    """
+    found = _find(run)
+    if len(found) > 1:
+        for job in sorted(found, key=lambda job: float(job.status["started"])):
+            print(printable(f"  {job_line(job.status)}"), file=sys.stderr)
+        raise UsageError(f"{len(found)} jobs run here", "Give the name or the run id of one, or its beginning")
+    if found:
+        return found[0]
+    what = "no job of this user runs on this host"
+    if run is not None:
+        what = f"no job of this user with a name or run id that begins with {run!r} runs on this host"
+    answer(if_none or what)
+    sys.exit(NOBODY)
+
+
+def _sockets() -> Iterator[Path]:
+    parents = runtime_folder.parents(os.environ)
+    for folder in dict.fromkeys(
+        folder.resolve() for parent in parents for folder in Path(parent).glob(f"{runtime_folder.PREFIX}*")
+    ):
+        with contextlib.suppress(OSError):
+            path = folder / SOCKET
+            if path.lstat().st_uid == os.geteuid():
+                yield path
+
+
+def _ask(path: Path, target: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
+    connection = _Connection(path, limit_s)
+    try:
+        connection.request("GET", target)
+        response = connection.getresponse()
+        body = response.read(_MOST_BYTES)
+        if response.status != 200:
+            raise OSError(body.decode(errors="replace").strip())
+        found = json.loads(body)
+    except (http.client.HTTPException, ValueError) as error:
+        raise OSError(f"{path} answered with something else: {error}") from None
+    finally:
+        connection.close()
+    if not isinstance(found, dict):
+        raise OSError(f"{path} answered with something else")
+    return found
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection to a socket in the file system."""
+
+    def __init__(self, path: Path, limit_s: float) -> None:
+        super().__init__("localhost", timeout=limit_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))

@@ -1,0 +1,190 @@
+"""`ft_launcher top`: what a job on this host does, live in the terminal.
+
+`cli.py` runs it. It asks the launcher's socket once a second, in a thread: keys act at once, even while a launcher that
+stands still gives no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ft_launcher.record.console.console_text import printable
+from ft_launcher.settings.options import UsageError
+from ft_launcher.tools.commands.status import (
+    ALL_NODES_S,
+    RUN,
+    RunningJob,
+    collective_lines,
+    missing_lines,
+    running_job,
+    stack_lines,
+)
+
+if TYPE_CHECKING:
+    from ft_launcher.tools.commands.live_view import Show
+
+_EVERY_S = 1.0
+_SILENT_S = 3.0
+"""A launcher answers within a third of a second; one that does not for so long stands still, or the host does."""
+_STATUS, _STACKS, _ALL_STACKS = "/status.json", "/stacks", "/stacks?all=1"
+
+
+@click.command(
+    help="Shows live what a job on this host does: its ranks as a strip of characters, its faults, by the key s where "
+    "each rank is, by a where those of all nodes are; q leaves. RUN is its name or run id, or a beginning; none is "
+    "needed where one job runs. It needs rich: pip install 'ft-launcher[observe]'."
+)
+@RUN
+def top(run: str | None) -> None:
+    """Runs until the key q, or until the job is over.
+
+    Raises:
+        UsageError: several jobs run here, this is no terminal, or rich is not installed.
+        SystemExit: with 4 if there is no such job.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("top needs a terminal", "ft_launcher status prints the same once")
+    try:
+        from ft_launcher.tools.commands.live_view import live_view
+    except ImportError as error:
+        raise UsageError(
+            f"top needs rich, which cannot be imported: {error}", "pip install 'ft-launcher[observe]'"
+        ) from None
+    job = running_job(run)
+    with _keys_at_once(), live_view() as show:
+        last = _Screen(job, show).run()
+    if last:
+        print(printable(last))
+
+
+class _Screen:
+    """What is shown of one job."""
+
+    def __init__(self, job: RunningJob, show: Show) -> None:
+        self._show = show
+        self._found = job.status
+        self._asking = _Asking(job)
+        self._stacks: list[str] = []
+        self._note = ""
+
+    def run(self) -> str:
+        """Shows the job until its end or the key q. Returns what to say then; empty: nothing."""
+        self._asking.start()
+        self._asking.ask(_STATUS)
+        while not self._asking.is_over:
+            self._show(self._found, self._note or self._silence(), self._stacks)
+            ready, _, _ = select.select([sys.stdin, self._asking.event], [], [], _EVERY_S)
+            if sys.stdin in ready:
+                key = os.read(sys.stdin.fileno(), 1)
+                if key in (b"q", b"Q", b""):
+                    return ""
+                self._press(key)
+            if self._asking.event in ready:
+                self._take()
+        return f"{self._found['job_name']}: the launcher has ended; when it was last asked: {self._found['sentence']}"
+
+    def _press(self, key: bytes) -> None:
+        if key in (b"s", b"S"):
+            self._note = "asks the ranks for their stacks"
+            self._asking.ask(_STACKS)
+        elif key in (b"a", b"A"):
+            self._note = "asks the ranks of all nodes for their stacks"
+            self._asking.ask(_ALL_STACKS)
+        elif key == b"\x1b":
+            self._stacks = []
+
+    def _take(self) -> None:
+        for path, found, problem in self._asking.take():
+            if path == _STATUS and found is not None:
+                self._found = found
+            elif path != _STATUS:
+                self._note = ""
+                self._stacks = [f"no stacks: {problem}"]
+                if found is not None:
+                    self._stacks = [line for group in found.get("groups", []) for line in stack_lines(group)]
+                    self._stacks += collective_lines(found.get("collectives"))
+                    self._stacks += missing_lines(found)
+
+    def _silence(self) -> str:
+        silent_s = time.monotonic() - self._asking.answered_at
+        if silent_s < _SILENT_S:
+            return ""
+        return f"the launcher has not answered for {silent_s:.0f} s"
+
+
+class _Asking(threading.Thread):
+    """Asks the launcher for its status once a second, and at once for what `ask` names.
+
+    Attributes:
+        event: a descriptor that is readable when an answer has come, or when the launcher has ended.
+        answered_at: when the last answer came (monotonic seconds).
+        is_over: nobody listens at the launcher's socket any more.
+    """
+
+    def __init__(self, job: RunningJob) -> None:
+        super().__init__(name="ft_launcher top", daemon=True)
+        self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.answered_at = time.monotonic()
+        self.is_over = False
+        self._job = job
+        self._condition = threading.Condition()
+        self._wanted: set[str] = set()
+        self._answers: list[tuple[str, dict[str, Any] | None, str]] = []
+
+    def ask(self, path: str) -> None:
+        """Asks for a path at once."""
+        with self._condition:
+            self._wanted.add(path)
+            self._condition.notify()
+
+    def take(self) -> list[tuple[str, dict[str, Any] | None, str]]:
+        """Returns the answers since the last call: path, answer, and, where there is none, why."""
+        with self._condition, contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.event)
+            answers, self._answers = self._answers, []
+            return answers
+        return []
+
+    def run(self) -> None:
+        """Asks until the launcher has ended."""
+        while not self.is_over:
+            with self._condition:
+                self._condition.wait_for(lambda: self._wanted, _EVERY_S)
+                paths, self._wanted = self._wanted | {_STATUS}, set()
+            for path in sorted(paths):
+                found, problem = None, ""
+                try:
+                    if path == _ALL_STACKS:
+                        found = self._job.ask(path, ALL_NODES_S)
+                    else:
+                        found = self._job.ask(path)
+                    self.answered_at = time.monotonic()
+                except (ConnectionRefusedError, FileNotFoundError):
+                    self.is_over = True
+                except OSError as error:
+                    problem = str(error)
+                with self._condition:
+                    self._answers.append((path, found, problem))
+                    os.eventfd_write(self.event, 1)
+
+
+@contextlib.contextmanager
+def _keys_at_once() -> Iterator[None]:
+    """A context in which each key is read at once, and is not shown."""
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

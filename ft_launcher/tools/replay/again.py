@@ -1,0 +1,183 @@
+"""Decides again what one event of a journal says was decided: the same machines, with the inputs that it holds. Pure.
+
+Each function returns the facts of that event as they would be now. The settings, the history and the evidence come from
+the journal; nothing is taken from this machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ft_launcher.agent.in_process import recovery_record
+from ft_launcher.decide.attribution import Fault, all_nodes, collective, first_failure
+from ft_launcher.decide.attribution.all_nodes import NodeScene
+from ft_launcher.decide.attribution.cycle_evidence import fault_of_json, of_record
+from ft_launcher.decide.attribution.fault import HANGS
+from ft_launcher.decide.health.reading import Reading, changes
+from ft_launcher.decide.policy.restart_history import History
+from ft_launcher.decide.policy.restart_policy import Question, after_request, answer, is_known
+from ft_launcher.record import events
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.messages import ControlRequest
+
+Facts = Mapping[str, Any]
+_NOW = 0.0
+"""The history has ages, so that any time will do."""
+_IN_ORDER = ("ok", "not present")
+_AGES = "charged"
+
+
+def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] | None:
+    """Returns the facts of the fault that an event `evidence` shows, without the cycle; None: no rank failed.
+
+    Args:
+        returned: of the inputs of the decision: which rank of the job had returned.
+
+    Raises:
+        ProtocolError: the event does not fit.
+    """
+    fault = first_failure.find(of_record(evidence), lambda error: None)
+    if fault is None:
+        return None
+    try:
+        ended = {int(rank): float(ago_s) for rank, ago_s in (returned or {}).items()}
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the rank that had returned does not fit: {error}") from None
+    if ended:
+        fault = first_failure.with_returned(fault, ended)
+    return _facts(events.Fault.of(fault, cycle=0))
+
+
+def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the facts of a decision without its cycle, and the history after it without ages. What is said of the
+    budget follows from these, and older journals do not have it.
+
+    Args:
+        fault: of the event `fault`.
+        inputs: of the decision.
+
+    Raises:
+        ProtocolError: they do not fit.
+    """
+    asked = Question.from_record(inputs, _NOW)
+    decided, history = answer(_decided_on(fault, inputs), asked, _NOW)
+    facts = _facts(events.Decision.of(decided, cycle=0))
+    facts.pop("budget", None)
+    return facts, without_ages(history.to_record(_NOW))
+
+
+def decision_about_request(inputs: Facts) -> dict[str, Any]:
+    """Returns the facts of a decision about a rank's request, without its cycle.
+
+    Raises:
+        ProtocolError: the inputs do not fit.
+    """
+    asked, made = Question.from_record(inputs, _NOW), dict(inputs["request"])
+    rank = made.pop("rank", None)
+    request = from_json(ControlRequest, made)
+    if type(rank) is not int or not is_known(request):
+        raise ProtocolError("the request of a rank does not fit")
+    facts = _facts(events.Decision.of(after_request(request, rank, asked, _NOW), cycle=0))
+    facts.pop("budget", None)
+    return facts
+
+
+def history_in(inputs: Facts) -> dict[str, Any]:
+    """Returns the history before a decision, without ages.
+
+    Raises:
+        ProtocolError: it does not fit.
+    """
+    return without_ages(Question.from_record(inputs, _NOW).history.to_record(_NOW))
+
+
+def without_ages(history: Facts) -> dict[str, Any]:
+    """Returns the record of a history with the number of its charged restarts in the place of their ages."""
+    return {**history, _AGES: len(history[_AGES])}
+
+
+FIRST_HISTORY = without_ages(asdict(History()))
+"""The history at the start of a job."""
+
+
+def health_change(facts: Facts, before: str | None) -> dict[str, Any] | None:
+    """Returns the facts of a change of health without its cycle; None: this is no change.
+
+    Args:
+        facts: of the event.
+        before: the state of the check by the last event about it; None: there is none.
+    """
+    if before is None or (before in _IN_ORDER and facts["before"] in _IN_ORDER):
+        # What is in order may change its name without an event.
+        before = facts["before"]
+    reading = Reading(facts["check"], facts["state"], facts["reason"], 0.0)
+    found, _ = changes({reading.check: before}, [reading])  # type: ignore[dict-item]
+    if not found:
+        return None
+    return _facts(events.HealthChange.of(found[0], cycle=0))
+
+
+def decision_in_process(facts: Facts) -> dict[str, Any]:
+    """Returns what follows for ranks that restart in process.
+
+    Args:
+        facts: of the event.
+
+    Raises:
+        ProtocolError: they do not fit.
+    """
+    return {"follows": recovery_record.decide_again(facts.get("happened"), facts.get("known"))}
+
+
+def scene_in(evidence: Facts, node: str) -> NodeScene:
+    """Returns what a node saw, as its agent sends it to the coordinator.
+
+    Args:
+        node: its name.
+
+    Raises:
+        ProtocolError: the event does not fit.
+    """
+    found = of_record(evidence)
+    seen = all_nodes.to_record(found.ranks, found.stop_began, True, found.nccl)
+    return all_nodes.of_records(node, seen["ranks"], seen.get("nccl"))
+
+
+def blame_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence: Facts | None) -> dict[str, Any]:
+    """Returns those facts of a fault that follow from where the ranks of all nodes were.
+
+    Args:
+        nodes: what each of them saw.
+        all_ranks: these are all nodes of the job.
+        fault: of the event `fault`.
+        evidence: of the event `evidence` of the node whose rank it names; None: its journal has none.
+
+    Raises:
+        ProtocolError: the evidence does not fit.
+    """
+    blame = all_nodes.find(nodes, all_ranks)
+    found = {"finding": blame.finding.value, "blamed": list(blame.ranks), "waiting": len(blame.waiting)}
+    if not blame.ranks:
+        return found
+    own = fault_by(evidence) if evidence is not None else None
+    if own is not None and own["rank"] == fault.get("rank") and own["rank"] in blame.ranks:
+        # Of several that are to blame the one that its own node found stands, with what that node says of it.
+        return found
+    view = next(view for node in nodes for view in node.views if view.rank == blame.ranks[0])
+    return found | {"rank": view.rank, "what": f"{HANGS}it {collective.sentence(blame, view.scene)}"}
+
+
+def _decided_on(fault: Facts, inputs: Facts) -> Fault:
+    """Returns a fault with the exit code that all nodes agreed on: its own node knew its own ranks only."""
+    return fault_of_json({**fault, "agreed_exit_code": inputs.get("agreed_exit_code")})
+
+
+def _facts(event: events.Event) -> dict[str, Any]:
+    """Returns the facts as a journal has them: JSON has no tuples."""
+    facts: dict[str, Any] = json.loads(json.dumps(event.facts()))
+    facts.pop("cycle")
+    return facts

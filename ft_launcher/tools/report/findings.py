@@ -1,0 +1,354 @@
+"""What the journals of a job say of it: its time by category, its faults and what each cost. Pure.
+
+`tools/commands/report.py` and `agent/save_intervals.py` call `find`; what it returns is in `job_findings.py`. A fault
+is what ended a cycle, what the ranks restarted in process for, or an attempt that was killed and followed by another
+one. A fault that several nodes report counts once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ft_launcher.record.ledger.account import CUSTOM, Category, CycleTimes, account
+from ft_launcher.record.ledger.attempts import account_of, by_attempt
+from ft_launcher.tools.report.collection import JOINS, Collection, FaultEvent, Launch
+from ft_launcher.tools.report.job_findings import (
+    ClassFindings,
+    CycleFindings,
+    FaultFindings,
+    JobFindings,
+    Saves,
+    SlowRank,
+)
+from ft_launcher.tools.report.spares import find_spares
+
+_LOOKS_BACK = 16
+"""Parts before a restart in which it may have made steps vain. Those of one fault are in the part before, as a rule."""
+_SLOWEST = 10
+
+_BETWEEN_SAVES = (Category.STEP, Category.LOST_PROGRESS, Category.WARMUP, Category.DATA, Category.EVALUATION)
+"""What a training does between two checkpoints, beside sections with names of their own."""
+
+
+def find(collection: Collection) -> JobFindings | None:
+    """Returns the findings; None: the journals have no events."""
+    if not collection.launches:
+        return None
+    # Journals may have come one after the other.
+    launches = sorted(collection.launches, key=lambda launch: launch.since)
+    joined = _join(launches)
+    merged = account_of(collection.times())
+    faults = _faults(joined, sorted(collection.faults, key=lambda event: event.t))
+    last = max(launches, key=lambda launch: (joined.attempt(launch), -launch.node_rank))
+    cycles = {(joined.attempt(launch), cycle) for launch in launches for cycle in launch.cycles}
+    findings: dict[str, Any] = {
+        "run_ids": sorted({launch.run_id for launch in launches if launch.run_id}),
+        "nodes": sorted({launch.node for launch in launches if launch.node}),
+        "node_count": max(len({launch.node for launch in launches}), *map(joined.node_count, cycles), 1),
+        "attempts": len(joined.of_attempt),
+        "ranks": max((joined.ranks(key) for key in cycles), default=0),
+        "began": min(launch.since for launch in launches),
+        "ended": max(launch.until for launch in launches),
+        "exit_code": last.exit_code,
+        "reason": last.reason,
+        "wall_s": merged.wall_s,
+        "seconds": dict(merged.seconds),
+        "goodput": merged.goodput,
+        "goodput_saved": merged.goodput_saved,
+        "steps": merged.steps,
+        "saves": _saves(list(joined.parts.values())),
+        "slowest": _slowest(collection),
+        "sections": collection.sections.found(),
+        "cycles": _cycles(joined),
+        "spares": find_spares(joined.of_attempt),
+    }
+    if faults:
+        nodes = Counter(fault.node for fault in faults if fault.node)
+        findings |= {
+            "faults": faults,
+            "classes": _classes(faults, merged.wall_s),
+            "mtbf_s": merged.wall_s / len(faults),
+            "mttr_s": sum(fault.recovery_s for fault in faults) / len(faults),
+            "node_faults": dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0]))),
+        }
+    return JobFindings(**findings)
+
+
+_Key = tuple[int, int]
+"""Attempt from 0, and cycle."""
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """What all journals tell together.
+
+    Attributes:
+        attempts: by the id of a launch, from 0. Launches at the same time, on several nodes, are of one.
+        of_attempt: the launches of each, in the order in which they began.
+        recoveries: by the id of a launch; each with the cycle that it led into, in the order of cycles.
+        parts: of each cycle that of the lowest node rank, in the order of cycles.
+        recovered: those of these keys that a recovery led into.
+        sizes: how many nodes and ranks took part in each cycle.
+    """
+
+    attempts: Mapping[int, int]
+    of_attempt: Mapping[int, Sequence[Launch]]
+    recoveries: Mapping[int, Sequence[tuple[int, Mapping[str, float]]]]
+    parts: Mapping[_Key, CycleTimes]
+    recovered: Sequence[_Key]
+    sizes: Mapping[_Key, tuple[int, int]]
+
+    def attempt(self, launch: Launch) -> int:
+        return self.attempts[id(launch)]
+
+    def key(self, event: FaultEvent) -> _Key:
+        return (self.attempt(event.launch), event.cycle)
+
+    def node_count(self, key: _Key) -> int:
+        return self.sizes.get(key, (0, 0))[0]
+
+    def ranks(self, key: _Key) -> int:
+        return self.sizes.get(key, (0, 0))[1]
+
+
+def _join(launches: Sequence[Launch]) -> _Joined:
+    """What launches, in the order in which they began, tell together."""
+    of_attempt = by_attempt(launches)
+    attempts = {id(launch): attempt for attempt, found in of_attempt.items() for launch in found}
+    recoveries: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
+    parts: dict[_Key, CycleTimes] = {}
+    for launch in sorted(launches, key=lambda launch: launch.node_rank):
+        of_launch = recoveries.setdefault(id(launch), [])
+        for part in launch.parts:
+            if part.cycle is not None:
+                parts.setdefault((attempts[id(launch)], part.cycle), part)
+                if part.recovery:
+                    of_launch.append((part.cycle, part.recovery))
+        of_launch.sort(key=_cycle_of)
+    in_order = {key: parts[key] for key in sorted(parts)}
+    sizes: dict[_Key, tuple[int, int]] = {}
+    for launch in launches:
+        attempt = attempts[id(launch)]
+        for number, cycle in launch.cycles.items():
+            nodes, ranks = sizes.get((attempt, number), (0, 0))
+            sizes[attempt, number] = (nodes + 1, ranks + cycle.ranks)
+    recovered = [key for key, part in in_order.items() if part.recovery]
+    return _Joined(attempts, of_attempt, recoveries, in_order, recovered, sizes)
+
+
+def _cycle_of(recovery: tuple[int, Mapping[str, float]]) -> int:
+    return recovery[0]
+
+
+def _cycles(joined: _Joined) -> list[CycleFindings]:
+    found: dict[_Key, CycleFindings] = {}
+    launches = (launch for of_attempt in joined.of_attempt.values() for launch in of_attempt)
+    for launch in sorted(launches, key=lambda launch: launch.node_rank):
+        attempt = joined.attempt(launch)
+        in_order = sorted(launch.cycles.items(), key=lambda item: item[1].began)
+        followed_at = [*(cycle.began for _, cycle in in_order[1:]), launch.until]
+        for (number, cycle), next_began in zip(in_order, followed_at, strict=False):  # without any cycle it is one more
+            # Without a line about its end it ran until the next one, or runs.
+            ended = next_began if cycle.ended is None else cycle.ended
+            known = CycleFindings(attempt + 1, number, cycle.began, max(cycle.began, ended), cycle.end_reason)
+            found.setdefault((attempt, number), known)
+    return [found[key] for key in sorted(found)]
+
+
+# Faults.
+
+
+def _faults(joined: _Joined, events: Sequence[FaultEvent]) -> list[FaultFindings]:
+    by_cycle: dict[_Key, list[FaultEvent]] = {}
+    for event in events:
+        by_cycle.setdefault(joined.key(event), []).append(event)
+    chosen = {key: _chosen(of_cycle) for key, of_cycle in by_cycle.items()}
+    lost = _lost(joined, chosen)
+    found = []
+    for key, of_cycle in chosen.items():
+        ranks = joined.ranks(key)
+        for event in of_cycle:
+            found.append(_fault(event, key, _phases(joined, event), lost.get(id(event), 0.0), ranks))
+    last_cycles = dict(joined.parts.keys())  # of each attempt the last one: they are in order
+    for attempt, launch, gap_s in _killed_attempts(joined):
+        cycle = last_cycles.get(attempt, -1)
+        killed = FaultEvent("", launch, launch.until, cycle, "attempt", what="the launcher was killed")
+        ranks = joined.ranks((attempt, cycle))
+        found.append(_fault(killed, (attempt, cycle), {Category.RESCHEDULE.value: gap_s}, 0.0, ranks))
+    return sorted(found, key=lambda fault: fault.t)
+
+
+def _fault(event: FaultEvent, key: _Key, phases: Mapping[str, float], lost_s: float, ranks: int) -> FaultFindings:
+    recovery_s = sum(phases.values())
+    cycle = key[1] if event.event and key[1] >= 0 else None
+    return FaultFindings(
+        kind=event.kind or "unknown",
+        fault_class=event.fault_class or "unknown",
+        rank=event.rank,
+        node="" if event.kind == "node" else event.launch.node,
+        t=event.t,
+        attempt=key[0] + 1,
+        cycle=cycle,
+        in_process=event.event.startswith("in_process"),
+        iteration=event.iteration,
+        what=event.what,
+        hint=event.hint,
+        phases=dict(phases),
+        recovery_s=recovery_s,
+        lost_s=lost_s,
+        ranks=ranks,
+        rank_s=(recovery_s + lost_s) * ranks,
+        detail=event.detail,
+        others=event.others,
+    )
+
+
+def _chosen(events: Sequence[FaultEvent]) -> list[FaultEvent]:
+    """Returns one event for each fault of a cycle: several may tell of one."""
+    found = _in_process(events)
+    ended = [event for event in events if event.event == "fault"]
+    elsewhere = [event for event in events if event.event == "cycle_end"]
+    if ended:
+        found.append(min(ended, key=lambda event: (event.collateral, event.t)))
+    elif elsewhere:
+        # The node of that fault has left no word of it: it was lost, or its journal is not among these.
+        found.append(replace(elsewhere[0], kind="node"))
+    return found
+
+
+def _in_process(events: Sequence[FaultEvent]) -> list[FaultEvent]:
+    """The faults of one cycle that its ranks restarted in process for. Each node tells of each restart."""
+    found: dict[int, FaultEvent] = {}
+    deaths = [event for event in events if event.event == "in_process_fault"]
+    for event in events:
+        if event.event == "in_process_restart":
+            known = found.get(event.iteration)
+            if known is None or known.took_s < event.took_s:
+                found[event.iteration] = event
+    restarts = []
+    for event in sorted(found.values(), key=lambda event: event.t):
+        before = [death for death in deaths if death.t <= event.t]
+        if before:
+            deaths = [death for death in deaths if death.t > event.t]
+            restarts.append(_with_death(event, before[0]))
+        elif event.kind != JOINS:
+            restarts.append(event)
+    if not any(event.event == "fault" for event in events):
+        restarts += deaths[:1]
+    return restarts
+
+
+def _with_death(restart: FaultEvent, death: FaultEvent) -> FaultEvent:
+    """A restart in process together with the death of a rank that it was for."""
+    return replace(
+        death,
+        event=restart.event,
+        kind=restart.kind or "exit",
+        iteration=restart.iteration,
+        took_s=restart.took_s,
+    )
+
+
+def _killed_attempts(joined: _Joined) -> list[tuple[int, Launch, float]]:
+    """Returns each attempt that no launcher ended and that another follows, one launch of it, and the time between."""
+    found = []
+    for attempt in range(len(joined.of_attempt) - 1):
+        of_attempt = joined.of_attempt[attempt]
+        if all(launch.exit_code is None for launch in of_attempt):
+            last = max(of_attempt, key=lambda launch: launch.until)
+            begins = min(launch.since for launch in joined.of_attempt[attempt + 1])
+            found.append((attempt, last, begins - last.until))
+    return found
+
+
+def _phases(joined: _Joined, event: FaultEvent) -> Mapping[str, float]:
+    """Seconds of each phase of the recovery from a fault."""
+    if event.event.startswith("in_process"):
+        return {"in_process": event.took_s}
+    attempt, cycle = joined.key(event)
+    # The faulty node's own journal knows best when its fault began.
+    own = joined.recoveries[id(event.launch)]
+    place = bisect_right(own, cycle, key=_cycle_of)
+    if place < len(own):
+        return own[place][1]
+    place = bisect_right(joined.recovered, (attempt, cycle))
+    if place < len(joined.recovered) and joined.recovered[place][0] == attempt:
+        return joined.parts[joined.recovered[place]].recovery
+    phases = {}
+    ended = joined.parts.get((attempt, cycle))
+    if ended is not None:
+        phases = {name: ended.seconds.get(name, 0.0) for name in (Category.DETECTION.value, Category.STOP.value)}
+    following = [launch.since for launch in joined.of_attempt.get(attempt + 1, ())]
+    if following:
+        ended_at = max(launch.until for launch in joined.of_attempt[attempt])
+        phases[Category.RESCHEDULE.value] = max(0.0, min(following) - ended_at)
+    return phases
+
+
+def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEvent]]) -> dict[int, float]:
+    """Returns seconds of steps in vain by the id of the fault's event.
+
+    What a cycle lost by itself is shared by its faults; what was lost since a later one resumed earlier is of the last
+    fault before that.
+    """
+    found: dict[int, float] = {}
+    keys = list(joined.parts)
+    last: FaultEvent | None = None
+    for number, key in enumerate(keys):
+        window = [joined.parts[known] for known in keys[max(0, number - _LOOKS_BACK) : number + 1]]
+        before_s = account(window[:-1]).seconds.get(Category.LOST_PROGRESS, 0.0)
+        own_s = window[-1].seconds.get(Category.LOST_PROGRESS, 0.0)
+        again_s = max(0.0, account(window).seconds.get(Category.LOST_PROGRESS, 0.0) - before_s - own_s)
+        if last is not None:
+            found[id(last)] = found.get(id(last), 0.0) + again_s
+        of_cycle = faults.get(key, ())
+        for event in of_cycle:
+            found[id(event)] = found.get(id(event), 0.0) + own_s / len(of_cycle)
+        ended = [event for event in of_cycle if not event.event.startswith("in_process")]
+        if ended:
+            last = ended[-1]
+    return found
+
+
+def _classes(faults: Sequence[FaultFindings], wall_s: float) -> list[ClassFindings]:
+    by_class: dict[str, list[FaultFindings]] = {}
+    for fault in faults:
+        by_class.setdefault(fault.fault_class, []).append(fault)
+    found = [
+        ClassFindings(
+            name=name,
+            faults=len(of_class),
+            mtbf_s=wall_s / len(of_class),
+            mttr_s=sum(fault.recovery_s for fault in of_class) / len(of_class),
+            cost_s=sum(fault.cost_s for fault in of_class),
+        )
+        for name, of_class in by_class.items()
+    ]
+    return sorted(found, key=lambda of_class: (-of_class.faults, of_class.name))
+
+
+# Checkpoints and ranks.
+
+
+def _saves(parts: Sequence[CycleTimes]) -> Saves | None:
+    saving = [part for part in parts if part.saves > 0]
+    count = sum(part.saves for part in saving)
+    if not count:
+        return None
+    saving_s = sum(part.seconds.get(Category.CHECKPOINT_SAVE, 0.0) for part in saving)
+    trained_s = sum(
+        spent_s
+        for part in saving
+        for name, spent_s in part.seconds.items()
+        if name in _BETWEEN_SAVES or name.startswith(CUSTOM)
+    )
+    return Saves(count, saving_s / count, trained_s / count)
+
+
+def _slowest(collection: Collection) -> list[SlowRank]:
+    found = [SlowRank(rank, score.total / score.reports, score.reports) for rank, score in collection.scores.items()]
+    return sorted(found, key=lambda slow: (slow.score, slow.rank))[:_SLOWEST]

@@ -1,0 +1,198 @@
+"""The findings of the report: what a job's time went to, its faults, cycles, saves and slow ranks, as values. Pure.
+
+`findings.py` makes them of journals. Text, page, picture, trace and advice are made of them, and their JSON is what
+`ft_launcher report -o FILE.json` writes: nothing here knows a journal. Beside them: durations and counts as people
+write them, in every form of the report but its JSON, which has exact figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from ft_launcher.tools.report.section_durations import WatchedSection
+from ft_launcher.tools.report.spares import Spares
+
+VERSION = 1
+"""Of the findings as JSON. It grows where a key goes or changes its meaning."""
+
+
+@dataclass(frozen=True)
+class FaultFindings:
+    """One fault.
+
+    Attributes:
+        kind: `exception`, `signal`, `exit`, `hang`, what a restart in process was for, `node` (lost, or its journal is
+            missing) or `attempt` (killed).
+        rank: None: unknown.
+        t: when it was written down: seconds since 1970.
+        attempt: from 1.
+        cycle: None: the attempt was killed.
+        in_process: the ranks went on in the same processes.
+        phases: seconds of its recovery.
+        recovery_s: their sum.
+        lost_s: seconds of steps that were done in vain for it.
+        ranks: how many the job had; 0: unknown.
+        rank_s: seconds of recovery and lost steps times ranks.
+        detail: lines of the traceback, or the frames of the rank that hangs, the innermost first.
+        others: where the other ranks were, with their collectives: ranks at the same place are one line.
+    """
+
+    kind: str
+    fault_class: str
+    rank: int | None
+    node: str
+    t: float
+    attempt: int
+    cycle: int | None
+    in_process: bool
+    iteration: int
+    what: str
+    hint: str
+    phases: Mapping[str, float]
+    recovery_s: float
+    lost_s: float
+    ranks: int
+    rank_s: float
+    detail: Sequence[str] = ()
+    others: Sequence[str] = ()
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that the job lost by it."""
+        return self.recovery_s + self.lost_s
+
+
+@dataclass(frozen=True)
+class ClassFindings:
+    """All faults of one class. `mtbf_s`: time of the job per fault; `mttr_s`: mean recovery; `cost_s`: of all."""
+
+    name: str
+    faults: int
+    mtbf_s: float
+    mttr_s: float
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class Saves:
+    """The checkpoints. `mean_s`: how long the training waited for one; `interval_s`: trained between two."""
+
+    count: int
+    mean_s: float
+    interval_s: float
+
+
+@dataclass(frozen=True)
+class CycleFindings:
+    """A cycle as the lowest node rank has it. `attempt`: from 1; `began`, `ended`: of its ranks, seconds since 1970."""
+
+    attempt: int
+    cycle: int
+    began: float
+    ended: float
+    end_reason: str
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank and its mean score of straggler detection: 0.5 is half as fast as the fastest."""
+
+    rank: int
+    score: float
+    reports: int
+
+
+@dataclass(frozen=True)
+class JobFindings:
+    """What the journals say of a job.
+
+    Attributes:
+        nodes: their host names. Nodes in containers may share one, so `node_count` may be larger.
+        began: seconds since 1970; `ended`: the last event.
+        exit_code: of the last attempt; None: it was killed, or still runs.
+        seconds: by category; the sum is `wall_s`.
+        goodput: share of the time that steps took which count; `goodput_saved`: those until the last checkpoint.
+        faults: in the order of time.
+        mtbf_s: None: there was no fault; `mttr_s` as well.
+        node_faults: host name -> faults of its ranks, the most first.
+        saves: None: no checkpoint is known.
+        sections: how long they took, beside their limits.
+        cycles: in the order of time.
+        spares: nodes that were lost or waited; None: no cycle of several nodes is known.
+    """
+
+    run_ids: Sequence[str]
+    nodes: Sequence[str]
+    node_count: int
+    attempts: int
+    ranks: int
+    began: float
+    ended: float
+    exit_code: int | None
+    reason: str
+    wall_s: float
+    seconds: Mapping[str, float]
+    goodput: float
+    goodput_saved: float
+    steps: int
+    faults: Sequence[FaultFindings] = ()
+    classes: Sequence[ClassFindings] = ()
+    mtbf_s: float | None = None
+    mttr_s: float | None = None
+    node_faults: Mapping[str, int] = field(default_factory=dict)
+    saves: Saves | None = None
+    slowest: Sequence[SlowRank] = ()
+    sections: Sequence[WatchedSection] = ()
+    cycles: Sequence[CycleFindings] = ()
+    spares: Spares | None = None
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that the job lost by its faults."""
+        return sum(fault.cost_s for fault in self.faults)
+
+    def shares(self) -> list[tuple[str, float, float]]:
+        """Returns category, seconds and share of each category, the longest first."""
+        longest = sorted(self.seconds.items(), key=lambda item: (-item[1], item[0]))
+        return [(name, spent_s, spent_s / self.wall_s) for name, spent_s in longest if spent_s > 0]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the findings as JSON has them."""
+        return {"version": VERSION} | asdict(self)
+
+
+def moment(t: float) -> str:
+    """Returns a moment (seconds since 1970) as local date and time of day: `2026-02-03 12:34:56`."""
+    # A journal may hold a moment before the year 1, which has no date.
+    return datetime.fromtimestamp(max(0.0, t)).isoformat(" ", "seconds")
+
+
+def as_text(seconds: float) -> str:
+    """Returns a duration in its two largest units: `3 h 12 min`, `14 min 5 s`, `4.2 s`, `31 ms`."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return _pair(*divmod(whole, 60), "min", "s")
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return _pair(*divmod(minutes, 60), "h", "min")
+    return _pair(*divmod(round(seconds / 3600), 24), "d", "h")
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}s"
+
+
+def _pair(large: int, small: int, of_large: str, of_small: str) -> str:
+    if small:
+        return f"{large} {of_large} {small} {of_small}"
+    return f"{large} {of_large}"

@@ -1,0 +1,165 @@
+"""The report as text for a terminal: a verdict in plain words, the time by category, faults, advice. Pure.
+
+`tools/commands/report.py` prints it, and the page takes its sentences from here. It finds nothing: `findings.py` does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ft_launcher.tools.report.advice import Advice
+from ft_launcher.tools.report.job_findings import FaultFindings, JobFindings, as_text, counted, moment
+from ft_launcher.tools.report.section_durations import WatchedSection
+
+COSTLIEST = 5
+"""Faults that are listed with their phases."""
+MOST_SECTIONS = 16
+"""Sections that are listed."""
+_SHOWN_S = 0.0005
+"""Seconds: shorter phases would be shown as 0 ms."""
+_RANK_HOURS_S = 36.0
+"""Seconds of ranks: what is shorter is below a hundredth of an hour."""
+
+
+def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
+    """Returns the lines of the report."""
+    lines = [verdict(findings), *of_advice(advice), "", "Time by category"]
+    lines += [f"  {name:<24} {as_text(spent_s):>14} {share:>7.1%}" for name, spent_s, share in findings.shares()]
+    lines += _of_faults(findings)
+    lines += _of_sections(findings)
+    if findings.slowest:
+        lines += ["", "Slowest ranks (1 is the fastest)"]
+        lines += [
+            f"  rank {slow.rank}: {slow.score:.2f} in {counted(slow.reports, 'report')}" for slow in findings.slowest
+        ]
+    return lines
+
+
+def of_advice(advice: Sequence[Advice]) -> list[str]:
+    """Returns the lines of the advice, what it is worth first where that is known; empty without advice."""
+    if not advice:
+        return []
+    lines = ["", "Advice"]
+    for suggestion in advice:
+        worth = ""
+        if suggestion.worth:
+            worth = f" ({suggestion.worth})"
+        lines.append(f"  {suggestion.topic}{worth}: {suggestion.text}")
+    return lines
+
+
+def verdict(findings: JobFindings) -> str:
+    """Returns two or three sentences on how the job went."""
+    nodes = counted(findings.node_count, "node")
+    attempts = counted(findings.attempts, "attempt")
+    sentences = [
+        f"Ran {as_text(findings.wall_s)} on {nodes} in {attempts}; {findings.goodput:.1%} of the time were steps that "
+        f"count, {findings.goodput_saved:.1%} until the last checkpoint."
+    ]
+    if findings.faults:
+        kinds = Counter(fault.kind for fault in findings.faults).most_common()
+        named = ", ".join(f"{kind} {count}" for kind, count in kinds)
+        sentences.append(f"{counted(len(findings.faults), 'fault')} cost {as_text(findings.cost_s)} ({named}).")
+    else:
+        sentences.append("No fault is known.")
+    if findings.exit_code is None:
+        sentences.append("The journal has no end: the job runs, or its launcher was killed.")
+    elif findings.exit_code and not findings.reason:
+        sentences.append(f"It ended with exit code {findings.exit_code}.")
+    elif findings.exit_code:
+        sentences.append(f"It ended with exit code {findings.exit_code}: {findings.reason.rstrip('.')}.")
+    else:
+        sentences.append("It succeeded.")
+    return " ".join(sentences)
+
+
+def costliest(findings: JobFindings) -> list[FaultFindings]:
+    """Returns the faults that cost the most, the costliest first."""
+    return sorted(findings.faults, key=lambda fault: (-fault.cost_s, fault.t))[:COSTLIEST]
+
+
+def headline(fault: FaultFindings) -> str:
+    """Returns when a fault was written down, who failed and how."""
+    who = fault.kind
+    if who == "unknown":
+        who = "a fault of unknown kind"
+    if fault.rank is not None:
+        who += f" of rank {fault.rank}"
+    if fault.node:
+        who += f" on {fault.node}"
+    if fault.cycle is not None:
+        who += f", cycle {fault.cycle}"
+    return f"{moment(fault.t)} {who}, attempt {fault.attempt} ({fault.fault_class})"
+
+
+def scene(fault: FaultFindings) -> list[str]:
+    """Returns where the ranks were: the lines of the traceback or the stack, and those about the other ranks."""
+    return [*(f"| {line}" for line in fault.detail), *(f"also: {line}" for line in fault.others)]
+
+
+def of_all_ranks(rank_s: float) -> str:
+    """Returns a time of all ranks together (seconds), in the unit in which it is a number that can be read."""
+    if rank_s < _RANK_HOURS_S:
+        return f"{rank_s:.3g} rank-seconds"
+    return f"{rank_s / 3600:.3g} rank-hours"
+
+
+def costs(fault: FaultFindings) -> str:
+    """Returns what a fault cost, with the phases of its recovery."""
+    spent = [f"{phase} {as_text(spent_s)}" for phase, spent_s in fault.phases.items() if spent_s >= _SHOWN_S]
+    if fault.lost_s >= _SHOWN_S:
+        spent.append(f"lost progress {as_text(fault.lost_s)}")
+    of_ranks = ""
+    if fault.ranks:
+        of_ranks = f", {of_all_ranks(fault.rank_s)}"
+    return f"{as_text(fault.cost_s)}{of_ranks}: {', '.join(spent) or 'no phase is known'}"
+
+
+def of_section(section: WatchedSection) -> tuple[str, str, str, str, str, str]:
+    """Returns its name, how often it occurred, what 99.9 % and all took at most, its limit, and how that fits."""
+    p999, limit, fit = "", "none", ""
+    if section.p999_s is not None:
+        p999 = as_text(section.p999_s)
+    if section.limit_s is not None:
+        fit = section.fit.value
+        limit = as_text(section.limit_s)
+        if section.learned:
+            limit += " (learned)"
+        if section.fired:
+            limit += f", fired in {counted(section.fired, 'cycle')}"
+    return section.name, f"{section.times:,}", p999, as_text(section.max_s), limit, fit
+
+
+def _of_sections(findings: JobFindings) -> list[str]:
+    lines = []
+    for section in findings.sections[:MOST_SECTIONS]:
+        name, times, p999, longest, limit, fit = of_section(section)
+        words = [f"{times} times", p999 and f"99.9% at most {p999}", f"longest {longest}", f"limit {limit}", fit]
+        lines.append(f"  {name}: {', '.join(word for word in words if word)}")
+    if lines:
+        lines = ["", "Sections and their limits (of one rank of each node)", *lines]
+    return lines
+
+
+def _of_faults(findings: JobFindings) -> list[str]:
+    if not findings.faults:
+        return []
+    lines = ["", "Costliest faults"]
+    for fault in costliest(findings):
+        lines += [f"  {headline(fault)}", f"    {costs(fault)}"]
+        if fault.what:
+            lines.append(f"    {fault.what}")
+        if fault.hint:
+            lines.append(f"    likely: {fault.hint}")
+        lines += [f"    {line}" for line in scene(fault)]
+    lines += ["", "Faults by class"]
+    for of_class in findings.classes:
+        lines.append(
+            f"  {of_class.name}: {counted(of_class.faults, 'fault')}, one in {as_text(of_class.mtbf_s)}, "
+            f"mean recovery {as_text(of_class.mttr_s)}"
+        )
+    if findings.node_faults:
+        lines += ["", "Nodes by faults"]
+        lines += [f"  {node}: {count}" for node, count in list(findings.node_faults.items())[:COSTLIEST]]
+    return lines

@@ -1,0 +1,157 @@
+"""The state of a job on this node as metrics of Prometheus, by its client library (the extra `observe`).
+
+A collector makes them when they are asked for; nothing is counted meanwhile. No run id, host or text of a rank is a
+label but in `job_info`, so the number of series is bounded. docs/operations.md has the table of all metrics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
+from prometheus_client.registry import Collector
+
+from ft_launcher.tools.status.node_status import RECOVERY_BOUNDS_S, Facts, JobTime, RankReading
+from ft_launcher.tools.status.summary import RankState, rank_state
+from rank_monitor.contract.wire.rank_times import BOUNDS_NS, STEP, Durations
+
+PREFIX = "ft_launcher_"
+KIND = "text/plain; version=0.0.4; charset=utf-8"
+
+_Value = tuple[dict[str, str], float]
+"""Labels, and the number that they have."""
+
+
+def as_metrics(
+    facts: Facts,
+    readings: Sequence[RankReading],
+    times: JobTime | None,
+    nodes: Mapping[str, int],
+    now: float,
+    version: str,
+) -> bytes:
+    """Returns the metrics in Prometheus' text format.
+
+    Args:
+        nodes: how many nodes of the job are in which state; empty: another launcher says so.
+        now: monotonic seconds.
+        version: of the launcher.
+    """
+
+    class Once(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield from _of_job(facts, version)
+            steps_lost = 0 if times is None else times.steps_lost
+            yield _counter("steps_lost", "Steps that were done again.", [({}, steps_lost)])
+            counts = [({"state": state}, number) for state, number in nodes.items()]
+            yield _gauge("nodes", "Nodes in the cycle (active), and those that wait for a place.", counts)
+            if times is not None:
+                yield from _of_times(times)
+            yield from _of_ranks(readings, facts, times, now)
+
+    return generate_latest(Once())
+
+
+def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
+    yield _gauge("build_info", "Version of the launcher.", [({"version": version}, 1)])
+    names = {
+        "run_id": facts.run_id,
+        "job_name": facts.job_name,
+        "node": facts.node,
+        "node_rank": str(facts.node_rank),
+    }
+    yield _gauge("job_info", "What the job is called, and where this is.", [(names, 1)])
+    if facts.cycle is not None:
+        yield _gauge("cycle", "The present or last cycle, from 0.", [({}, facts.cycle)])
+    if facts.restarts_left is not None:
+        yield _gauge("restarts_left", "What is left of --max-restarts.", [({}, facts.restarts_left)])
+    ends = [({"end": how}, count) for how, count in facts.cycle_ends.items()]
+    yield _counter("cycles", "Cycles that have ended, by how.", ends)
+    faults = [({"fault_class": of, "kind": kind}, count) for (of, kind), count in facts.faults_by.items()]
+    yield _counter("faults", "Faults of ranks of this node.", faults)
+    restarts = [({"rung": rung, "charged": str(charged).lower()}, n) for (rung, charged), n in facts.restarts.items()]
+    yield _counter("restarts", "Restarts, by what restarted and by whether they count against the budget.", restarts)
+    recovery = HistogramMetricFamily(
+        f"{PREFIX}recovery_seconds", "Time of each phase of the recoveries that are over.", labels=["phase"]
+    )
+    for phase, spent in facts.recoveries.items():
+        buckets = [(str(bound), float(n)) for bound, n in zip(RECOVERY_BOUNDS_S, spent.within, strict=True)]
+        recovery.add_metric([phase], [*buckets, ("+Inf", float(spent.count))], spent.sum_s)
+    yield recovery
+    healthy = [({"check": check}, float(state != "unhealthy")) for check, state in facts.health.items()]
+    yield _gauge("health_ok", "Whether a check that had something to report lets this node take part.", healthy)
+    yield _counter("journal_dropped", "Events that are in no file.", [({}, facts.lines_dropped)])
+    yield _counter("monitors_replaced", "Monitors of ranks that were lost.", [({}, facts.monitors_replaced)])
+
+
+def _of_times(times: JobTime) -> Iterator[Metric]:
+    present, account = times.present, times.account
+    if present.iteration is not None:
+        yield _gauge("step", "The last step that is done.", [({}, present.iteration)])
+    if present.saved is not None:
+        yield _gauge("step_saved", "The last step that is in a checkpoint.", [({}, present.saved)])
+    # No counter: steps that are lost later move from `step` to `lost_progress`.
+    seconds = [({"category": category}, spent_s) for category, spent_s in account.seconds.items()]
+    yield _gauge("time_seconds", "Time of the job by category; the sum is its wall time.", seconds)
+    yield _gauge("goodput_ratio", "Share of the time of steps that count.", [({"window": "job"}, account.goodput)])
+    saved = [({"window": "job"}, account.goodput_saved)]
+    yield _gauge("goodput_saved_ratio", "The same, of steps that are in a checkpoint.", saved)
+    steps = times.durations.get(STEP, Durations())
+    yield _histogram("step_seconds", "Time of the steps, without the first of each cycle.", steps)
+    spent = [({"section": name}, known.whole_ns / 1e9) for name, known in times.durations.items()]
+    yield _counter("section_seconds", "Time in sections of one rank of this node that have ended.", spent)
+
+
+def _of_ranks(readings: Sequence[RankReading], facts: Facts, times: JobTime | None, now: float) -> Iterator[Metric]:
+    # Generators: of a node of many ranks these are thousands of samples.
+    scored = (
+        ({"rank": str(rank), "kind": kind}, score)
+        for rank, scores in facts.scores.items()
+        for kind, score in scores.items()
+    )
+    ages = (
+        ({"rank": str(reading.rank)}, reading.sign_age_s + max(0.0, now - reading.read_at))
+        for reading in readings
+        if reading.read_at is not None and reading.sign_age_s is not None
+    )
+    present = [rank_state(reading, facts, times) for reading in readings]
+    by_rank = zip(readings, present, strict=True)
+    states = (({"rank": str(reading.rank), "state": str(state)}, 1.0) for reading, state in by_rank)
+    counts = Counter(present)
+    yield _gauge("straggler_score", "Speed of a rank by straggler detection; 1: as the fastest, or its best.", scored)
+    yield _gauge("rank_sign_age_seconds", "Age of the last sign of life of a rank of this node.", ages)
+    # No series for the states that a rank is not in: they would be four fifths of all.
+    yield _gauge("rank_state", "1 for the state of a rank of this node.", states)
+    totals = [({"state": str(state)}, counts[state]) for state in RankState]
+    yield _gauge("ranks", "Ranks of this node in each state.", totals)
+
+
+def _gauge(name: str, text: str, samples: Iterable[_Value]) -> Metric:
+    made = GaugeMetricFamily(f"{PREFIX}{name}", text)
+    return _filled(made, made.name, samples)
+
+
+def _counter(name: str, text: str, samples: Iterable[_Value]) -> Metric:
+    made = CounterMetricFamily(f"{PREFIX}{name}", text)
+    return _filled(made, f"{made.name}_total", samples)
+
+
+def _filled(made: Metric, name: str, samples: Iterable[_Value]) -> Metric:
+    # Each sample is made when it is written and then gone. If 6,000 live at once, Python looks for circles among them,
+    # and with them among all objects of torch: that doubles the time.
+    made.samples = (Sample(name, labels, number) for labels, number in samples)  # type: ignore[assignment]
+    return made
+
+
+def _histogram(name: str, text: str, durations: Durations) -> Metric:
+    made = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=[])
+    reached, buckets = 0, []
+    for bucket, bound in enumerate(BOUNDS_NS):
+        reached += durations.buckets.get(bucket, 0)
+        if bucket % 2 == 0:  # powers of two: half the series say as much
+            buckets.append((str(bound / 1e9), float(reached)))
+    count = float(sum(durations.buckets.values()))
+    made.add_metric([], [*buckets, ("+Inf", count)], durations.sum_ns / 1e9)
+    return made

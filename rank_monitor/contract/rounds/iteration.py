@@ -1,0 +1,360 @@
+"""One iteration of an in-process restart: its keys in the ranks' store, and the operations on them.
+
+Ranks write these keys, and so does the process that speaks for a dead rank (`depart`, `withdraw`): the node agent, or
+the companion of a standalone rank. Works on any store with torch's operations, takes no lock and keeps no state: each
+step is one atomic operation, so that a process killed between two of them leaves nothing that the next cannot complete.
+
+    note      where the function finds the iteration's store server; offered by its host (`iteration_stores.py`)
+    started   "fault", or "go" and the note: released when every rank has arrived at the start; or "end" and the reason
+              why there is no further iteration
+    outcome   "fault" or "done": released by the first fault, or by the last active rank that returned
+    closed    `Closed`: released when every rank has arrived at the end of a failed iteration, or is terminated
+    records   why the iteration was interrupted
+    blame     who held up the others, where a launcher saw it before the interruption
+
+A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set, and stays as long as the store, as
+the note does: some 300 bytes for each iteration. Only these are waited for, and only these are read by `get`. So a
+process that was stopped in an old iteration neither waits without end nor releases anything anew: it follows these keys
+to the end that was without it. The others are deleted when no rank needs them any more (`tidy`), and read by
+`value_now`. Arrivals at a barrier are those of `barrier.py`.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.rounds.barrier import (
+    EVER,
+    MOST_MEMBERS,
+    Arrivals,
+    Entry,
+    Store,
+    leave_out,
+    ranges_of,
+    ranks_in,
+    release,
+    value_now,
+)
+from rank_monitor.contract.wire.foreign import whole_number
+from rank_monitor.contract.wire.json_record import read_record, write_record
+
+GO, FAULT, DONE, END = "go", "fault", "done", "end"
+# A fault of one rank can fail all others as well: without a bound each of them would add a record.
+_MAX_RECORDS = 64
+_MOST_ITERATIONS = 1 << 31
+"""A restart takes milliseconds: so many would take months."""
+_CURRENT = "iteration"
+
+
+@dataclass(frozen=True)
+class Closed:
+    """How a failed iteration of `world_size` ranks ended.
+
+    Ranks and members are ranges (`barrier.ranges_of`). `terminated`: ranks of this iteration that do not take part in
+    the next. `members`: those that may. `joined`: members that join anew, with the next numbers after the last rank,
+    in their order. `taken`: the number of requests to join that were read so far.
+    """
+
+    world_size: int
+    terminated: str
+    members: str
+    joined: str
+    taken: int
+
+    @classmethod
+    def read(cls, written: bytes) -> Closed:
+        """The value of a `closed` key.
+
+        Raises:
+            ProtocolError: the value is not such a one.
+        """
+        closed = read_record(cls, written)
+        try:
+            for ranges in (closed.terminated, closed.members, closed.joined):
+                ranks_in(ranges)
+            if not 0 <= closed.world_size <= MOST_MEMBERS or closed.taken < 0:
+                raise ValueError(f"world_size={closed.world_size}, taken={closed.taken}")
+            return closed
+        except ValueError as problem:
+            raise ProtocolError(f"Closed: {problem}") from None
+
+    @property
+    def terminated_ranks(self) -> set[int]:
+        """The ranks that do not take part in the next iteration."""
+        return ranks_in(self.terminated)
+
+    @property
+    def all_members(self) -> set[int]:
+        """The members that may take part in the next iteration."""
+        return ranks_in(self.members) | ranks_in(self.joined)
+
+    @property
+    def joined_members(self) -> list[int]:
+        """The members that join anew, in the order of their numbers."""
+        return sorted(ranks_in(self.joined))
+
+    def has(self, member: int) -> bool:
+        """Whether a member may take part in the next iteration."""
+        return member in self.all_members
+
+
+class Iteration:
+    """The keys of iteration `number` of one call.
+
+    Args:
+        store: of that call only.
+        number: from 0.
+    """
+
+    def __init__(self, store: Store, number: int) -> None:
+        self.number = number
+        self._store = store
+        self.started, self.outcome, self.closed = (f"{number}/{name}" for name in ("started", "outcome", "closed"))
+        self.start, self.returned, self.end = (
+            Arrivals(store, f"{number}/{name}") for name in ("start", "return", "end")
+        )
+        self._records, self._note, self._blame = (f"{number}/{name}" for name in ("records", "note", "blame"))
+
+    def offer(self, note: str) -> None:
+        """Writes the note that the ranks get at the start. Until they have started, a later one replaces it."""
+        self._store.set(self._note, note)
+
+    def arrive(self, entry: Entry, why_end: Callable[[], str] = str) -> None:
+        """Enters the barrier at the start. The last rank waits for a note and releases the barrier with it.
+
+        Args:
+            why_end: called on the last rank; returns why there is no further iteration, empty if there is one.
+        """
+        if self.start.complete(entry, entry.world_size):
+            # A rank that was stopped for long may lower it: who reads it then follows more ends of iterations.
+            self._store.set(_CURRENT, str(self.number))
+            reason = why_end()
+            note = self._store.get(self._note).decode()
+            if reason:
+                release(self._store, self.started, END + reason)
+            else:
+                release(self._store, self.started, GO + note)
+
+    def announce_return(self, entry: Entry, active_world_size: int) -> None:
+        """Reports that the function returned on an active rank. The last one ends the call."""
+        if self.returned.complete(entry, active_world_size):
+            release(self._store, self.outcome, DONE)
+
+    def interrupt(self, record: str) -> None:
+        """Writes the reason, and interrupts the iteration on every rank. No effect once the iteration is over."""
+        number = self._store.add(f"{self._records}/count", 1)
+        if number <= _MAX_RECORDS:
+            self._store.set(f"{self._records}/{number}", record)
+        release(self._store, self.started, FAULT)
+        release(self._store, self.outcome, FAULT)
+
+    def account(self, entry: Entry) -> None:
+        """Enters the barrier at the end of a failed iteration; with `is_well` false, reports that a member is lost."""
+        if not entry.is_well:
+            self.end.sign(entry)
+            self._close_if_complete()
+        elif self.end.complete(entry, entry.world_size):
+            self._close_if_complete()
+
+    def missing(self, arrivals: Arrivals, world_size: int) -> list[int]:
+        """The members that have not arrived at a barrier and may still do so: none once all is closed.
+
+        At entry there were `world_size`.
+        """
+        if self.closing() is not None:  # what they signed may be deleted
+            return []
+        gone = {entry.member for entry in [*arrivals.entries(), *discarded(self._store).entries()]}
+        return sorted(self.everybody(world_size) - gone)
+
+    def everybody(self, world_size: int) -> set[int]:
+        """The members that may take part, where at entry there were `world_size`."""
+        before = self._before()
+        if before is None:
+            return set(range(world_size))
+        return before.all_members
+
+    def is_over(self) -> bool:
+        """Whether it was interrupted, or all have returned. Does not wait."""
+        return self._store.check([self.outcome])
+
+    def records(self) -> list[str]:
+        """Why the iteration was interrupted, the first 64 of them."""
+        keys = (f"{self._records}/{number + 1}" for number in range(self._recorded()))
+        found = (value_now(self._store, key) for key in keys)
+        return [record.decode() for record in found if record is not None]
+
+    def set_blame(self, blame: str) -> None:
+        """Writes who held up the others of the interrupted iteration."""
+        self._store.set(self._blame, blame)
+
+    def blame(self) -> str:
+        """What `set_blame` wrote; empty: nothing. Does not wait."""
+        return (value_now(self._store, self._blame) or b"").decode()
+
+    def is_kept(self) -> bool:
+        """Whether the iteration is over by a fault, and `forget` was not called."""
+        return self._store.check(self.end.keys())
+
+    def forget(self) -> None:
+        """Deletes every key of the iteration but those that were released, and the note.
+
+        The last rank at the start waits for the note. Stopped until the others have gone on without it, it would wait
+        for a deleted one until its store gives up.
+        """
+        keys = [self._blame]
+        keys += [f"{self._records}/{number + 1}" for number in range(self._recorded())]
+        keys.append(f"{self._records}/count")
+        for arrivals in (self.start, self.returned, self.end):  # the end last, by which `is_kept` knows
+            keys += arrivals.keys()
+        for key in keys:
+            self._store.delete_key(key)
+
+    def closing(self) -> Closed | None:
+        """How the iteration ended; None: it has not, or not by a fault."""
+        if not self._store.check([self.closed]):
+            return None
+        return Closed.read(self._store.get(self.closed))
+
+    def may_have(self, member: int) -> bool:
+        """Whether a member may take part: it was not terminated before, and no rank assignment discarded it."""
+        before = self._before()
+        is_discarded = any(entry.member == member for entry in discarded(self._store).entries())
+        return not is_discarded and (before is None or before.has(member))
+
+    def _recorded(self) -> int:
+        return min(self._store.add(f"{self._records}/count", 0), _MAX_RECORDS)
+
+    def _before(self) -> Closed | None:
+        """How the previous iteration ended; None: there was none."""
+        if self.number == 0:
+            return None
+        return Iteration(self._store, self.number - 1).closing()
+
+    def _close_if_complete(self) -> None:
+        """Closes the iteration when every rank is accounted for. One entry that says so makes a member lost."""
+        entries = self.end.entries()
+        before = self._before()
+        lost = {entry.member for entry in entries if not entry.is_well}
+        taken = 0
+        if before is not None:
+            lost &= before.all_members
+            taken = before.taken
+        well = {entry.member: entry.rank for entry in entries if entry.is_well and entry.member not in lost}
+        world_size = max((entry.world_size for entry in entries if entry.is_well), default=0)
+        if not world_size:  # nobody is well
+            world_size = max((entry.world_size for entry in [*self.start.entries(), *entries]), default=0)
+        if not world_size or len(well) + len(lost) < world_size:
+            return
+        wishes = joining(self._store).entries()
+        joined = {entry.member: entry.is_well for entry in wishes[taken:]}
+        closed = Closed(
+            world_size,
+            ranges_of(set(range(world_size)) - set(well.values())),
+            ranges_of(well),
+            ranges_of(member for member, is_well in joined.items() if is_well and member not in well),
+            len(wishes),
+        )
+        release(self._store, self.closed, write_record(closed))
+
+
+def current(store: Store) -> int:
+    """An iteration that all ranks have begun, the last one as a rule; 0 before the first."""
+    if not store.check([_CURRENT]):
+        return 0
+    number = whole_number(store.get(_CURRENT), _MOST_ITERATIONS)
+    if number is None:
+        leave_out(_CURRENT)
+    return number or 0
+
+
+def tidy(store: Store, number: int) -> None:
+    """Deletes what no rank needs any more. Called by one rank, once all have begun iteration `number`.
+
+    Of the previous one the reasons for its end are still read. Nobody calls this in an iteration that is interrupted
+    before all have begun it: so those before are looked at as well.
+    """
+    old = number - 2
+    while old >= 0 and Iteration(store, old).is_kept():
+        Iteration(store, old).forget()
+        old -= 1
+
+
+def joining(store: Store) -> Arrivals:
+    """Requests of members to join; with `is_well` false, that a member does not want to join any more."""
+    return Arrivals(store, "joining")
+
+
+def discarded(store: Store) -> Arrivals:
+    """Members to which the rank assignment gave no rank."""
+    return Arrivals(store, "discarded")
+
+
+def depart(
+    store: Store, member: int, record: str, timeout_s: float, undecided: int = 0, number: int | None = None
+) -> None:
+    """Reports that a member is gone. Blocks until the iteration has ended on all other ranks.
+
+    Called by the node agent or the companion that saw its process end, or by the rank itself on its way out. A second
+    report does no harm. A member that was counted as well in an iteration that is just closing is accounted for in the
+    next one.
+
+    Args:
+        store: of the call.
+        member: its rank at entry.
+        record: why, as `InterruptionRecord.to_json` writes it.
+        timeout_s: how long the others may take to arrive at an iteration's end.
+        undecided: the number of members that may take part, where the member itself leaves before it got a rank;
+            otherwise 0.
+        number: of the first iteration in which the member may take part; None: the current one.
+
+    Raises:
+        RuntimeError: the store is lost, or the others did not arrive in time.
+    """
+    if number is None:
+        number = current(store)
+    while True:
+        iteration = Iteration(store, number)
+        if not iteration.may_have(member):
+            if iteration.closing() is None:
+                return
+            number += 1  # it may have been let in since
+            continue
+        iteration.interrupt(record)
+        if store.get(iteration.outcome) == DONE.encode():
+            return
+        iteration.account(Entry(member, world_size=undecided, is_well=False))
+        store.wait([iteration.closed], datetime.timedelta(seconds=timeout_s))
+        number += 1
+
+
+def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
+    """Cancels the request of a dead member to join. If it was just let in, reports its departure as `depart` does.
+
+    Blocks until an iteration has closed that took this into account, or the call is done.
+    """
+    number = current(store)
+    wishes = joining(store)
+    wishes.sign(Entry(member, is_well=False))
+    wish_count = len(wishes.entries())
+    while True:
+        closed = closing_of(store, number)
+        if closed is None:
+            return
+        number += 1
+        if member in closed.joined_members:
+            depart(store, member, record, timeout_s, number=number)
+        if closed.taken >= wish_count:
+            return
+
+
+def closing_of(store: Store, number: int) -> Closed | None:
+    """Waits until an iteration ends; None: the function is done on all ranks."""
+    iteration = Iteration(store, number)
+    store.wait([iteration.outcome], EVER)
+    if store.get(iteration.outcome) == DONE.encode():
+        return None
+    store.wait([iteration.closed], EVER)
+    return Closed.read(store.get(iteration.closed))

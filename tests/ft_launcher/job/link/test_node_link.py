@@ -1,0 +1,115 @@
+"""A node's link over a real store: which answer it takes, and that no question keeps it from the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from torch.distributed import TCPStore
+
+from ft_launcher.job.coordinator.formation import Rules, Size
+from ft_launcher.job.coordinator.node_messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
+from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.link.coordinator_service import BEAT, end_key, reply_key
+from ft_launcher.job.link.lease import Lease
+from ft_launcher.job.link.node_link import CutReason, NodeLink
+from ft_launcher.job.store.job_store import JobStore
+from rank_monitor.contract.processes.wait import readable
+from tests.ft_launcher.job.nodes_of_a_test import judge, node
+from tests.ft_launcher.job.store.test_job_store import PATIENT_S, opened, server
+from tests.patience import until
+
+__all__ = ["server"]
+
+LEASE_S = 3.0
+
+
+@pytest.fixture
+def store(server: TCPStore) -> JobStore:
+    """Another node's connection."""
+    return JobStore(*opened(f"127.0.0.1:{server.port}"))
+
+
+@pytest.fixture
+def link(store: JobStore, lease: Lease) -> Iterator[NodeLink]:
+    """Of node `a`; somebody else coordinates."""
+    store.set_head(encode(Formed(NO_CYCLE, "b", 1, 0, [])), None)
+    store.publish({BEAT: "b"})
+    link = NodeLink("a", store.another(), NodeSettings(Rules(Size(2, 2)), judge, 0.2, 60.0), lease)
+    yield link
+    link.close(Left("a", "the test ends"), 5.0)
+
+
+@pytest.fixture
+def lease() -> Iterator[Lease]:
+    """That of node `a`, much shorter than it would be."""
+    lease = Lease(LEASE_S)
+    yield lease
+    lease.close()
+
+
+def test_an_answer_comes_to_whom_it_is_for(link: NodeLink, store: JobStore) -> None:
+    link.ask(node("a", 1))
+    store.read_inbox(0, PATIENT_S)
+    store.publish({reply_key("a", 1): "yes"})
+    assert link.answer(1, PATIENT_S) == b"yes"
+
+
+def test_who_asks_anew_under_another_name_is_not_held_up_by_what_it_asked_before(
+    link: NodeLink, store: JobStore
+) -> None:
+    """As a node does whose coordinator another replaced while it waited for a place."""
+    link.ask(node("a", 1))
+    store.read_inbox(0, PATIENT_S)
+    link.ask(node("a+", 2))
+    store.read_inbox(1, PATIENT_S)
+    store.publish({reply_key("a+", 2): "yes"})
+    assert link.answer(2, PATIENT_S) == b"yes"
+
+
+def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(
+    link: NodeLink, lease: Lease, store: JobStore
+) -> None:
+    """Its beats go on: only the thread that ends the ranks hangs, in a write to a file server, say."""
+    link.entered(RankAssigned(0, 0, 2, "", False))
+    link.attended = True
+    store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED.value, "a rank failed"))})
+    assert readable([lease.fileno()], PATIENT_S), "nobody could end the ranks"
+    before = store.counters(["a"], ())[0]["a"]
+    until(lambda: store.counters(["a"], ())[0]["a"] != before, "a beat")
+
+
+def break_sender(link: NodeLink, lease: Lease, store: JobStore) -> None:
+    link.send(object())  # type: ignore[arg-type]
+
+
+def break_waiter(link: NodeLink, lease: Lease, store: JobStore) -> None:
+    def fail() -> None:
+        raise KeyError("what is called at the end")
+
+    link.entered(RankAssigned(0, 0, 2, "", False))
+    link.when_ended(0, fail)
+    store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED.value, "a rank failed"))})
+
+
+def break_beater(link: NodeLink, lease: Lease, store: JobStore) -> None:
+    def fail(sent_at: float) -> None:
+        raise KeyError("what is done after an answer")
+
+    lease.renew = fail  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("break_thread", [break_sender, break_waiter, break_beater])
+def test_a_thread_that_fails_cuts_the_node_off(
+    link: NodeLink,
+    lease: Lease,
+    store: JobStore,
+    caplog: pytest.LogCaptureFixture,
+    break_thread: Callable[[NodeLink, Lease, JobStore], None],
+) -> None:
+    break_thread(link, lease, store)
+    found = until(lambda: link.cut(time.monotonic()), "the cut")
+    assert found is not None and found.reason is CutReason.NO_ANSWER
+    assert found.why.startswith("the link to the other nodes has failed: ")
+    assert "Traceback" in caplog.text

@@ -1,0 +1,52 @@
+"""Nodes, rules and a judge for the tests of the nodes' rooms. Knows no store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ft_launcher.decide.attribution import Fault, FaultKind
+from ft_launcher.decide.policy.case import Case, FaultJudgement, FaultReport, PolicyAnswer
+from ft_launcher.decide.policy.restart_policy import Action, Decision
+from ft_launcher.job.coordinator.coordinator import Coordinator
+from ft_launcher.job.coordinator.formation import Rules, Size
+from ft_launcher.job.coordinator.node_messages import NO_CYCLE, NO_RANK, JoinRequest, RankAssigned, Reply, Work
+
+
+def failed(headline: str = "", **changes: Any) -> FaultReport:
+    """The fault of a rank that exited, with these changes."""
+    return FaultReport(replace(Fault(FaultKind.EXIT, 0, 0, 1, 1, "exited", "", ""), **changes), headline=headline)
+
+
+def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> JoinRequest:
+    """An arrival of the node of this name."""
+    usual = {"address": "127.0.0.1", "nprocs": 2, "order": name, "rank": NO_RANK, "cycle": cycle}
+    return JoinRequest(name, seq, name, **(usual | fields))
+
+
+def judge(case: Case, now: float) -> PolicyAnswer:
+    """A restart, counted in the history: after 5 s where the headline is `wait 5`, and none where it is `fatal`."""
+    history = {"restarts": int(case.history.get("restarts", 0)) + 1}
+    if case.report.headline == "fatal":
+        return PolicyAnswer("it is fatal", 3, FaultJudgement(Decision(Action.GIVE_UP, "it is fatal")), case.history)
+    reason, wait_s = f"restart {history['restarts']}", 0.0
+    if case.report.headline.startswith("wait"):
+        wait_s = float(case.report.headline.removeprefix("wait"))
+    return PolicyAnswer(reason, None, FaultJudgement(Decision(Action.RESTART, reason)), history, wait_s)
+
+
+def rules_of(minimum: int, maximum: int, **rules: Any) -> Rules:
+    """The rules of a job; fields of Size among `rules` go there."""
+    size = {key: rules.pop(key) for key in list(rules) if key in Size.__dataclass_fields__}
+    return Rules(Size(minimum, maximum, **size), **rules)
+
+
+def coordinator(minimum: int, maximum: int, me: str = "a", **rules: Any) -> Coordinator:
+    """A coordinator at moment 0."""
+    return Coordinator(me, rules_of(minimum, maximum, **rules), judge, 0.0)
+
+
+def places(work: list[Work]) -> dict[str, int]:
+    """Ranks given in this work, by node."""
+    replies = [one for one in work if isinstance(one, Reply)]
+    return {one.node: one.answer.rank for one in replies if isinstance(one.answer, RankAssigned)}
