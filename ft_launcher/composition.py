@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,11 +32,14 @@ from torch.distributed.launcher import api as torch_launcher
 from ft_launcher import __version__
 from ft_launcher.agent.cycle.fault_injection import Injected
 from ft_launcher.agent.hang_warnings import limits_set
+from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
+from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.times import NodeTimes
 from ft_launcher.job.rendezvous import backends
 from ft_launcher.job.rendezvous.cycle_store import PortHolder, shares_store
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.health.memory_reclaim import MemoryReclaim
 from ft_launcher.node.health.node_health import NodeHealth
 from ft_launcher.node.processes import descriptor_limit
@@ -57,13 +61,17 @@ from ft_launcher.settings.job_settings import Job, numbers_of
 from ft_launcher.settings.rendezvous_check import is_file_store
 from ft_launcher.settings.sources import keys_set
 from ft_launcher.tools.status.asking import Asking
+from ft_launcher.tools.status.job_nodes import JobNodes, NodeAnswers
 from ft_launcher.tools.status.listening import answering, tracing
 from ft_launcher.tools.status.node_status import NodeStatus
+from ft_launcher.tools.status.status_feed import StatusFeed
 from rank_monitor.contract import env
 from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.processes import local_address, peer_names, resolver
+from rank_monitor.contract.settings.config import Settings
+from rank_monitor.contract.settings.kinds import AUTO
 from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger("ft_launcher")
@@ -217,14 +225,14 @@ def _run_recorded(
             zygotes=zygotes,
             health=health,
             health_watch=health.repeated(),
-            status=asked[0],
-            asking=asked[1],
             memory=MemoryReclaim(job.settings.stop, runtime.tag),
             shared_memory=SharedMemoryCleanup(is_on=not within),
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             cycle_info=CycleInfo(job.settings.record, os.environ),
             limits_set=limits_set(job.settings.monitor, job.sources),
             in_process_limits=job.settings.restart.in_process_limits_set(keys_set(job.sources)),
+            more_sources=partial(_more_sources, *asked),
+            more_environment=_more_environment(job.settings, recorder),
             nccl_bound=nccl_bound,
             several_nodes=config.rdzv_backend != backends.ONE_NODE,
             named_signals=job.named_signals,
@@ -247,6 +255,37 @@ def _run_recorded(
     if agents and agents[0].exit_code is not None:
         outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
     return outcome
+
+
+def _more_sources(
+    status: NodeStatus, asking: Asking, ranks: Ranks, rendezvous: NodeRendezvous | None
+) -> list[EventSource]:
+    """Plugs the tools into the agent: returns the sources of events by which they see the ranks of this node.
+
+    Called by the node agent once, when it is made. `rendezvous`: None where it is not ours.
+    """
+    parts = ranks.parts
+    if rendezvous is not None:
+        rendezvous.waiting = status.waits
+        rendezvous.heard = NodeAnswers(status, asking, parts.times, rendezvous).heard
+        asking.other_nodes = JobNodes(rendezvous)
+    sources: list[EventSource] = [StatusFeed(status, asking, ranks)]
+    if parts.settings.record.watch_log is not None:
+        from ft_launcher.tools.training_log.log_feed import LogFeed  # 10 ms, which other jobs need not wait
+
+        sources.append(LogFeed(parts, ranks))
+    return sources
+
+
+def _more_environment(settings: Settings, recorder: Recorder) -> Callable[[int, bool], Mapping[str, str]]:
+    """Returns what says which variables the tools add for the ranks of a cycle."""
+    if settings.monitor.save_interval != AUTO:
+        return lambda cycle, has_rank0: {}
+    from ft_launcher.tools.report.save_intervals import SaveIntervals  # 12 ms, which other jobs need not wait
+
+    intervals = SaveIntervals(settings.record.journal_dir, recorder)
+    # Rank 0's clock counts for all, and it runs on the node of this rank until a restart in process numbers anew.
+    return lambda cycle, has_rank0: {env.SAVE_INTERVAL: str(intervals.choose(cycle, has_rank0))}
 
 
 @contextmanager

@@ -82,15 +82,21 @@ ROOMS: dict[str, set[str]] = {
         *("agent.cycle", "decide.attribution", "decide.policy", "job.rendezvous", "node.monitors", "node.processes"),
         *("node.ranks", "node.zygote", "record", "record.journal"),
     },
-    "ft_launcher.tools.report": {"record.console", "record.events", "record.journal_reader", "record.ledger"},
-    "ft_launcher.tools.status": {"record.events", "record.journal", "record.ledger"},
-    "ft_launcher.tools.bundle": {"record", "record.events", "tools.status"},
-    "ft_launcher.tools.training_log": {"record.journal", "record.logs", "settings"},
     "ft_launcher.agent": {
         *("agent.cycle", "agent.in_process", "decide.attribution", "decide.health", "decide.policy"),
         *("job.coordinator", "job.link", "job.rendezvous", "node.health", "node.monitors", "node.processes"),
-        *("node.ranks", "node.zygote", "record", "record.events", "record.journal", "record.journal_reader"),
-        *("record.ledger", "record.logs", "settings", "tools.report", "tools.status", "tools.training_log"),
+        *("node.ranks", "node.zygote", "record", "record.journal", "record.ledger", "record.logs", "settings"),
+    },
+    "ft_launcher.tools.report": {
+        *("record", "record.console", "record.events", "record.journal", "record.journal_reader", "record.ledger"),
+    },
+    "ft_launcher.tools.status": {
+        *("agent", "agent.cycle", "decide.attribution", "job.link", "job.rendezvous", "node.processes"),
+        *("record.events", "record.journal", "record.ledger"),
+    },
+    "ft_launcher.tools.bundle": {"record", "record.events", "tools.status"},
+    "ft_launcher.tools.training_log": {
+        *("agent", "agent.cycle", "decide.attribution", "record.journal", "record.logs", "settings"),
     },
     "ft_launcher.tools.replay": {
         *("agent.in_process", "decide.attribution", "decide.health", "decide.policy", "record.events"),
@@ -103,7 +109,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher": {
         *("agent", "agent.cycle", "decide.policy", "job.rendezvous", "node.health", "node.processes", "node.ranks"),
         *("node.zygote", "record", "record.console", "record.journal", "record.logs", "settings", "tools.commands"),
-        "tools.status",
+        *("tools.report", "tools.status", "tools.training_log"),
     },
     # The client.
     "ft_client.errors": set(),

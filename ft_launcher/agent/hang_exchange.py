@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from ft_launcher.agent.in_process.store_threads import Mailbox
-from ft_launcher.agent.job_nodes import others_of
 from ft_launcher.decide.attribution import hang_clocks
 from ft_launcher.decide.attribution.hang_clocks import RankLook
-from ft_launcher.job.link.questions import Questions, Topic
+from ft_launcher.job.link.questions import Questions, Topic, others_of
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.record.journal.contained import contained, log_contained
 from rank_monitor.contract.errors import ProtocolError

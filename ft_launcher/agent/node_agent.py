@@ -25,7 +25,6 @@ from torch.distributed.elastic.events import Event as TorchEvent
 
 from ft_launcher.agent.cycle.cycle import Cycle, CyclePhase
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.job_nodes import JobNodes, NodeAnswers
 from ft_launcher.agent.many_nodes import ManyNodes
 from ft_launcher.agent.membership import EventSource, JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import HealthWatch
@@ -33,7 +32,6 @@ from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.agent.single_node import SingleNode
-from ft_launcher.agent.status_feed import StatusFeed
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.processes.descriptor_limit import Reserve
 from ft_launcher.record.journal.contained import contained
@@ -61,19 +59,12 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._membership: Membership
         if is_ours:
             self._membership = ManyNodes(self._ranks, self.results, self._ending, handler)
-            handler.waiting = parts.status.waits
-            handler.heard = NodeAnswers(parts, handler).heard
-            parts.asking.other_nodes = JobNodes(handler)
         else:
             self._membership = SingleNode(self._ranks, self.results, self._ending, self._exit_barrier)
         self._sources: list[EventSource] = [self._ending, self._ranks, self._membership]
         if parts.health_watch is not None:
             self._sources.append(HealthWatch(parts, lambda: self._ranks.cycle))
-        self._sources.append(StatusFeed(parts, self._ranks))
-        if parts.settings.record.watch_log is not None:
-            from ft_launcher.agent.log_feed import LogFeed  # 10 ms, which other jobs need not wait
-
-            self._sources.append(LogFeed(parts, self._ranks))
+        self._sources += parts.more_sources(self._ranks, handler if is_ours else None)
         limit_s = parts.settings.monitor.hang_timeout
         if limit_s is not None:
             from ft_launcher.agent.hang_watch import hang_watch  # 20 ms for psutil, which other jobs need not wait

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ft_launcher.agent.cycle.fault_injection import Injected
 from ft_launcher.agent.times import NodeTimes
@@ -15,20 +17,25 @@ from ft_launcher.node.ranks.runtime import Runtime
 from ft_launcher.node.zygote.pool import ZygotePool
 from ft_launcher.record.logs.cycle_files import CycleInfo
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.tools.status.asking import Asking
-from ft_launcher.tools.status.node_status import NodeStatus
 from rank_monitor.contract.rounds.escalation import LimitsSet
 from rank_monitor.contract.settings.config import Settings
+
+if TYPE_CHECKING:
+    from ft_launcher.agent.membership import EventSource
+    from ft_launcher.agent.ranks import Ranks
+    from ft_launcher.job.rendezvous.handler import NodeRendezvous
 
 
 @dataclass
 class NodeParts:
     """The parts of one launcher.
 
-    `adopt_orphans`: every child of this process belongs to the job; False inside a user's program.
-    `named_signals`: those named in `--signals-to-handle`. `is_script`: the ranks run Python, `-u [-m] SCRIPT ...`.
-    `limits_set`: options that were set and act only in a watched training. `in_process_limits`: those of restarts in
-    process that were set. `nccl_bound`: a text, how long a hang in NCCL may last.
+    `more_sources`: makes the sources of events by which the tools see the ranks; the rendezvous is None where it is not
+    ours. `more_environment`: the variables that tools add for the ranks of a cycle; the arguments are the cycle and
+    whether rank 0 starts on this node. `adopt_orphans`: every child of this process belongs to the job; False inside a
+    user's program. `named_signals`: those named in `--signals-to-handle`. `is_script`: the ranks run Python,
+    `-u [-m] SCRIPT ...`. `limits_set`: options that were set and act only in a watched training. `in_process_limits`:
+    those of restarts in process that were set. `nccl_bound`: a text, how long a hang in NCCL may last.
     """
 
     settings: Settings
@@ -40,13 +47,13 @@ class NodeParts:
     zygotes: ZygotePool
     health: NodeHealth
     health_watch: NodeHealth | None
-    status: NodeStatus
-    asking: Asking
     memory: MemoryReclaim
     shared_memory: SharedMemoryCleanup
     injected: Injected
     cycle_info: CycleInfo
     in_process_limits: LimitsSet
+    more_sources: Callable[[Ranks, NodeRendezvous | None], Sequence[EventSource]]
+    more_environment: Callable[[int, bool], Mapping[str, str]]
     several_nodes: bool
     named_signals: frozenset[int] = frozenset()
     limits_set: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
@@ -42,7 +42,6 @@ from ft_launcher.record.logs.cycle_files import application_log
 from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
-from rank_monitor.contract.settings.kinds import AUTO
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.json_record import write_record
 from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict
@@ -55,9 +54,6 @@ from rank_monitor.contract.wire.messages import (
     Restarter,
     ResultInDoubt,
 )
-
-if TYPE_CHECKING:
-    from ft_launcher.agent.save_intervals import SaveIntervals
 
 logger = logging.getLogger(__name__)
 
@@ -104,11 +100,6 @@ class Ranks(EventSource):
         self.oom_kills_before: int | None = None
         """What `oom_kills` returned before this cycle's start."""
         self._follows_requests = follows_requests
-        self._save_intervals: SaveIntervals | None = None
-        if parts.settings.monitor.save_interval == AUTO:
-            from ft_launcher.agent.save_intervals import SaveIntervals  # 12 ms, which other jobs need not wait
-
-            self._save_intervals = SaveIntervals(parts.settings.record.journal_dir, parts.recorder)
         self._multipliers: dict[str, float] = {}
         self._warnings = HangWarnings(parts, self.monitors)
         self._processes: RankContext | None = None
@@ -167,11 +158,7 @@ class Ranks(EventSource):
         of_all = cycle_environment(settings, os.environ, is_program, self._multipliers, self.suspect_result)
         of_all |= self.nccl.variables()
         of_all[env.IN_PROCESS_LIMITS] = write_record(self.parts.in_process_limits)
-        if self._save_intervals is not None:
-            # Rank 0's clock counts for all, and it runs on the node of this rank until a restart in process numbers
-            # anew.
-            save_interval_s = self._save_intervals.choose(self.cycle, self.group.group_rank == 0)
-            of_all[env.SAVE_INTERVAL] = str(save_interval_s)
+        of_all |= self.parts.more_environment(self.cycle, self.group.group_rank == 0)
         if self.store is not None and self.store.ranks_port:
             # Rank 0 hosts the ranks' store then; in-process restart needs one that outlives every rank.
             of_all[env.CYCLE_STORE] = f"{self.store.host}:{self.store.port}"

@@ -15,10 +15,9 @@ from typing import Any, TypeVar, cast
 from ft_launcher.job.coordinator.node_messages import EndReason
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.ledger.account import Account, Category
-from ft_launcher.record.ledger.job_ledger import JobLedger
+from ft_launcher.record.ledger.job_ledger import JobLedger, JobTime
 from ft_launcher.record.ledger.stall import Stall
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.tools.status.node_status import JobTime
 from rank_monitor.contract.wire.rank_times import RankTimes
 
 WRITE_EVERY_S = 600.0

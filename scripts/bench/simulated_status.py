@@ -20,8 +20,9 @@ import ft_launcher.composition  # noqa: F401  (for its memory)
 from ft_launcher.record import events
 from ft_launcher.record.journal.journal import Journal
 from ft_launcher.record.ledger.account import Account, CycleTimes
+from ft_launcher.record.ledger.job_ledger import JobTime
 from ft_launcher.tools.status.listening import answering
-from ft_launcher.tools.status.node_status import JobTime, NodeStatus, RankReading
+from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 from rank_monitor.contract.settings.config import RecordSettings, Settings
 from rank_monitor.contract.wire.rank_times import Durations
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from ft_launcher.job.coordinator.node_messages import Members, decode_as
+from ft_launcher.job.coordinator.node_messages import Members, RankAssigned, decode_as
 from ft_launcher.job.link.connections import Connections
 from ft_launcher.job.store.job_store import MOST_SENT, JobStore
 from rank_monitor.contract.errors import ProtocolError, StoreLost
@@ -59,6 +59,14 @@ def answer_key(topic: Topic, rank: int) -> str:
 def waits_key(node: str) -> str:
     """Returns the key that exists once the coordinator has let a node wait while the others run."""
     return f"waits/{node}"
+
+
+def others_of(members: Members, place: RankAssigned | None) -> dict[int, str]:
+    """Returns the names of the other nodes in a cycle by node rank; `place` is that of this node, if it has one."""
+    names = {rank: name for rank, name in enumerate(members.active) if rank not in members.gone}
+    if place is not None and place.cycle == members.cycle:
+        names.pop(place.rank, None)
+    return names
 
 
 class Questions:

@@ -12,7 +12,7 @@ a recovery on a line of time, for the report's trace and the spans of a running 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ft_launcher.record.ledger.account import Account, Category, CycleTimes, account, add, steps_lost
@@ -32,6 +32,31 @@ _PHASES = {
 _BEFORE = ("detection", "stop", "backoff", "health", "rendezvous")
 _AFTER = ("start", "first_step")
 """The phases of a recovery, before and after the start of the ranks."""
+
+
+@dataclass(frozen=True)
+class JobTime:
+    """The job's time until now.
+
+    Attributes:
+        category: what the node does now; empty while ranks run.
+        present: the part of the time that has not ended.
+        account: of the whole job.
+        durations: of `step` and of the sections of one rank until now, by name.
+        past: the last parts that have ended, in the order of time.
+        saved_age_s: how long ago the last checkpoint of this cycle was heard of (seconds); None: it has none.
+        steps_lost: steps that later cycles did again.
+        stall: since when the ranks make no steps; None: they do, or it is not known.
+    """
+
+    category: str
+    present: CycleTimes
+    account: Account
+    durations: Mapping[str, Durations]
+    past: Sequence[CycleTimes] = ()
+    saved_age_s: float | None = None
+    stall: Stall | None = None
+    steps_lost: int = 0
 
 
 class JobLedger:

@@ -1,7 +1,7 @@
 """What the findings of a job suggest to change, with the numbers that each suggestion is made of. Pure.
 
 One of them the launcher takes itself: how often the training is to save (`--ft-save-interval auto`), which
-`agent/save_intervals.py` asks for before each cycle.
+`tools/report/save_intervals.py` asks for before each cycle.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a report needs of journals, taken from their events one by one. Pure.
 
-`tools/commands/report.py` and `agent/save_intervals.py` fill it, `findings.py` judges by it. Memory grows with
+`tools/commands/report.py` and `tools/report/save_intervals.py` fill it, `findings.py` judges by it. Memory grows with
 launches, cycles and faults, and not with lines: of each cycle of each node one event `ledger` is kept, of a fault its
 facts, of the timings of a rank their mean. Anyone may have written a journal: values that do not fit are left out.
 """

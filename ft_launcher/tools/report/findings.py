@@ -1,8 +1,8 @@
 """What the journals of a job say of it: its time by category, its faults and what each cost. Pure.
 
-`tools/commands/report.py` and `agent/save_intervals.py` call `find`; what it returns is in `job_findings.py`. A fault
-is what ended a cycle, what the ranks restarted in process for, or an attempt that was killed and followed by another
-one. A fault that several nodes report counts once.
+`tools/commands/report.py` and `tools/report/save_intervals.py` call `find`; what it returns is in `job_findings.py`. A
+fault is what ended a cycle, what the ranks restarted in process for, or an attempt that was killed and followed by
+another one. A fault that several nodes report counts once.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ft_launcher.record.ledger.job_ledger import JobTime
 from ft_launcher.tools.status import summary
 from ft_launcher.tools.status.asking import Asking, OtherStacks
 from ft_launcher.tools.status.fault_scene import merged_stacks
-from ft_launcher.tools.status.node_status import JobTime, NodeStatus, RankReading
+from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 from ft_launcher.tools.status.status_server import Answer
 
 _ASK_S = 1.5

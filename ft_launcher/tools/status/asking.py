@@ -1,5 +1,5 @@
 """Where a thread that answers a request asks: the monitors, by the agent's thread, for which it waits a bounded time;
-and the other nodes of the job, for which `agent/job_nodes.py` does it. Knows no store.
+and the other nodes of the job, for which `tools/status/job_nodes.py` does it. Knows no store.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ft_launcher.record.journal.journal import Journal
+from ft_launcher.record.ledger.job_ledger import JobTime
 from ft_launcher.tools.status import summary
 from ft_launcher.tools.status.answers import OPEN_PATHS, Answers
 from ft_launcher.tools.status.asking import Asking
-from ft_launcher.tools.status.node_status import JobTime, NodeStatus
+from ft_launcher.tools.status.node_status import NodeStatus
 from ft_launcher.tools.status.status_server import Handler, StatusServer, as_file, at_port
 from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.processes.local_address import host_and_port, loopback

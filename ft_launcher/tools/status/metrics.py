@@ -13,7 +13,8 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
 
-from ft_launcher.tools.status.node_status import RECOVERY_BOUNDS_S, Facts, JobTime, RankReading
+from ft_launcher.record.ledger.job_ledger import JobTime
+from ft_launcher.tools.status.node_status import RECOVERY_BOUNDS_S, Facts, RankReading
 from ft_launcher.tools.status.summary import RankState, rank_state
 from rank_monitor.contract.wire.rank_times import BOUNDS_NS, STEP, Durations
 

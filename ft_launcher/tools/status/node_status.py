@@ -14,10 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_launcher.record import events
-from ft_launcher.record.ledger.account import Account, CycleTimes
-from ft_launcher.record.ledger.stall import Stall
 from ft_launcher.tools.status.fault_scene import innermost, packed, scene_of
-from rank_monitor.contract.wire.rank_times import Durations
 
 _MOST_FAULTS = 20
 """The last ones are kept, with their texts: 40 KB at most. Counters have all."""
@@ -78,31 +75,6 @@ class Recoveries:
             number + (spent_s <= bound) for number, bound in zip(self.within, RECOVERY_BOUNDS_S, strict=True)
         )
         return Recoveries(self.count + 1, self.sum_s + spent_s, within)
-
-
-@dataclass(frozen=True)
-class JobTime:
-    """The job's time until now.
-
-    Attributes:
-        category: what the node does now; empty while ranks run.
-        present: the part of the time that has not ended.
-        account: of the whole job.
-        durations: of `step` and of the sections of one rank until now, by name.
-        past: the last parts that have ended, in the order of time.
-        saved_age_s: how long ago the last checkpoint of this cycle was heard of (seconds); None: it has none.
-        steps_lost: steps that later cycles did again.
-        stall: since when the ranks make no steps; None: they do, or it is not known.
-    """
-
-    category: str
-    present: CycleTimes
-    account: Account
-    durations: Mapping[str, Durations]
-    past: Sequence[CycleTimes] = ()
-    saved_age_s: float | None = None
-    stall: Stall | None = None
-    steps_lost: int = 0
 
 
 @dataclass(frozen=True)

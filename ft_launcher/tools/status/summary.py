@@ -13,10 +13,11 @@ from typing import Any
 
 from ft_launcher.record.journal.journal import json_text
 from ft_launcher.record.ledger.account import CycleTimes
+from ft_launcher.record.ledger.job_ledger import JobTime
 from ft_launcher.tools.status import fault_scene
 from ft_launcher.tools.status.asking import OthersSeen
 from ft_launcher.tools.status.fault_scene import innermost
-from ft_launcher.tools.status.node_status import Facts, FaultSeen, JobTime, RankReading
+from ft_launcher.tools.status.node_status import Facts, FaultSeen, RankReading
 from rank_monitor.contract.settings.config import GROUPS, Settings
 from rank_monitor.contract.wire.rank_times import STEP, Durations
 

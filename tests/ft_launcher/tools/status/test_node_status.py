@@ -11,10 +11,11 @@ import pytest
 
 from ft_launcher.record import events
 from ft_launcher.record.ledger.account import Account, CycleTimes
+from ft_launcher.record.ledger.job_ledger import JobTime
 from ft_launcher.record.ledger.stall import Stall
 from ft_launcher.tools.commands.status import collective_lines
 from ft_launcher.tools.status import summary
-from ft_launcher.tools.status.node_status import Facts, JobTime, NodeStatus, RankReading
+from ft_launcher.tools.status.node_status import Facts, NodeStatus, RankReading
 from ft_launcher.tools.status.summary import JobState, RankState
 
 START = events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {})

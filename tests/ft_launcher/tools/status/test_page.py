@@ -17,11 +17,12 @@ import pytest
 from ft_launcher.record import events
 from ft_launcher.record.journal.journal import Journal
 from ft_launcher.record.ledger.account import Account, CycleTimes
+from ft_launcher.record.ledger.job_ledger import JobTime
 from ft_launcher.record.ledger.palette import DARK, LIGHT, LOOKS, WEAK
 from ft_launcher.record.ledger.stall import Stall
 from ft_launcher.tools.status.asking import NodeSeen, OthersSeen, OtherStacks
 from ft_launcher.tools.status.listening import answering
-from ft_launcher.tools.status.node_status import JobTime, NodeStatus, RankReading
+from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 from ft_launcher.tools.status.summary import ranks_as_json
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings, Settings
 from rank_monitor.contract.wire.rank_times import Durations

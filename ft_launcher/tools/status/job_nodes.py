@@ -1,6 +1,6 @@
 """What the nodes of a job ask each other about their ranks, for those who want to see the whole job: asks and answers.
 
-Made by the node agent where the rendezvous is ours. What is decided of the training does not depend on it.
+Made by `composition.py` where the rendezvous is ours. What is decided of the training does not depend on it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ft_launcher.agent.parts import NodeParts
-from ft_launcher.job.coordinator.node_messages import Members, RankAssigned
-from ft_launcher.job.link.questions import Questions, Topic
+from ft_launcher.agent.times import NodeTimes
+from ft_launcher.job.link.questions import Questions, Topic, others_of
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.record.journal.contained import contained, log_contained
-from ft_launcher.tools.status.asking import NodeSeen, OthersSeen, OtherStacks, SilentNode
+from ft_launcher.tools.status.asking import Asking, NodeSeen, OthersSeen, OtherStacks, SilentNode
 from ft_launcher.tools.status.node_record import (
     NodeRecord,
     ranks_as_record,
@@ -25,7 +24,7 @@ from ft_launcher.tools.status.node_record import (
     stacks_as_record,
     stacks_of_record,
 )
-from ft_launcher.tools.status.node_status import RankReading
+from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 from ft_launcher.tools.status.summary import ranks_as_json
 
 _STACKS_S = 2.0
@@ -175,12 +174,17 @@ class NodeAnswers:
     node's by now.
 
     Args:
-        parts: of this launcher.
+        status: of this node.
+        asking: by which its monitors are asked.
+        times: of this node.
         rendezvous: of this node.
     """
 
-    def __init__(self, parts: NodeParts, rendezvous: NodeRendezvous) -> None:
-        self._parts, self._rendezvous = parts, rendezvous
+    def __init__(self, status: NodeStatus, asking: Asking, times: NodeTimes, rendezvous: NodeRendezvous) -> None:
+        self._status = status
+        self._asking = asking
+        self._times = times
+        self._rendezvous = rendezvous
         self._lock = threading.Lock()
         self._asked: dict[Topic, int] = {}
         self._is_answering = False
@@ -211,7 +215,7 @@ class NodeAnswers:
 
     def _answer(self, topic: Topic, number: int) -> None:
         questions, place = self._rendezvous.questions, self._rendezvous.current_place
-        if questions is None or place is None or place.cycle != self._parts.status.facts().cycle:
+        if questions is None or place is None or place.cycle != self._status.facts().cycle:
             return
         if topic is Topic.STACKS:
             text = self._stacks(number, place.cycle)
@@ -221,17 +225,17 @@ class NodeAnswers:
             questions.answer(topic, place.rank, text)
 
     def _stacks(self, number: int, cycle: int) -> str | None:
-        match self._parts.asking.ask(_STACKS_S, stacks=True):
+        match self._asking.ask(_STACKS_S, stacks=True):
             case True:
-                return stacks_as_record(number, cycle, self._parts.status.readings)
+                return stacks_as_record(number, cycle, self._status.readings)
             case None:  # no rank runs
                 return stacks_as_record(number, cycle, ())
         return None  # the agent's loop stands still: what was read last is old
 
     def _ranks(self, number: int, cycle: int) -> str:
-        self._parts.asking.ask(_READING_S)
-        facts, readings = self._parts.status.facts(), self._parts.status.readings
-        ranks = ranks_as_json(facts, readings, self._parts.times.now(), time.monotonic())
+        self._asking.ask(_READING_S)
+        facts, readings = self._status.facts(), self._status.readings
+        ranks = ranks_as_json(facts, readings, self._times.now(), time.monotonic())
         return ranks_as_record(number, cycle, ranks)
 
 
@@ -246,14 +250,6 @@ def _is_started(work: Callable[[], None], name: str, otherwise: str) -> bool:
         log_contained(otherwise, error)
         return False
     return True
-
-
-def others_of(members: Members, place: RankAssigned | None) -> dict[int, str]:
-    """Returns the names of the other nodes in a cycle by node rank; `place` is that of this node, if it has one."""
-    names = {rank: name for rank, name in enumerate(members.active) if rank not in members.gone}
-    if place is not None and place.cycle == members.cycle:
-        names.pop(place.rank, None)
-    return names
 
 
 def _await_stacks(questions: Questions, names: dict[int, str], number: int, cycle: int, deadline: float) -> OtherStacks:

@@ -1,8 +1,8 @@
 """Asks the monitors where the ranks are when somebody wants to know. A source of events that never ends a cycle.
 
-Made by the node agent, whose thread calls it. Nothing is asked as long as nobody asks, and nothing is waited for. When
-somebody asks while the training is stalled, the ranks are asked once in that stall for their stacks and collectives:
-these say whom the ranks wait for.
+Made by `composition.py`; the agent's thread calls it. Nothing is asked as long as nobody asks, and nothing is waited
+for. When somebody asks while the training is stalled, the ranks are asked once in that stall for their stacks and
+collectives: these say whom the ranks wait for.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from ft_launcher.agent.cycle.cycle import Event
 from ft_launcher.agent.cycle.evidence import gather
 from ft_launcher.agent.membership import EventSource
-from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import collective, rank_view
 from ft_launcher.node.processes.process_tree import is_stopped
 from ft_launcher.record.journal.contained import contained
-from ft_launcher.tools.status.node_status import RankReading
+from ft_launcher.tools.status.asking import Asking
+from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 
 _READING_S, _STACKS_S = 0.2, 1.0
 """How long answers are waited for (seconds). A monitor answers at once; a rank may need longer for its stacks, and one
@@ -32,13 +32,16 @@ class StatusFeed(EventSource):
     """The readings of one job on this node.
 
     Args:
-        parts: of this launcher; its `status` and `asking` are the two ends.
+        status: where the readings go.
+        asking: from where the requests come.
         ranks: of this node.
     """
 
-    def __init__(self, parts: NodeParts, ranks: Ranks) -> None:
-        self._parts, self._ranks = parts, ranks
-        self._reads_steps = parts.settings.monitor.watch_log_timeout is not None
+    def __init__(self, status: NodeStatus, asking: Asking, ranks: Ranks) -> None:
+        self._status = status
+        self._asking = asking
+        self._ranks = ranks
+        self._reads_steps = ranks.parts.settings.monitor.watch_log_timeout is not None
         self._token = 0
         self._number = 0
         self._until: float | None = None
@@ -60,17 +63,17 @@ class StatusFeed(EventSource):
         self._collected.clear()
         self._stopped.clear()
         self._publish()
-        self._parts.asking.attend(True)
+        self._asking.attend(True)
         try:
             yield
         finally:
-            self._parts.asking.attend(False)
+            self._asking.attend(False)
 
     def descriptors(self) -> set[int]:
         """Returns the one that is readable when somebody asks; none while answers are awaited."""
         if self._until is not None:
             return set()
-        return {self._parts.asking.fileno()}
+        return {self._asking.fileno()}
 
     def next_check(self) -> float | None:
         """When to answer with what is known by then (monotonic seconds); None: nobody waits."""
@@ -79,8 +82,8 @@ class StatusFeed(EventSource):
     def attend(self, ready: Set[int]) -> list[Event]:
         """Asks the monitors, and publishes what they have answered. Returns nothing."""
         with contained("the status of the ranks cannot be read"):
-            if self._parts.asking.fileno() in ready:
-                self._number, stacks, collectives = self._parts.asking.take()
+            if self._asking.fileno() in ready:
+                self._number, stacks, collectives = self._asking.take()
                 self._ask(stacks, collectives)
             if self._until is not None and (self._is_complete() or time.monotonic() >= self._until):
                 self._until = None
@@ -88,7 +91,7 @@ class StatusFeed(EventSource):
                 self._keep_collectives()
                 if not self._asks_about_stall():
                     self._publish()
-                    self._parts.asking.answer(self._number)
+                    self._asking.answer(self._number)
         return []
 
     def _ask(self, stacks: bool, collectives: bool) -> None:
@@ -104,7 +107,7 @@ class StatusFeed(EventSource):
     def _asks_about_stall(self) -> bool:
         """Asks the ranks for their stacks where the training has stalled since they were last asked; the answer to who
         asks waits for these. Returns whether they were asked now."""
-        stall = self._parts.times.stall
+        stall = self._ranks.parts.times.stall
         if stall is None:
             self._stalled_after, self._stall_cause = None, ""
         elif self._stalled_after != stall.steps:
@@ -176,4 +179,4 @@ class StatusFeed(EventSource):
                     collected_at,
                 )
             )
-        self._parts.status.read(readings, self._stall_cause)
+        self._status.read(readings, self._stall_cause)

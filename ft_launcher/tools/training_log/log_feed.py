@@ -1,6 +1,6 @@
 """Passes on what the ranks print of their steps (`--ft-watch-log`): to their monitors, to the journal, as a fault.
 
-A source of events. Made by the node agent where the option is given. The limit from one printed step to the next ends
+A source of events. Made by `composition.py` where the option is given. The limit from one printed step to the next ends
 a rank through its monitor, as every other limit does, so the verdict has the stacks.
 """
 

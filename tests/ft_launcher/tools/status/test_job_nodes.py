@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.agent.job_nodes import JobNodes, NodeAnswers
 from ft_launcher.job.coordinator.node_messages import Members, RankAssigned
 from ft_launcher.job.link.questions import Topic
 from ft_launcher.record import events
 from ft_launcher.tools.status.asking import Asking, NodeSeen, SilentNode
+from ft_launcher.tools.status.job_nodes import JobNodes, NodeAnswers
 from ft_launcher.tools.status.node_record import ranks_as_record, ranks_of_record, stacks_as_record, stacks_of_record
 from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 from tests.patience import until
@@ -130,11 +130,11 @@ class StillAsking(Asking):
 
 
 def answers_of(rendezvous: Any, asking: Asking, read_at: float = 0.0) -> NodeAnswers:
-    times = SimpleNamespace(now=lambda: None)
-    parts: Any = SimpleNamespace(status=NodeStatus(), asking=asking, times=times)
-    parts.status.on_event(BEGUN, 1000.0)
-    parts.status.read([RankReading(1, 0, 11, read_at=read_at, connected=True, attached=True, sign_age_s=0.5)])
-    return NodeAnswers(parts, rendezvous)
+    times: Any = SimpleNamespace(now=lambda: None)
+    status = NodeStatus()
+    status.on_event(BEGUN, 1000.0)
+    status.read([RankReading(1, 0, 11, read_at=read_at, connected=True, attached=True, sign_age_s=0.5)])
+    return NodeAnswers(status, asking, times, rendezvous)
 
 
 def threads_named(name: str) -> set[threading.Thread]:

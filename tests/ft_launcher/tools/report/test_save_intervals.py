@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.agent import save_intervals
-from ft_launcher.agent.save_intervals import SaveIntervals
 from ft_launcher.record import events
 from ft_launcher.record.journal.access import Access
 from ft_launcher.record.journal_reader import journals_in
 from ft_launcher.record.logs.logs import RunFolder
 from ft_launcher.record.recorder import Recorder
+from ft_launcher.tools.report import save_intervals
 from ft_launcher.tools.report.advice import FIRST_SAVE_S, best_interval_s
+from ft_launcher.tools.report.save_intervals import SaveIntervals
 from rank_monitor.contract.settings.config import RecordSettings
 from tests.faults.test_save_interval import earlier_attempt
 from tests.ft_launcher.tools.report.lines import as_bytes
