@@ -33,10 +33,11 @@ from ft_launcher.job.rendezvous.cycle_store import CycleStore
 from ft_launcher.node.monitors.monitors import NodeMonitors
 from ft_launcher.node.monitors.rank_report import Replaced
 from ft_launcher.node.processes.orphans import Orphans
-from ft_launcher.node.processes.process_tree import Ending, Hurry, ProcessTree
+from ft_launcher.node.processes.process_tree import Hurry, ProcessTree
 from ft_launcher.node.ranks.environment import cycle_environment, rank_environment
 from ft_launcher.node.ranks.function_context import FunctionContext
 from ft_launcher.node.ranks.rank_context import RankContext
+from ft_launcher.record.ending import Ending
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.logs.cycle_files import application_log
 from ft_launcher.settings import rank_program

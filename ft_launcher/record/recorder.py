@@ -21,9 +21,9 @@ from ft_launcher.decide.attribution.scene import Scene, Whereabouts, listed
 from ft_launcher.decide.health.reading import HealthChange, NodeState, Reading
 from ft_launcher.decide.policy.restart_history import CycleLife
 from ft_launcher.decide.policy.restart_policy import Decision
-from ft_launcher.node.processes.process_tree import Ending
 from ft_launcher.record import events, surroundings
 from ft_launcher.record.console import console, console_text
+from ft_launcher.record.ending import Ending
 from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.ledger.account import (

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from ft_launcher.record.ending import Ending
 from rank_monitor.contract.processes.sweep import carries, environ_of
 from rank_monitor.contract.processes.wait import readable
 
@@ -150,14 +151,6 @@ class Background:
             return True
         since = self.succeeded_since.get(environ_of(pid).get(_LOCAL_RANK, ""), 0.0)
         return start_ticks(pid) >= since
-
-
-@dataclass
-class Ending:
-    """The result of a stop: pids that needed SIGKILL, and pids that SIGKILL did not end."""
-
-    killed: set[int] = field(default_factory=set)
-    left: set[int] = field(default_factory=set)
 
 
 class Hurry(Protocol):
