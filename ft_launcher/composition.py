@@ -395,7 +395,7 @@ def _choose_rendezvous(job: Job) -> PortHolder:
         return PortHolder(master, port, port_range)
     ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)
     if config.rdzv_backend in backends.OURS:
-        backends.use_store(config, job.settings, ports)
+        backends.use_store(config, job.settings, ports, descriptor_limit.must_do)
     return ports
 
 

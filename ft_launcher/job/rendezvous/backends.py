@@ -33,11 +33,9 @@ from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import NO_RANK, JoinRequest
 from ft_launcher.job.link.attempt import NodeSettings
 from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
-from ft_launcher.job.rendezvous.guarded_handler import created
+from ft_launcher.job.rendezvous.guarded_handler import EndingSignals, created
 from ft_launcher.job.rendezvous.handler import NodeRendezvous, OwnRendezvous
 from ft_launcher.job.store.store_connection import open_job_store
-from ft_launcher.node.processes import descriptor_limit
-from ft_launcher.node.processes.signals import SignalPipe
 from rank_monitor.contract.settings.config import MemberSettings, Settings
 
 logger = logging.getLogger(__name__)
@@ -109,8 +107,16 @@ def use_one_node(config: Any, host: str, shares: bool) -> None:
     _use(config, ONE_NODE, lambda parameters: OneNodeRendezvous(parameters.run_id, host, shares))
 
 
-def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
-    """Changes torch's launch configuration of several nodes so that its rendezvous is ours over the same backend."""
+def use_store(
+    config: Any, settings: Settings, ports: PortHolder, check_descriptors: Callable[[int, int, int, bool, bool], None]
+) -> None:
+    """Changes torch's launch configuration of several nodes so that its rendezvous is ours over the same backend.
+
+    Args:
+        check_descriptors: raises an error where this process may open too few for the job. Its arguments are the least
+            and the most nodes, the ranks of a node, whether this node hosts the job's store, and whether the ranks use
+            the store of a cycle.
+    """
     backend, max_restarts = config.rdzv_backend, config.max_restarts
 
     def make(parameters: RendezvousParameters) -> NodeRendezvous:
@@ -123,7 +129,7 @@ def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
         def must_do(hosts: bool) -> None:
             shares = static or shares_store(os.environ)
             least, most = parameters.min_nodes, parameters.max_nodes
-            descriptor_limit.must_do(least, most, config.nproc_per_node, hosts, shares)
+            check_descriptors(least, most, config.nproc_per_node, hosts, shares)
 
         return NodeRendezvous(
             _SEVERAL_NODES,
@@ -139,7 +145,7 @@ def use_store(config: Any, settings: Settings, ports: PortHolder) -> None:
 
 
 @contextmanager
-def guarded(config: Any, signals: SignalPipe) -> Iterator[None]:
+def guarded(config: Any, signals: EndingSignals) -> Iterator[None]:
     """Context in which a handler that torch makes is guarded, unless it is one of ours (`guarded_handler.py`)."""
     registry: dict[str, Callable[[RendezvousParameters], RendezvousHandler]] = rendezvous_handler_registry._registry
     backend = config.rdzv_backend

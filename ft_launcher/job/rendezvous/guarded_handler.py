@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousTimeoutError
 
 from ft_launcher.job.rendezvous.blocking_call import BlockingCall
-from ft_launcher.node.processes.signals import SignalPipe, told_to_end
 from rank_monitor.contract.processes.wait import readable
 
 _TURN_S = 600.0
@@ -32,6 +31,23 @@ _CLOSE_AFTER_SIGNAL_S = 1.0
 record."""
 
 
+class EndingSignals(Protocol):
+    """The signals that end the launcher: what a handler needs to know of them."""
+
+    @property
+    def arrived(self) -> Sequence[int]:
+        """Those that were read, in order."""
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when a signal has arrived."""
+
+    def wait(self, limit_s: float) -> int | None:
+        """Returns the first signal that is pending or arrives within `limit_s` seconds; None without one."""
+
+    def why_ended(self, number: int) -> str:
+        """Returns why a launcher ends that gets a signal, by the signal's name."""
+
+
 class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
     """A handler of others, used by one thread at a time. Attributes that torch's interface does not name are its own.
 
@@ -40,7 +56,7 @@ class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
         signals: to the launcher. They are not read here.
     """
 
-    def __init__(self, handler: Any, signals: SignalPipe) -> None:
+    def __init__(self, handler: Any, signals: EndingSignals) -> None:
         self._handler = handler
         self._signals = signals
         self._in_use = threading.Lock()
@@ -116,7 +132,7 @@ class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
             self._in_use.release()
 
 
-def created(create: Callable[[], Any], signals: SignalPipe) -> GuardedHandler:
+def created(create: Callable[[], Any], signals: EndingSignals) -> GuardedHandler:
     """Creates a handler, which connects to its store, and returns it guarded.
 
     Raises:
@@ -127,7 +143,7 @@ def created(create: Callable[[], Any], signals: SignalPipe) -> GuardedHandler:
         readable([call.fileno(), signals.fileno()], None)
         number = signals.wait(0.0)
         if number is not None:
-            raise SignalException(told_to_end(number), signal.Signals(number))
+            raise SignalException(signals.why_ended(number), signal.Signals(number))
         return GuardedHandler(call.result(), signals)
     finally:
         call.close()

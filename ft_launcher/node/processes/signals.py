@@ -122,6 +122,10 @@ class SignalPipe:
                 return None
             readable([self._reader], left_s)
 
+    def why_ended(self, number: int) -> str:
+        """Returns why a launcher ends that gets a signal, by the signal's name."""
+        return told_to_end(number)
+
     def close(self) -> None:
         """Restores the former handlers and closes the pipe."""
         self.let_go()
