@@ -49,6 +49,21 @@ EXCEPTIONS = {
 """The bootstrap of a rank is called in the child that was forked for it. NVIDIA's name for its launcher stands for
 ours."""
 
+WINGS: dict[str, set[str]] = {
+    "decide": set(),
+    "settings": {"decide"},
+    "record": {"decide"},
+    "job": {"decide"},
+    "node": {"decide", "record", "settings"},
+    "agent": {"decide", "job", "node", "record", "settings"},
+    "tools": {"agent", "decide", "job", "node", "record", "settings"},
+}
+"""Wing of the launcher -> the wings below it, which alone it may import.
+
+`job` and `node` do not know each other. All but `tools` are the core. The files directly in `ft_launcher/` are entries:
+these may import every wing, and no wing imports one of them.
+"""
+
 ROOMS: dict[str, set[str]] = {
     # The launcher, from what knows least to what puts all together.
     "ft_launcher.decide.attribution": set(),
@@ -303,6 +318,29 @@ def test_a_room_imports_only_the_rooms_that_it_may(module: Module) -> None:
     allowed = {f"{package}.{room}" for room in ROOMS[room_of(module.name)]}
     wrong = [f"{module.at(node)} imports {there}" for node, there in imported_rooms(module) if there not in allowed]
     assert is_face(module) or not wrong, "\n".join(wrong)
+
+
+def wing_of(name: str) -> str:
+    """The wing of the launcher that a dotted name lies in; empty: it lies in none."""
+    wing = [*name.split("."), ""][1]
+    return wing if within(name, "ft_launcher") and wing in WINGS else ""
+
+
+@every_module
+def test_a_wing_imports_only_the_wings_below_it(module: Module) -> None:
+    """So no file of the core imports `tools`, and none of `job` and `node` the other."""
+    here = wing_of(module.name)
+    targets = [(node, wing_of(name)) for node, name in module.imports()]
+    wrong = [f"{module.at(node)} imports {there}" for node, there in targets if there and there != here]
+    wrong = [line for line in wrong if here and line.rpartition(" ")[2] not in WINGS[here]]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_file_of_the_core_knows_the_tools() -> None:
+    core = [module for module in MODULES if wing_of(module.name) not in ("", "tools")]
+    assert len(core) > 150
+    names = [(module, name) for module in core for _, name in module.imports()]
+    assert [f"{module}: {name}" for module, name in names if within(name, "ft_launcher.tools")] == []
 
 
 def test_the_rooms_have_an_order() -> None:
