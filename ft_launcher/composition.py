@@ -57,7 +57,7 @@ from ft_launcher.record.journal.file_thread import FileHandler, FileThread
 from ft_launcher.record.logs.cycle_files import CycleInfo
 from ft_launcher.record.logs.logs import CycleLogs, RunFolder
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.settings.job_settings import Job, numbers_of
+from ft_launcher.settings.job_settings import STATIC_PORT, Job, numbers_of
 from ft_launcher.settings.rendezvous_check import is_file_store
 from ft_launcher.settings.sources import keys_set
 from ft_launcher.tools.status.asking import Asking
@@ -77,8 +77,6 @@ from rank_monitor.contract.wire.own_file import open_own
 logger = logging.getLogger("ft_launcher")
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's, before it had an option for them
-# torch's default of `--master-port`.
-_STATIC_PORT = 29500
 _OWN_STORE = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is not needed here, where each cycle has a fresh store. It has rank 0 make "
     "the ranks' store, and a rank that looks for it too early waits 0.3 to 0.8 s longer: about one restart in three"
@@ -382,7 +380,7 @@ def _choose_rendezvous(job: Job) -> PortHolder:
     alone = config.max_nodes == 1 and not job.settings.members.spares
     master, port = local_address.loopback(), None
     if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static") and not is_file_store(config.rdzv_configs):
-        host, named_port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=_STATIC_PORT)
+        host, named_port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=STATIC_PORT)
         if not alone:
             _must_resolve(host, config.rdzv_endpoint)
         if static:

@@ -1,8 +1,9 @@
 """Makes a `Job` of a parsed command line: torch's `LaunchConfig`, the command of a rank, and our settings.
 
-Called by `cli.py` and the subcommands that show a job; starts nothing. torch's own `run` makes the `LaunchConfig`: its
-`elastic_launch` is rebound for that call, so that it returns what it would launch. Defaults, `--standalone` and the
-single node are thus those of the installed torch. Uses torch's underscored `_parse_rendezvous_config`.
+Called by `cli.py` and the subcommands that show a job; starts nothing. torch's `config_from_args` makes the
+`LaunchConfig`, so that its defaults are those of the installed torch. What torch's `run` settles before that call is
+settled here, by the rules of the newest release: `--standalone`, the free port of a single node, and the port of
+several. Uses torch's underscored `_parse_rendezvous_config`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import signal
 import uuid
 from argparse import Namespace
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ from rank_monitor.contract.settings.config import Settings
 StdMap: TypeAlias = "Std | dict[int, Std]"
 
 SIGNALS = "signals_to_handle"
+STATIC_PORT = 29500
+"""Torch's default of `--master-port`, where the rendezvous is static."""
+_FREE_PORT = "localhost:0"
+"""The endpoint that stands for a free port of this host, as in torch's `run`."""
 _PYTHON = "PYTHON_EXEC"
 _NO_EVENTS = "null"
 _NO_ID = "none"
@@ -140,7 +145,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     warnings += about_names(getattr(namespace, SIGNALS, ""))
     threads = settle_threads(seen, ranks, environ)
     conf = parsed.read("rdzv_conf", _parse_rendezvous_config)
-    config, entrypoint, args = _from_torch(_with_free_port(parsed), ranks)
+    config, entrypoint, args = _from_torch(_with_endpoint(parsed), ranks)
     warnings += _settle_rendezvous(config, conf, parsed, resolved)
     warnings += about_policy(resolved.settings.restart, config.max_nodes)
     if threads:
@@ -324,20 +329,26 @@ def _local_ranks(text: str) -> set[int] | None:
     return {int(number) for number in text.split(",")}
 
 
-def _with_free_port(parsed: Parsed) -> Namespace:
-    """Returns the namespace in which one node without a chosen port takes a free one, as in later releases of torch.
+def _with_endpoint(parsed: Parsed) -> Namespace:
+    """Returns a copy of the namespace with what torch's `run` adds to it: an endpoint for a job of one node, or a port.
 
-    torch 2.6 takes 29500 then, on which two jobs of one machine collide.
+    One node without a chosen port takes a free one, as in later releases of torch. torch 2.6 takes 29500 then, on which
+    two jobs of one machine collide.
     """
     asked = copy(parsed.namespace)
-    by_port = asked.rdzv_backend != "static" or asked.rdzv_endpoint or parsed.is_from_user("master_port")
-    if asked.master_port is not None and not by_port and torch_run.parse_min_max_nnodes(asked.nnodes)[1] == 1:
-        asked.standalone = True
+    _, most = torch_run.parse_min_max_nnodes(asked.nnodes)
+    is_static = asked.rdzv_backend == "static" and not asked.rdzv_endpoint
+    if asked.standalone or (is_static and most == 1 and not parsed.is_from_user("master_port")):
+        asked.rdzv_backend = "c10d"
+        asked.rdzv_endpoint = _FREE_PORT
+        asked.rdzv_id = str(uuid.uuid4())
+    if asked.master_port is None:
+        asked.master_port = STATIC_PORT
     return asked
 
 
-def _from_torch(asked: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
-    """Returns what torch's `run` would launch: `LaunchConfig`, command and its arguments. Changes the namespace.
+def _from_torch(asked: Namespace, ranks: int) -> tuple[LaunchConfig, str, list[str]]:
+    """Returns what torchrun would launch: `LaunchConfig`, command and its arguments. Changes the namespace.
 
     Raises:
         ConfigError: torch refuses an option.
@@ -349,18 +360,8 @@ def _from_torch(asked: Namespace, ranks: int) -> tuple[Any, str, list[str]]:
     asked.run_path = False  # torch would run the script by `runpy`, in processes without our bootstrap
     if asked.logs_specs is None:
         vars(asked).update(_NO_LOGS)
-    found: list[tuple[Any, str, list[str]]] = []
-
-    def note(config: LaunchConfig, entrypoint: str, **_: Any) -> Callable[..., None]:
-        return lambda *args: found.append((config, entrypoint, list(args)))
-
-    # `run` and not the public `config_from_args`: torch handles `--standalone` in `run`.
-    before = torch_run.elastic_launch
-    torch_run.elastic_launch = note
     try:
-        torch_run.run(asked)
+        config, command, arguments = torch_run.config_from_args(asked)
     except (ValueError, RuntimeError, AssertionError) as error:
         raise options.UsageError(f"torch does not take this command line: {error}") from None
-    finally:
-        torch_run.elastic_launch = before
-    return found[0]
+    return config, command, arguments

@@ -264,12 +264,25 @@ def test_what_torch_would_refuse_is_refused_with_a_reason(line: str, says: str, 
     assert "\n" not in str(error.value)
 
 
-def test_torch_is_left_as_it_was(job_of: JobOf) -> None:
-    before = torch_run.elastic_launch
-    job_of("train.py")
-    with pytest.raises(ConfigError):
-        job_of("--logs-specs", "none-such", "train.py")
-    assert torch_run.elastic_launch is before
+@pytest.mark.parametrize("line", ["train.py", "--nnodes 1 train.py", "--node-rank 0 --master-addr localhost train.py"])
+def test_one_node_without_a_chosen_port_takes_a_free_one(line: str, job_of: JobOf) -> None:
+    config = job_of(*line.split()).launch_config
+    assert (config.rdzv_backend, config.rdzv_endpoint) == ("c10d", "localhost:0")
+    assert job_of(*line.split()).launch_config.run_id != config.run_id
+
+
+@pytest.mark.parametrize(
+    ("line", "endpoint"),
+    [
+        ("--master-port 29500 train.py", "127.0.0.1:29500"),
+        ("--nnodes 2 --master-addr localhost train.py", "localhost:29500"),
+        ("--nnodes 1:2 train.py", "127.0.0.1:29500"),
+        ("--rdzv-endpoint localhost:7 train.py", "localhost:7"),
+    ],
+)
+def test_a_static_rendezvous_has_the_port_that_torchrun_documents(line: str, endpoint: str, job_of: JobOf) -> None:
+    config = job_of(*line.split()).launch_config
+    assert (config.rdzv_backend, config.rdzv_endpoint) == ("static", endpoint)
 
 
 @pytest.mark.parametrize(
