@@ -4,8 +4,8 @@ Made by the node agent for each cycle. Ranks are forks of the zygote where there
 
 torch's own replaces the signal handlers at each start and, when a rank fails, stops the others with a limit of its own
 choosing; here handlers belong to `node/processes/signals.py` and stops to `node/processes/process_tree.py`. Uses
-torch's underscored `_start`, `_close`, `_capture_process_failures` and `_running_local_ranks`, and `_popen` of its
-handler; the name `get_subprocess_handler` of torch's module is rebound while torch starts programs.
+torch's underscored `_start`, `_close`, `_capture_process_failures`, `_running_local_ranks` and `_numa_options`, and
+`_popen` of its handler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from torch.distributed.elastic.multiprocessing import api as torch_multiprocessing
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -245,16 +244,15 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             self._failures = {self._first_failed: first, **self._failures}
 
     def _start(self) -> None:
-        """torch's hook."""
+        """torch's hook. Fills `subprocess_handlers`: by forks of the zygote, else by programs."""
         if self._fork(range(self.nprocs)):
             return
         binding = logging.getLogger("torch.numa.binding")  # which logs the traceback of what we say in one line
         numa = self._binding
         muted, binding.disabled = binding.disabled, numa is not None
-        make_handler = torch_multiprocessing.get_subprocess_handler
-        torch_multiprocessing.get_subprocess_handler = self._execute
         try:
-            super()._start()
+            for local_rank in range(self.nprocs):
+                self.subprocess_handlers[local_rank] = self._execute(local_rank)
         except (AssertionError, RuntimeError, ValueError) as error:
             if numa is None:
                 raise
@@ -262,30 +260,30 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             hint = "Leave it out where ranks have no GPU"
             raise ConfigError("numa_binding", mode, "--numa-binding", f"torch cannot bind: {reason}", hint) from None
         finally:
-            torch_multiprocessing.get_subprocess_handler = make_handler
             binding.disabled = muted
 
     def _start_rank_again(self, local_rank: int) -> None:
         """Starts one rank again and replaces its handler."""
+        if not self._fork([local_rank]):
+            self.subprocess_handlers[local_rank] = self._execute(local_rank)
+
+    def _execute(self, local_rank: int) -> _RankHandler:
+        """Starts one rank as a program; opens its streams as a fork's."""
         # torch's handler requires the argument from torch 2.9 on, and has none before.
         binding: dict[str, Any] = {}
         if "_numa_options" in vars(self):
             binding["numa_options"] = self._binding
-        if not self._fork([local_rank]):
-            self.subprocess_handlers[local_rank] = self._execute(
-                entrypoint=self.entrypoint,
-                args=self.args[local_rank],
-                env=self.envs[local_rank],
-                local_rank_id=local_rank,
-                **binding,
-            )
-
-    def _execute(self, local_rank_id: int, stdout: str = "", stderr: str = "", **known: Any) -> _RankHandler:
-        """Replaces torch's `get_subprocess_handler`, whose arguments it takes: opens the rank's streams as a fork's."""
         with ExitStack() as files:
-            streams = self._open_streams(local_rank_id, files)
+            streams = self._open_streams(local_rank, files)
             with descriptor_limit.of_user() as give_back:
-                handler = _RankHandler(streams, local_rank_id=local_rank_id, **known)
+                handler = _RankHandler(
+                    streams,
+                    entrypoint=self.entrypoint,
+                    args=self.args[local_rank],
+                    env=self.envs[local_rank],
+                    local_rank_id=local_rank,
+                    **binding,
+                )
                 give_back(handler.proc.pid)
         return handler
 
