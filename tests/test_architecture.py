@@ -170,7 +170,8 @@ ROOMS: dict[str, set[str]] = {
     # The contract between the three, and the monitor.
     "rank_monitor.contract": set(),
     "rank_monitor.contract.wire": {"contract"},
-    "rank_monitor.contract.rounds": {"contract", "contract.wire"},
+    "rank_monitor.contract.restart_history": {"contract", "contract.wire"},
+    "rank_monitor.contract.rounds": {"contract", "contract.restart_history", "contract.wire"},
     "rank_monitor.contract.settings": {"contract", "contract.rounds", "contract.wire"},
     "rank_monitor.contract.processes": {"contract", "contract.settings", "contract.wire"},
     "rank_monitor": {"contract", "contract.processes", "contract.settings", "contract.wire"},

@@ -35,7 +35,7 @@ from ft_launcher.decide.attribution import (
 )
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.policy.case import MAX_HEADLINE, FaultJudgement, FaultReport
-from ft_launcher.decide.policy.restart_history import CycleLife
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.job.coordinator.node_messages import JobOver, RankAssigned
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.processes.process_tree import is_stopped

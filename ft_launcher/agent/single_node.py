@@ -22,13 +22,13 @@ from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
-from ft_launcher.decide.policy.restart_history import History
 from ft_launcher.decide.policy.restart_policy import Action, Question, after_request, answer, inputs_of
 from ft_launcher.job.rendezvous import cycle_store
 from ft_launcher.job.rendezvous.blocking_call import BlockingCall
 from ft_launcher.job.rendezvous.cycle_store import CycleStore
 from ft_launcher.record.ledger.account import Category
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.restart_history import History
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from ft_launcher.decide.attribution import Fault, RankEvidence, first_failure, s
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.decide.attribution.scene import Scene, Whereabouts, listed
 from ft_launcher.decide.health.reading import HealthChange, NodeState, Reading
-from ft_launcher.decide.policy.restart_history import CycleLife
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Decision
 from ft_launcher.record import events, surroundings
 from ft_launcher.record.console import console, console_text

@@ -9,8 +9,8 @@ from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind, rank_vi
 from ft_launcher.decide.attribution.rank_view import GroupState, RankView
 from ft_launcher.decide.attribution.scene import Scene
 from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.job_policy import make_policy
-from ft_launcher.decide.policy.restart_history import CycleLife
 from rank_monitor.contract.settings.config import RestartSettings
 
 from .job import JobFailed

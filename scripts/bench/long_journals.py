@@ -22,14 +22,15 @@ from ft_launcher.decide.attribution import Fault, FaultKind, NodeEvidence, RankE
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_record
 from ft_launcher.decide.attribution.first_failure import find
 from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews, Policy
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.job_policy import make_policy
-from ft_launcher.decide.policy.restart_history import CycleLife, History
 from ft_launcher.decide.policy.restart_policy import Decision
 from ft_launcher.record import events
 from ft_launcher.record.console import console_text
 from ft_launcher.record.journal.journal import as_line
 from ft_launcher.record.ledger.account import Category, part_as_json
 from ft_launcher.record.ledger.job_ledger import JobLedger
+from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import MonitorSettings, RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ft_launcher.decide.attribution import Fault
-from ft_launcher.decide.policy.restart_history import CycleLife
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Decision
 from rank_monitor.contract.wire.messages import ResultInDoubt
 

@@ -19,9 +19,9 @@ from ft_launcher.decide.policy.case import (
     Policy,
     PolicyAnswer,
 )
-from ft_launcher.decide.policy.restart_history import History
 from ft_launcher.decide.policy.restart_policy import Question, answer, inputs_of, is_suspect
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import RestartSettings
 
 

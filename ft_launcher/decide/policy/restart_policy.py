@@ -1,8 +1,8 @@
 """The restart policy: a fault, the question about it and the time in; a decision with its reason out. Pure.
 
-Knows no process, no clock and no store. Log, journal and console show the same reason. `restart_history.py` keeps what
-is remembered between two decisions; docs/restart_policy.md has the rules as tables. The journal holds the question with
-each decision, so that `ft_launcher replay` can ask it again.
+Knows no process, no clock and no store. Log, journal and console show the same reason. What is remembered between two
+decisions is the `History` of the contract; `ended_cycle.py` says what it is told of a cycle. docs/restart_policy.md has
+the rules as tables. The journal holds the question with each decision, so that `ft_launcher replay` can ask it again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.decide.attribution.fault import doubt_text
-from ft_launcher.decide.policy.restart_history import BRIEF_S, EARLY_S, CycleLife, History
+from ft_launcher.decide.policy.ended_cycle import BRIEF_S, EARLY_S, YOUNG, CycleLife, ended_cycle
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode, passed_on
+from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.json_record import from_json, to_json
 from rank_monitor.contract.wire.messages import NO_ITERATION, ControlRequest
@@ -127,10 +128,17 @@ class Question:
 
 def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, History]:
     """Returns what follows a fault, and the history after that; `now` in monotonic seconds."""
-    history = question.history.ended(fault, question.life, question.settings, now)
+    settings = question.settings
+    history = question.history.ended(
+        ended_cycle(fault, question.life),
+        settings.min_progress_iterations,
+        now,
+        window_s=settings.restart_window,
+        young_s=YOUNG * settings.backoff[1],
+    )
     decision = decide(fault, replace(question, history=history), now)
     if decision.charged:
-        decision = replace(decision, budget=_about_budget(question.history, history, question.settings))
+        decision = replace(decision, budget=_about_budget(question.history, history, settings))
         history = replace(history, charged=(*history.charged, now))
     return decision, history
 

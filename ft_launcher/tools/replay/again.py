@@ -17,10 +17,10 @@ from ft_launcher.decide.attribution.all_nodes import NodeScene
 from ft_launcher.decide.attribution.cycle_evidence import fault_of_json, of_record
 from ft_launcher.decide.attribution.fault import HANGS
 from ft_launcher.decide.health.reading import Reading, changes
-from ft_launcher.decide.policy.restart_history import History
 from ft_launcher.decide.policy.restart_policy import Question, after_request, answer, is_known
 from ft_launcher.record import events
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.wire.json_record import from_json
 from rank_monitor.contract.wire.messages import ControlRequest
 

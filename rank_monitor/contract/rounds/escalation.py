@@ -1,20 +1,19 @@
 """Decides when restarts in process end because another would not help: records in, a reason out. Pure.
 
-The counts are kept in the ranks' store, so that every rank can go on with them; the last rank that arrives at the start
+The history is kept in the ranks' store, so that every rank can go on with it; the last rank that arrives at the start
 of an iteration decides for all. Then the launcher starts fresh ranks; a call that has no launcher ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.same_error import comparable
+from rank_monitor.contract.restart_history import EndedRun, History
 from rank_monitor.contract.wire.foreign import parse_object
 from rank_monitor.contract.wire.json_record import read_record
-from rank_monitor.contract.wire.messages import NO_ITERATION
 
 SOFT_TIMEOUT, JOINING, COLLATERAL = "SOFT_TIMEOUT", "JOINING", "collateral"
 TEXT = "text"
@@ -22,6 +21,8 @@ TEXT = "text"
 _NO_ERRORS = frozenset({SOFT_TIMEOUT, "HARD_TIMEOUT", "UNRESPONSIVE"})
 """Interruptions without an error of the program. A hang is counted by itself."""
 _HANGS = "hangs in a row right after a restart"
+_HUNG_AGAIN = "a hang right after a restart"
+"""The class of such a hang in the history. Other interruptions have the name of `Interruption` as their class."""
 _RIGHT_AFTER = 2.0
 """Multiple of the soft timeout: a hang without any progress before it is found after one soft timeout."""
 
@@ -58,7 +59,7 @@ class LimitsSet:
 
 
 @dataclass(frozen=True)
-class Life:
+class RunLife:
     """What one rank observed of an iteration.
 
     Attributes:
@@ -75,96 +76,74 @@ class Life:
 
 
 @dataclass(frozen=True)
-class Restarts:
-    """The counts over the restarts of one call.
+class CountedRestarts:
+    """The history of a call's restarts, as the ranks' store keeps it. `last`: the last iteration that is counted."""
 
-    Attributes:
-        counted: the last iteration that is counted.
-        fault: rank and error of the last fault, in words; empty: it had no error.
-        compared: by what this fault is the same as another one.
-        same: how many times in a row this fault occurred.
-        without_progress: iterations in a row without progress.
-        soft_timeouts: hangs in a row, each right after a restart.
-        mark: how far the training came, by its own report.
-        tells: the training has reported progress before, by an iteration or a ping; only then a lack of it counts.
-    """
-
-    counted: int = -1
-    fault: str = ""
-    compared: str = ""
-    same: int = 0
-    without_progress: int = 0
-    soft_timeouts: int = 0
-    mark: int = NO_ITERATION
-    tells: bool = False
+    last: int = -1
+    history: History = field(default_factory=History)
 
     @classmethod
-    def read(cls, text: str | bytes) -> Restarts:
-        """Reads the text that `write_record` made. For any other text, the counts before the first restart."""
+    def read(cls, text: str | bytes) -> CountedRestarts:
+        """Reads the text that `write_record` made. For any other text, the history before the first restart."""
         try:
             return read_record(cls, text)
         except ProtocolError:
             return cls()
 
-    def after(self, iteration: int, records: Sequence[str], life: Life | None, limits: EscalationLimits) -> Restarts:
-        """The counts after an interrupted iteration.
+    def after(
+        self, iteration: int, records: Sequence[str], life: RunLife | None, least_progress: int
+    ) -> CountedRestarts:
+        """Returns the history after an interrupted iteration.
 
         Args:
             iteration: its number; one that is counted already changes nothing.
             records: the reasons for the interruption, as ranks, agents and companions wrote them.
             life: what one rank observed; None: the function did not run there.
-            limits: for `least_progress`.
+            least_progress: of `EscalationLimits`.
         """
-        if iteration <= self.counted:
+        if iteration <= self.last:
             return self
         fault = _fault_of(records)
-        kind = fault.get("interruption", "")
-        if kind == JOINING:
-            return replace(self, counted=iteration)
-        name = _name(fault)
-        compared = f"{comparable(name)} {fault.get(TEXT, '')}"
-        right_after = iteration > 0 and life is not None and life.ran_s <= _RIGHT_AFTER * life.soft_s
-        before = self
-        if life is not None:
-            before = self._progressed(life, max(1, limits.least_progress))
-        same = 0
-        if name:
-            same = 1
-            if compared == self.compared:
-                same += self.same
-        return replace(
-            before,
-            counted=iteration,
-            fault=name,
-            compared=compared,
-            same=same,
-            soft_timeouts=self.soft_timeouts + 1 if kind == SOFT_TIMEOUT and right_after else 0,
-        )
+        if fault.get("interruption") == JOINING:
+            return replace(self, last=iteration)
+        run = _ended_run(fault, life, is_first=iteration == 0)
+        return CountedRestarts(iteration, self.history.ended(run, least_progress))
 
-    def _progressed(self, life: Life, least: int) -> Restarts:
-        if life.reached != NO_ITERATION:
-            if self.mark == NO_ITERATION or life.reached >= self.mark + least:
-                return replace(self, mark=life.reached, without_progress=0, tells=True)
-        elif life.pinged:
-            return replace(self, without_progress=0, tells=True)
-        if self.tells:
-            return replace(self, without_progress=self.without_progress + 1)
-        return self
 
-    def why_end(self, limits: EscalationLimits) -> str:
-        """The reason why there is no further restart; empty if there is one."""
-        if 0 < limits.same_error <= self.same:
-            return f"the same fault {self.same} times in a row: {self.fault}"
-        if 0 < limits.soft_timeouts <= self.soft_timeouts:
-            return f"{self.soft_timeouts} {_HANGS}"
-        if 0 < limits.no_progress <= self.without_progress:
-            return f"{self.without_progress} restarts in a row without progress"
-        return ""
+def why_end(history: History, limits: EscalationLimits) -> str:
+    """Returns why there is no further restart; empty if there is one."""
+    if 0 < limits.same_error <= history.same_errors:
+        return f"the same fault {history.same_errors} times in a row: {history.error}"
+    if history.fault_class == _HUNG_AGAIN and 0 < limits.soft_timeouts <= history.same_class:
+        return f"{history.same_class} {_HANGS}"
+    if 0 < limits.no_progress <= history.no_progress:
+        return f"{history.no_progress} restarts in a row without progress"
+    return ""
 
 
 def is_about_hangs(reason: str) -> bool:
     """Whether a reason of `why_end` is that hangs came again right after each restart."""
     return reason.endswith(_HANGS)
+
+
+def _ended_run(fault: Mapping[str, Any], life: RunLife | None, is_first: bool) -> EndedRun:
+    """Returns what the history needs to know of an iteration that `fault` interrupted."""
+    kind = str(fault.get("interruption", ""))
+    ran_s, reached, pinged = 0.0, None, False
+    if life is not None:
+        ran_s, reached, pinged = life.ran_s, life.reached, life.pinged
+        if kind == SOFT_TIMEOUT and not is_first and ran_s <= _RIGHT_AFTER * life.soft_s:
+            kind = _HUNG_AGAIN
+    return EndedRun(
+        _name(fault),
+        str(fault.get(TEXT, "")),
+        # `error` of a record names the iteration, where there is one: it is compared, and appears in the reason.
+        compares_text=TEXT in fault,
+        fault_class=kind,
+        lived_s=ran_s,
+        reached=reached,
+        pinged=pinged,
+    )
 
 
 def _fault_of(records: Sequence[str]) -> Mapping[str, Any]:

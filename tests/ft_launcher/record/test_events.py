@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ft_launcher.decide.attribution import Fault
-from ft_launcher.decide.policy.restart_history import CycleLife
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Decision
 from ft_launcher.record import events
 from ft_launcher.record.events import ABSENT, EVENTS, Event

@@ -1,6 +1,6 @@
-"""Counts the restarts of a call; `rank_monitor.contract.rounds.escalation` decides when there is no further one.
+"""Keeps the history of a call's restarts; `contract/rounds/escalation.py` decides when there is no further one.
 
-It notes what this rank observes of each iteration. The counts are in the store of the call.
+It notes what this rank observes of each iteration. The history is in the store of the call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ft_client.rank.monitoring.watchdog import megatron_iteration
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
 from rank_monitor.contract.rounds.barrier import Store
-from rank_monitor.contract.rounds.escalation import EscalationLimits, Life, LimitsSet, Restarts
+from rank_monitor.contract.rounds.escalation import CountedRestarts, EscalationLimits, LimitsSet, RunLife, why_end
 from rank_monitor.contract.rounds.iteration import Iteration
 from rank_monitor.contract.settings import config
 from rank_monitor.contract.settings.config import RestartSettings
@@ -32,7 +32,7 @@ _PEER = "nvidia_resiliency_ext"
 
 
 class Escalating:
-    """The counts of one call on this rank.
+    """The history of one call's restarts, as this rank reads and continues it.
 
     Args:
         arguments: of the wrapper.
@@ -45,7 +45,7 @@ class Escalating:
         self._soft_s = arguments.soft_timeout.total_seconds()
         self._store, self._link = store, link
         self._began: float | None = None
-        self._life: Life | None = None
+        self._life: RunLife | None = None
 
     def began(self) -> None:
         """Notes that the function is about to run."""
@@ -55,7 +55,7 @@ class Escalating:
         """Notes that the iteration is interrupted. From any thread."""
         if self._began is not None:
             ran_s = time.monotonic() - self._began
-            self._life = Life(ran_s, self._link.has_pinged, reported_iteration(), self._soft_s)
+            self._life = RunLife(ran_s, self._link.has_pinged, reported_iteration(), self._soft_s)
 
     def why_end(self, number: int) -> str:
         """Counts the iteration before `number`, once. Returns why there is no further one; empty if there is one.
@@ -64,11 +64,11 @@ class Escalating:
         """
         if number == 0:
             return ""
-        before = Restarts.read(self._store.compare_set(_KEY, "", ""))
+        before = CountedRestarts.read(self._store.compare_set(_KEY, "", ""))
         records = Iteration(self._store, number - 1).records()
-        after = before.after(number - 1, records, self._life, self._limits)
+        after = before.after(number - 1, records, self._life, self._limits.least_progress)
         self._store.set(_KEY, write_record(after))
-        return after.why_end(self._limits)
+        return why_end(after.history, self._limits)
 
     def forget(self) -> None:
         """Discards what was noted: its iteration is counted by now."""

@@ -16,8 +16,8 @@ from ft_launcher.decide.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.decide.attribution.rank_view import GroupState, RankView
 from ft_launcher.decide.attribution.scene import Scene
 from ft_launcher.decide.policy.case import Case, FaultJudgement, FaultReport, NodeViews, PolicyAnswer
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.job_policy import make_policy
-from ft_launcher.decide.policy.restart_history import CycleLife
 from ft_launcher.decide.policy.restart_policy import Action
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import RestartSettings

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ft_client.control import WorkloadAction
 from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.decide.policy import restart_policy
-from ft_launcher.decide.policy.restart_history import CycleLife, History
+from ft_launcher.decide.policy.ended_cycle import YOUNG, CycleLife, ended_cycle
 from ft_launcher.decide.policy.restart_policy import (
     MOST_MOVES,
     MOST_UNCHARGED,
@@ -24,6 +24,7 @@ from ft_launcher.decide.policy.restart_policy import (
     is_known,
     is_suspect,
 )
+from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.messages import NO_ITERATION, ControlRequest
 from tests.program import python
@@ -326,7 +327,7 @@ def test_every_decision_is_whole(fault: Fault, history: History, budget: int, el
 
 @given(FAULTS, HISTORIES, st.integers(0, 8))
 def test_a_charged_restart_is_remembered(fault: Fault, history: History, budget: int) -> None:
-    ended = history.ended(fault, CycleLife(), ONCE, 1000.0)
+    ended = history.ended(ended_cycle(fault, CycleLife()), 1, 1000.0, young_s=YOUNG * ONCE.backoff[1])
     decision, after = answer(fault, Question(ONCE, budget, history), 1000.0)
     charged = ended.charged
     if decision.charged:

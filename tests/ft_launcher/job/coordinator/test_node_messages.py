@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.decide.policy.case import FaultJudgement, FaultReport
-from ft_launcher.decide.policy.restart_history import CycleLife
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Action, Decision
 from ft_launcher.job.coordinator.node_messages import (
     MAX_BYTES,

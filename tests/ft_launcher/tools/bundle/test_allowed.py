@@ -10,12 +10,12 @@ import pytest
 
 from ft_launcher.decide.attribution import Fault, FaultKind
 from ft_launcher.decide.attribution.known_errors import BAD_LOSS
-from ft_launcher.decide.policy.restart_history import History
 from ft_launcher.decide.policy.restart_policy import Question, answer, inputs_of
 from ft_launcher.record import surroundings
 from ft_launcher.record.events import EVENTS
 from ft_launcher.record.events.sharing import InPart, Shared, Sharing, sharing_of
 from ft_launcher.tools.bundle.allowed import of_event, of_stacks, of_status
+from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import RestartSettings
 
 SECRET = "hunter2"

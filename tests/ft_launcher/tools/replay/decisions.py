@@ -12,11 +12,12 @@ from ft_launcher.agent.in_process.recovery_steps import Died, Happened, Heard, L
 from ft_launcher.decide.attribution import Fault, RankEvidence, cycle_evidence
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.attribution.first_failure import find
-from ft_launcher.decide.policy.restart_history import CycleLife, History
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Question, after_request, answer, inputs_of
 from ft_launcher.record import events
 from ft_launcher.record.journal_reader import Problems, parse
 from ft_launcher.tools.replay.replay import Replay
+from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot
 from rank_monitor.contract.wire.messages import ControlRequest, RankException, Restarter

@@ -18,8 +18,8 @@ from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_reco
 from ft_launcher.decide.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.decide.attribution.rank_view import RankView, views
 from ft_launcher.decide.policy.case import Case, FaultJudgement, FaultReport, NodeViews
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.job_policy import make_policy
-from ft_launcher.decide.policy.restart_history import CycleLife
 from ft_launcher.record import events
 from ft_launcher.tools.replay.again import scene_in
 from ft_launcher.tools.replay.replay import (

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.rounds.escalation import EscalationLimits, Life, LimitsSet, Restarts
+from rank_monitor.contract.rounds.escalation import CountedRestarts, EscalationLimits, LimitsSet, RunLife, why_end
 from rank_monitor.contract.wire.json_record import read_record, write_record
 
 LIMITS = EscalationLimits(same_error=3, no_progress=4, soft_timeouts=2)
@@ -19,8 +19,8 @@ def record(rank: int, kind: str = "EXCEPTION", error: str = "", **more: object) 
     return json.dumps(known | ({"error": error} if error else {}))
 
 
-def life(ran_s: float = 100.0, pinged: bool = False, reached: int = -1) -> Life:
-    return Life(ran_s, pinged, reached, SOFT_S)
+def life(ran_s: float = 100.0, pinged: bool = False, reached: int = -1) -> RunLife:
+    return RunLife(ran_s, pinged, reached, SOFT_S)
 
 
 BAD_1 = record(1, error="ValueError at /run_1/a.py:7", member=1, text="one")
@@ -35,12 +35,12 @@ DEAD = record(1, "TERMINATED")
 HANG = record(0, "SOFT_TIMEOUT", member=0)
 
 
-def told(*stories: tuple[list[str], Life | None], limits: EscalationLimits = LIMITS) -> list[str]:
+def told(*stories: tuple[list[str], RunLife | None], limits: EscalationLimits = LIMITS) -> list[str]:
     """What is said after each iteration."""
-    restarts, said = Restarts(), []
+    counted, said = CountedRestarts(), []
     for number, (records, one) in enumerate(stories):
-        restarts = Restarts.read(write_record(restarts.after(number, records, one, limits)))
-        said.append(restarts.why_end(limits))
+        counted = CountedRestarts.read(write_record(counted.after(number, records, one, limits.least_progress)))
+        said.append(why_end(counted.history, limits))
     return said
 
 
@@ -116,12 +116,13 @@ def test_zero_is_never() -> None:
 
 
 def test_an_iteration_counts_once() -> None:
-    once = Restarts().after(0, [BAD], life(), LIMITS)
-    assert once.after(0, [BAD], life(), LIMITS) == once
+    once = CountedRestarts().after(0, [BAD], life(), 1)
+    assert once.after(0, [BAD], life(), 1) == once
 
 
 def test_what_is_no_record_is_no_history() -> None:
-    assert Restarts.read(b"\xff{") == Restarts.read('{"same": "3"}') == Restarts.read("") == Restarts()
+    for text in (b"\xff{", '{"last": "3"}', '{"history": {"same_errors": "3"}}', '{"history": 3}', ""):
+        assert CountedRestarts.read(text) == CountedRestarts()
     assert read_record(EscalationLimits, write_record(LIMITS)) == LIMITS
     with pytest.raises(ProtocolError):
         read_record(EscalationLimits, "{")

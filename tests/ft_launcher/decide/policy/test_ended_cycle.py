@@ -1,65 +1,32 @@
-"""What is remembered of ended cycles: progress, errors in a row, moves, young deaths; and its way through JSON."""
+"""What the policy remembers of ended cycles: errors in a row, moves, classes of faults, young deaths."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.decide.policy.restart_history import CycleLife, History
+from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Action, Question, answer
-from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 CRASH = Fault(FaultKind.EXIT, 1, 1, 101, 3, "exited with code 3", "", "", agreed_exit_code=3)
 ERROR = "ValueError at train.py:7"
 ONCE = RestartSettings()
-CHARGED = (1.0, 2.0)
+
+
+def ended(history: History, fault: Fault, life: CycleLife, settings: RestartSettings = ONCE) -> History:
+    """The history after one more cycle, without a restart that is charged."""
+    return answer(fault, Question(settings, 0, history, life), now=1.0)[1]
 
 
 def raised(error: str, iteration: int) -> Fault:
     return replace(CRASH, kind=FaultKind.EXCEPTION, error=error, iteration=iteration)
-
-
-def after(history: History, *iterations: int | None, settings: RestartSettings = ONCE) -> History:
-    """The history after cycles that came to these iterations."""
-    for iteration in iterations:
-        history = history.ended(CRASH, CycleLife(100.0, iteration), settings, now=10.0)
-    return history
-
-
-@pytest.mark.parametrize(
-    ("mark", "least", "reached", "expected"),
-    [
-        (None, 1, NO_ITERATION, (None, 1, CHARGED)),
-        (None, 1, None, (None, 1, CHARGED)),
-        (None, 1, 0, (0, 0, ())),
-        (None, 1, 7, (7, 0, ())),
-        (7, 1, 8, (8, 0, ())),
-        (7, 1, 7, (7, 2, CHARGED)),
-        (7, 1, 3, (7, 2, CHARGED)),
-        (7, 1, NO_ITERATION, (7, 2, CHARGED)),
-        (7, 1, None, (7, 1, CHARGED)),
-        (7, 10, 16, (7, 2, CHARGED)),
-        (7, 10, 17, (17, 0, ())),
-        (7, 0, 7, (7, 2, CHARGED)),
-    ],
-)
-def test_progress(mark: int | None, least: int, reached: int | None, expected: tuple[Any, ...]) -> None:
-    before = History(CHARGED, mark=mark, no_progress=1)
-    found = after(before, reached, settings=RestartSettings(min_progress_iterations=least))
-    assert (found.mark, found.no_progress, found.charged) == expected
-
-
-def test_small_steps_add_up_to_progress() -> None:
-    found = after(History(CHARGED), 10, 14, 18, 22, settings=RestartSettings(min_progress_iterations=10))
-    assert (found.mark, found.no_progress, found.charged) == (22, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -79,7 +46,7 @@ def test_small_steps_add_up_to_progress() -> None:
 def test_errors_in_a_row(faults: list[Fault], times: int) -> None:
     history = History()
     for fault in faults:
-        history = history.ended(fault, CycleLife(), ONCE, now=1.0)
+        history = ended(history, fault, CycleLife())
     assert history.same_errors == times
 
 
@@ -122,7 +89,7 @@ BRIEF_LIFE, LONG_LIFE = CycleLife(599.0), CycleLife(600.0)
 def test_an_error_without_an_iteration(cycles: list[tuple[Fault, CycleLife]], times: int, early: int) -> None:
     history = History()
     for fault, life in cycles:
-        history = history.ended(fault, life, ONCE, now=1.0)
+        history = ended(history, fault, life)
     assert (history.same_errors, history.early_errors) == (times, early)
 
 
@@ -130,22 +97,22 @@ def test_moves_in_a_row_are_not_held_against_progress() -> None:
     move = replace(CRASH, exit_code=16)
     history = History(mark=5, no_progress=2)
     for _ in range(4):
-        history = history.ended(move, CycleLife(1.0, 5), ONCE, now=1.0)
+        history = ended(history, move, CycleLife(1.0, 5))
     assert (history.moves, history.no_progress) == (4, 2)
-    assert history.ended(CRASH, CycleLife(1.0, 5), ONCE, now=1.0).moves == 0
+    assert ended(history, CRASH, CycleLife(1.0, 5)).moves == 0
 
 
 def test_a_rank_told_to_end_is_not_held_against_progress() -> None:
     told = replace(CRASH, fault_class=FaultClass.PREEMPTION)
-    history = History(mark=5, no_progress=2).ended(told, CycleLife(1.0, 5), ONCE, now=1.0)
+    history = ended(History(mark=5, no_progress=2), told, CycleLife(1.0, 5))
     assert history.no_progress == 2
-    assert history.ended(CRASH, CycleLife(1.0, 5), ONCE, now=1.0).no_progress == 3
+    assert ended(history, CRASH, CycleLife(1.0, 5)).no_progress == 3
 
 
 def test_the_class_of_the_last_fault_and_how_often_it_was_that() -> None:
     history, seen = History(), []
     for fault_class in (FaultClass.MEMORY, FaultClass.MEMORY, FaultClass.HANG, FaultClass.MEMORY):
-        history = history.ended(replace(CRASH, fault_class=fault_class), CycleLife(), ONCE, now=1.0)
+        history = ended(history, replace(CRASH, fault_class=fault_class), CycleLife())
         seen.append((history.fault_class, history.same_class))
     assert seen == [("memory", 1), ("memory", 2), ("hang", 1), ("memory", 1)]
 
@@ -156,12 +123,7 @@ def test_the_class_of_the_last_fault_and_how_often_it_was_that() -> None:
 )
 def test_a_cycle_that_lived_long_ends_the_waits(backoff: tuple[float, float], lived_s: float, young: int) -> None:
     settings = RestartSettings(backoff=backoff)
-    assert History(young=3).ended(CRASH, CycleLife(lived_s), settings, now=1.0).young == young
-
-
-def test_what_the_window_has_passed_is_forgotten() -> None:
-    settings = RestartSettings(restart_window=10.0)
-    assert History((1.0, 5.0)).ended(CRASH, CycleLife(), settings, now=12.0).charged == (5.0,)
+    assert ended(History(young=3), CRASH, CycleLife(lived_s), settings).young == young
 
 
 def test_torchruns_meaning_without_iterations() -> None:
@@ -192,56 +154,3 @@ def test_a_job_without_progress_always_ends(reached: list[int | None], least: in
             break
         restarts += 1
     assert restarts <= cycles * (given_back + 1)
-
-
-RECORDS = st.builds(
-    History,
-    charged=st.lists(st.floats(0, 1e6), max_size=5).map(tuple),
-    mark=st.none() | st.integers(0, 10**12),
-    no_progress=st.integers(0, 99),
-    error=st.text(max_size=80),
-    error_text=st.text(max_size=16),
-    early_errors=st.integers(0, 99),
-    error_iteration=st.integers(-1, 10**9),
-    same_errors=st.integers(0, 99),
-    moves=st.integers(0, 99),
-    young=st.integers(0, 99),
-    fault_class=st.sampled_from(["", *(one.value for one in FaultClass)]),
-    same_class=st.integers(0, 99),
-)
-
-
-@given(RECORDS, st.floats(1e6, 1e7), st.floats(0, 1e7))
-def test_a_record_keeps_ages_over_clocks(history: History, now: float, other_now: float) -> None:
-    record = json.loads(json.dumps(history.to_record(now)))
-    found = History.from_record(record, other_now)
-    assert replace(found, charged=()) == replace(history, charged=())
-    ages = [other_now - at for at in found.charged]
-    assert ages == pytest.approx([now - at for at in history.charged], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"charged": 3},
-        {"charged": ["1"]},
-        {"charged": [-1.0]},
-        {"charged": [float("nan")]},
-        {"charged": [float("inf")]},
-        {"charged": [True]},
-        {"mark": "5"},
-        {"young": None},
-        {"error": 1},
-        {"moves": "1"},
-        {"fault_class": None},
-        {"colour": "red"},
-    ],
-    ids=str,
-)
-def test_a_record_that_is_none_is_refused(record: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError):
-        History.from_record(record, 0.0)
-
-
-def test_a_missing_field_has_its_default() -> None:
-    assert History.from_record({}, 0.0) == History()

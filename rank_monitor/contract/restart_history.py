@@ -1,0 +1,167 @@
+"""The history of failed runs, as one value, by which a decider says whether another run would help. Pure.
+
+A run is a cycle of the launcher, or an iteration of an in-process restart. The restart policy of the launcher and the
+in-process wrapper keep one `History` each: the first sends it between nodes, the second keeps it in the ranks' store.
+As a record it contains ages instead of times, so that another node, whose clock differs, can go on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.same_error import comparable
+from rank_monitor.contract.wire.json_record import from_json
+from rank_monitor.contract.wire.messages import NO_ITERATION
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """What the history needs to know of a run that failed.
+
+    Attributes:
+        error: type and location of the exception that ended the run; empty: there was none, or none that counts.
+        error_text: the digest of the text of the exception.
+        iteration: of the training, in which the exception was raised; NO_ITERATION: none was reported.
+        compares_text: an error is the same one only if its text agrees too, and if the training has made no progress
+            in between. Set where no iteration is reported.
+        is_early: the run ended so early that the same error needs fewer repetitions.
+        fault_class: the class of what ended the run; the history counts runs in a row with the same class.
+        lived_s: how many seconds the ranks ran.
+        reached: the iteration of the training that was reported last; NO_ITERATION: none was; None: not known.
+        pinged: the program showed progress without an iteration.
+        relocates: the run ended because its ranks asked for other hardware.
+        excuses_no_progress: a lack of progress in this run does not count.
+    """
+
+    error: str = ""
+    error_text: str = ""
+    iteration: int = NO_ITERATION
+    compares_text: bool = False
+    is_early: bool = False
+    fault_class: str = ""
+    lived_s: float = 0.0
+    reached: int | None = NO_ITERATION
+    pinged: bool = False
+    relocates: bool = False
+    excuses_no_progress: bool = False
+
+
+def _in_a_row(count: int, again: bool) -> int:
+    """Returns a count of runs in a row with one more; 0 where the row ends."""
+    if again:
+        return count + 1
+    return 0
+
+
+@dataclass(frozen=True)
+class History:
+    """The failed runs so far.
+
+    Attributes:
+        charged: times (monotonic seconds) of the restarts that the budget of the launcher still counts.
+        mark: the iteration that the last run with progress reached; NO_ITERATION: the program showed progress without
+            an iteration; None until it shows progress in either way.
+        no_progress: failed runs in a row that did not get beyond the mark.
+        error: of the last run, with `error_text` and `error_iteration`, as in `EndedRun`.
+        same_errors: how many times in a row it was that one.
+        early_errors: how many times in a row it was that one, in a run that was early.
+        moves: runs in a row that ended because the ranks asked for other hardware.
+        young: runs in a row that were short.
+        fault_class: of the last run; empty before the first.
+        same_class: how many times in a row it was that one.
+    """
+
+    charged: tuple[float, ...] = ()
+    mark: int | None = None
+    no_progress: int = 0
+    error: str = ""
+    error_text: str = ""
+    error_iteration: int = NO_ITERATION
+    same_errors: int = 0
+    early_errors: int = 0
+    moves: int = 0
+    young: int = 0
+    fault_class: str = ""
+    same_class: int = 0
+
+    def ended(
+        self, run: EndedRun, least_progress: int, now: float = 0.0, window_s: float | None = None, young_s: float = 0.0
+    ) -> History:
+        """Returns the history with one more failed run, before the decision about it.
+
+        Args:
+            run: the run that failed.
+            least_progress: how many iterations beyond the mark are progress.
+            now: monotonic seconds.
+            window_s: for how long a restart is charged; None: for ever.
+            young_s: a run that lived less than this was short.
+        """
+        measured = self._measured(run, max(1, least_progress))
+        return replace(
+            measured._with_error(run, has_progressed=measured.mark not in (self.mark, NO_ITERATION)),
+            charged=measured.within(window_s, now),
+            moves=_in_a_row(self.moves, run.relocates),
+            young=_in_a_row(self.young, run.lived_s < young_s),
+            fault_class=run.fault_class,
+            same_class=max(1, _in_a_row(self.same_class, run.fault_class == self.fault_class)),
+        )
+
+    def _with_error(self, run: EndedRun, has_progressed: bool) -> History:
+        """Counts the same error in a row."""
+        if not run.error:
+            return replace(self, error="", error_text="", error_iteration=NO_ITERATION, same_errors=0, early_errors=0)
+        same = comparable(run.error) == comparable(self.error) and run.iteration == self.error_iteration
+        if run.compares_text:
+            same = same and run.error_text == self.error_text and not has_progressed
+        early = 0
+        if run.is_early:
+            early = max(1, _in_a_row(self.early_errors, same))
+        return replace(
+            self,
+            error=run.error,
+            error_text=run.error_text,
+            error_iteration=run.iteration,
+            same_errors=max(1, _in_a_row(self.same_errors, same)),
+            early_errors=early,
+        )
+
+    def _measured(self, run: EndedRun, least: int) -> History:
+        """Counts runs without progress, once the program has shown progress at all. Progress restores the budget."""
+        if run.reached is None:
+            return self
+        if run.reached != NO_ITERATION:
+            if self.mark is None or self.mark == NO_ITERATION or run.reached >= self.mark + least:
+                return replace(self, mark=run.reached, no_progress=0, charged=())
+        elif run.pinged:
+            mark = NO_ITERATION
+            if self.mark is not None:
+                mark = self.mark
+            return replace(self, mark=mark, no_progress=0, charged=())
+        if self.mark is None or run.excuses_no_progress:
+            return self
+        return replace(self, no_progress=self.no_progress + 1)
+
+    def within(self, window_s: float | None, now: float) -> tuple[float, ...]:
+        """Returns the charged restarts of the last `window_s` seconds; with None, all of them."""
+        return tuple(at for at in self.charged if window_s is None or at > now - window_s)
+
+    def to_record(self, now: float) -> dict[str, Any]:
+        """Returns JSON values, with ages in seconds instead of times."""
+        return asdict(self) | {"charged": [now - at for at in self.charged]}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], now: float) -> History:
+        """Reads a record of `to_record`; a missing field gets its default.
+
+        Raises:
+            ProtocolError: it is no such record.
+        """
+        fields = dict(record)
+        ages = fields.pop("charged", [])
+        # Python's JSON reads NaN and Infinity; the two comparisons refuse both. `type` refuses true and false.
+        if not isinstance(ages, list) or not all(type(age) in (int, float) and 0 <= age < 1e12 for age in ages):
+            raise ProtocolError("History: field 'charged' does not fit")
+        return replace(from_json(cls, fields), charged=tuple(now - age for age in ages))
