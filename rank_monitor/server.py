@@ -275,6 +275,7 @@ class RankMonitorServer:
                 if self._process is None:
                     self._socket.drain()  # its last words
                     self._act(self._detector.on_exit(now_ns))
+                    self._send_times()
             case CycleEnd():
                 self._socket.drain()
                 self._socket.end()

@@ -303,6 +303,4 @@ def _with_culprit(judgement: FaultJudgement, found: NodeFindings) -> NodeFinding
         if seen["rank"] == fault.rank:
             fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
             break
-    # What the coordinator says of the other ranks does not have which of them printed errors.
-    lost = first_failure.in_consequence([rank for rank in found.lost if rank != fault.rank])
-    return replace(found, fault=replace(fault, others=(*lost, *fault.others)), life=judgement.culprit.life)
+    return replace(found, fault=first_failure.with_lost(fault, found.lost), life=judgement.culprit.life)

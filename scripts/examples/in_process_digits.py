@@ -118,6 +118,7 @@ def train(memory: Memory, epochs: int, call: CallWrapper) -> tuple[str, float, i
             if step % CHECKPOINT_EVERY == 0:
                 memory.save(step, {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
     result = weights_digest(net), accuracy(net, test_set), call.iteration
+    del model  # else it owns the group last, and torch may wait for ever for the group's thread
     dist.destroy_process_group()
     return result
 

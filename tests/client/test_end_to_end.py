@@ -110,6 +110,13 @@ def test_a_rank_says_that_it_returned(tmp_path: Path, script: str, code: int, re
         assert any(isinstance(one, Returned) for one in agent.heard) is returns
 
 
+def test_a_rank_may_end_before_its_monitor_begins(tmp_path: Path) -> None:
+    with agent_of(tmp_path, MonitorSettings()) as agent, started("pass", tmp_path, agent.path) as rank:
+        assert rank.wait(patient(20)) == 0
+        agent.begin(rank)
+        agent.wait_for(Times)
+
+
 @pytest.mark.parametrize(
     "last",
     ["threading.Thread(target=work).start()", "atexit.register(work)"],

@@ -51,6 +51,7 @@ def main(folder: Path) -> None:
             if rank == 0:
                 write(state, f"{step + 1} {model.weight.item()}")
             dist.barrier()
+    del ddp, optimizer  # it would be the group's last owner, and torch may then wait for ever for the group's thread
     end_groups()
     client.shutdown_workload_monitoring()
 

@@ -50,6 +50,7 @@ if cycle == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 client.shutdown_workload_monitoring()
+del model, optimizer  # else the model owns the group last, and torch may wait for ever for the group's thread
 dist.destroy_process_group()
 """
 """What a rank of each cycle sees of what `DistributedDataParallel()` imports; each run of code is an audit event."""

@@ -43,7 +43,7 @@ def leave_orphans(others=0):
 SCRIPT = (
     ORPHANS
     + """
-print("zombies left:", leave_orphans(), flush=True)
+print(f"zombies left: {leave_orphans()}" + os.linesep, end="", flush=True)  # one write: two ranks print
 """
 )
 PROGRAM = (

@@ -376,6 +376,14 @@ def in_consequence(ranks: Sequence[int]) -> tuple[str, ...]:
     return (f"{numbered(ranks)} failed in consequence: their tracebacks are not the cause",)
 
 
+def with_lost(fault: Fault, lost: Sequence[int]) -> Fault:
+    """Returns a fault that the coordinator found, with the line about the ranks of this node that lost a peer.
+
+    The coordinator does not know which ranks of a node printed errors, so that node adds the line.
+    """
+    return replace(fault, others=(*in_consequence([rank for rank in lost if rank != fault.rank]), *fault.others))
+
+
 def what_was_raised(exception: RankException) -> str:
     """Returns the words about an exception in the headline: type, first line, and the same of an error inside it."""
     lines = exception.message.strip().splitlines() or [""]

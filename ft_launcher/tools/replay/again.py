@@ -40,7 +40,8 @@ def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] |
     Raises:
         ProtocolError: the event does not fit.
     """
-    fault = first_failure.find(of_record(evidence), lambda error: None)
+    found = of_record(evidence)
+    fault = first_failure.find(found, lambda error: None)
     if fault is None:
         return None
     try:
@@ -49,6 +50,7 @@ def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] |
         raise ProtocolError(f"the rank that had returned does not fit: {error}") from None
     if ended:
         fault = first_failure.with_returned(fault, ended)
+        fault = first_failure.with_lost(fault, first_failure.lost_a_peer(found.ranks))
     return _facts(events.Fault.of(fault, cycle=0))
 
 

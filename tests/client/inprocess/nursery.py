@@ -112,6 +112,8 @@ class Nursery:
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self._ours.shutdown(socket.SHUT_RDWR)  # a fork of this process may have the socket open, too
         self._ours.close()
         self._process.wait(PATIENCE_S)
 

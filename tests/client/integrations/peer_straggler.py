@@ -71,6 +71,7 @@ def main() -> None:
     straggler.Detector.shutdown()
     if rank == 0:
         print("a report by the interval", flush=True)
+    del model, optimizer  # else the model owns the group last, and torch may wait for ever for the group's thread
     torch.distributed.destroy_process_group()
 
 

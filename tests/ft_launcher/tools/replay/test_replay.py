@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ft_launcher.decide.attribution import Fault, RankEvidence, nccl_view, rank_view
 from ft_launcher.decide.attribution.all_nodes import NodeScene
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_record
+from ft_launcher.decide.attribution.first_failure import lost_a_peer, with_lost
 from ft_launcher.decide.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.decide.attribution.rank_view import RankView, views
 from ft_launcher.decide.policy.case import Case, FaultJudgement, FaultReport, NodeViews
@@ -344,18 +345,20 @@ def test_ranks_of_all_nodes_that_are_in_one_collective() -> None:
 def test_a_rank_of_another_node_had_returned() -> None:
     """The journal of the node whose rank lost the other has all that it was decided by."""
     lost = RankException("RuntimeError", "Connection closed by peer", "", 0.0)
-    raised = RankEvidence(0, 0, 50, 1, 9.0, exception=lost, exception_at=8.0)
-    seen = CycleEvidence([raised], stop_began=10.0, all_ranks=False)
-    case = Case(FaultReport(fault_in(seen), CycleLife(60.0, 7)), {}, 0.0, False, views=NodeViews(returned={1: 0.5}))
+    raised = [RankEvidence(rank, rank, 50 + rank, 1, 9.0, exception=lost, exception_at=8.0 + rank) for rank in range(2)]
+    seen = CycleEvidence(raised, stop_began=10.0, all_ranks=False)
+    case = Case(FaultReport(fault_in(seen), CycleLife(60.0, 7)), {}, 0.0, False, views=NodeViews(returned={2: 0.5}))
     guilty, judgement = judged(case)
     assert guilty.finding == "returned"
     journal = [START, begins(0, nodes=2), line(events.Evidence(0, None, **to_record(seen)))]
-    journal.append(line(events.Fault.of(guilty, cycle=0)))
+    of_node = with_lost(guilty, lost_a_peer(raised))
+    assert of_node.others[0].startswith("rank 1 failed in consequence")
+    journal.append(line(events.Fault.of(of_node, cycle=0)))
     journal.append(line(events.Decision.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
     found = replayed(journal)
     assert found.differences == [] and found.same == {FAULT: 1, DECISION: 1}
-    the(journal, "decision")["inputs"]["returned"] = {"2": 0.5}
-    assert only(journal).fields["blamed"] == ([1], [2])
+    the(journal, "decision")["inputs"]["returned"] = {"3": 0.5}
+    assert only(journal).fields["blamed"] == ([2], [3])
 
 
 def test_another_rank_holds_up_those_of_all_nodes() -> None:
