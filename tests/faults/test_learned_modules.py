@@ -26,6 +26,10 @@ is_hidden = "torch._dynamo" not in sys.modules and "_dynamo" not in vars(torch) 
 had = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
 def seeds(): return torch.manual_seed is torch.random.manual_seed
 is_usual = seeds()
+seeded = []
+if pathlib.Path("exchanges").exists():
+    usual = torch.manual_seed
+    torch.manual_seed = lambda seed: seeded.append(seed) or usual(seed)
 if cycle == 1 and pathlib.Path("differs").exists():
     os.environ["TORCHDYNAMO_VERBOSE"] = "1"
     import torch._dynamo
@@ -43,6 +47,8 @@ times = sum(name.endswith(("/torch/_dynamo/__init__.py", "/sympy/__init__.py")) 
 print(f"cycle {cycle}: hidden {is_hidden}, ran {times}, had {had}, has {os.environ['TORCHINDUCTOR_CACHE_DIR'] != had}, "
       f"there {torch._dynamo is sys.modules['torch._dynamo']}")
 print(f"cycle {cycle}: seeds as usual {is_usual}, then {seeds()}")
+torch.manual_seed(5)
+print(f"cycle {cycle}: the script's own function got {seeded}")
 if cycle == 0:
     while not pathlib.Path("go").exists():
         time.sleep(0.02)
@@ -103,3 +109,16 @@ def test_a_script_that_changes_later_what_they_read_imports_anew(start_job: Star
     assert job.finish() == 0, job.tail()
     assert job.output.count("cycle 1: hidden True, ran 2, had None, has True, there True") == 2, job.tail()
     assert "it has modules that are not what a rank needs" in job.output, job.tail()
+
+
+def test_a_function_that_the_script_put_in_the_place_of_an_exchanged_one_stays_in_use(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """`torch._dynamo` exchanges `torch.manual_seed`; a script that did so before its import keeps its own function."""
+    (tmp_path / "exchanges").touch()
+    job = run(start_job, tmp_path)
+    learned(job)
+    (tmp_path / "go").touch()
+    assert job.finish() == 0, job.tail()
+    for cycle in range(2):
+        assert job.output.count(f"cycle {cycle}: the script's own function got [5]") == 2, job.tail()
