@@ -86,7 +86,9 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher.job.rendezvous": {"decide.policy", "job.coordinator", "job.link", "job.store"},
     "ft_launcher.node.processes": {"record"},
     "ft_launcher.node.zygote": {"node.processes", "settings"},
-    "ft_launcher.node.ranks": {"node.processes", "node.zygote", "record.journal", "record.logs", "settings"},
+    "ft_launcher.node.ranks": {
+        *("node.processes", "node.zygote", "record", "record.journal", "record.logs", "settings"),
+    },
     "ft_launcher.node.monitors": {"node.processes", "node.ranks"},
     "ft_launcher.node.health": {"decide.health", "node.processes", "settings"},
     "ft_launcher.agent.cycle": {

@@ -5,23 +5,27 @@ ranks, `agent/cycle/cycle.py` decides by what happens to them when a cycle has e
 (`single_node.py`, `many_nodes.py`) says what follows.
 
 Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_start_workers` and `_shutdown`, its
-calls `_initialize_workers` and `_monitor_workers`, attributes such as `_worker_group` and `_remaining_restarts`, and
-the name `start_processes` of its module, rebound while torch starts ranks.
+calls `_initialize_workers`, `_monitor_workers`, `_set_local_rank_env`, `_setup_local_watchdog` and
+`_setup_healthcheck`, and attributes such as `_worker_group` and `_remaining_restarts`.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from string import Template
 from typing import Any
 
 from torch.distributed.elastic.agent.server import api as torch_api
-from torch.distributed.elastic.agent.server import local_elastic_agent as torch_agent
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event as TorchEvent
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.utils import macros
 
 from ft_launcher.agent.cycle.cycle import Cycle, CyclePhase
 from ft_launcher.agent.ending_signal import EndingSignal
@@ -32,9 +36,12 @@ from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.agent.single_node import SingleNode
+from ft_launcher.job.rendezvous.cycle_store import CycleStore
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.processes.descriptor_limit import Reserve
+from ft_launcher.node.ranks.environment import torch_environment
 from ft_launcher.record.journal.contained import contained
+from ft_launcher.record.placement import NO_NODE, Placement, RankNumbers
 from rank_monitor.contract.processes import resolver
 from rank_monitor.contract.processes.wait import readable
 
@@ -52,7 +59,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             lease = handler.lease.fileno()
         # torch's own rendezvous cannot pass a request on to other nodes.
         follows_requests = is_ours or not parts.several_nodes
-        self._ranks = Ranks(parts, self._worker_group, lease, follows_requests)
+        self._ranks = Ranks(parts, self._worker_group, placement_of(self._worker_group), lease, follows_requests)
         self._ending = EndingSignal(self._ranks)
         self._ranks.hurry = self._ending
         self.results = Results(self._ranks, self._ending, self._monitor_workers)
@@ -143,26 +150,50 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._ranks.store = store
         worker_group.master_addr = store.host
         worker_group.master_port = store.master_port
-        # For `TORCHELASTIC_RESTART_COUNT`: torch computes it from this, and it is the number of the cycle on all nodes.
+        # torch's events say how many restarts there were, which torch computes from this.
         self._remaining_restarts = worker_group.spec.max_restarts - store.cycle
-        if worker_group.group_rank == 0:
+        self._ranks.placement = placement_of(worker_group, store)
+        if self._ranks.placement.has_rank0:
             self._parts.cycle_info.begin(store.cycle, *self._membership.names())
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """torch's hook: has torch make the ranks' environments, and starts them in our context."""
+        """torch's hook: starts the ranks in our context, with the environment that torchrun documents."""
         self._ranks.prepare()
-        before = torch_agent.start_processes
-        # torch has no hook for the context: `LocalElasticAgent` calls this name of its module.
-        torch_agent.start_processes = self._ranks.start_processes
-        try:
-            pids: dict[int, Any] = super()._start_workers(worker_group)
-        finally:
-            torch_agent.start_processes = before
+        spec, placement = worker_group.spec, self._ranks.placement
+        envs = {each.local_rank: torch_environment(placement, each, os.environ) for each in placement.ranks}
+        if hasattr(self, "_set_local_rank_env"):  # of `--virtual-local-rank`, which torch 2.6 has not
+            for local_rank, variables in envs.items():
+                self._set_local_rank_env(variables, local_rank, spec)
+        self._setup_local_watchdog(envs=envs)
+        self._setup_healthcheck()
+        self._pcontext = self._ranks.start(
+            name=spec.role,
+            entrypoint=spec.entrypoint,
+            args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
+            envs=envs,
+            logs_specs=self._logs_specs,
+            log_line_prefixes=self._line_prefixes(placement),
+            start_method=self._start_method,
+            **_of_context(spec),
+        )
         self._ranks.begin(self._pcontext)
         if not self._membership.needs_agents_store:
             # Ranks are assigned: its connection is one of the descriptors of the node that hosts it.
             worker_group.store = self._store = None
+        pids: dict[int, Any] = self._pcontext.pids()
         return pids
+
+    def _line_prefixes(self, placement: Placement) -> dict[int, str] | None:
+        """Returns what the lines of each rank begin with on the console, by local rank; None: as torch chooses."""
+        if not self._log_line_prefix_template:
+            return None
+        template = Template(self._log_line_prefix_template)
+        return {
+            each.local_rank: template.safe_substitute(
+                role_name=placement.role, rank=each.rank, local_rank=each.local_rank
+            )
+            for each in placement.ranks
+        }
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
         """torch's hook at the very end, on every path: closes all that this agent started or holds."""
@@ -178,6 +209,42 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._parts.cycle_info.close()
         super()._shutdown(*args, **kwargs)
         self._membership.leave(self._job_end)
+
+
+def placement_of(group: WorkerGroup, store: CycleStore | None = None) -> Placement:
+    """Returns what torch's group says of this node's part in a cycle.
+
+    Args:
+        store: of the cycle; None: there was no cycle yet, and the numbers are those that torch has at the beginning.
+    """
+    spec, workers = group.spec, group.workers
+    cycle, node_rank, master, shares_store = 0, NO_NODE, ("", 0), False
+    if store is not None:
+        cycle, node_rank, master = store.cycle, int(group.group_rank), (store.host, store.master_port)
+        shares_store = bool(spec.rdzv_handler.use_agent_store)
+    return Placement(
+        cycle=cycle,
+        node_rank=node_rank,
+        nodes=int(group.group_world_size or 0),
+        ranks=tuple(RankNumbers(int(each.local_rank), int(each.global_rank), int(each.role_rank)) for each in workers),
+        world_size=int(workers[0].world_size),
+        role=spec.role,
+        role_world_size=int(workers[0].role_world_size),
+        run_id=spec.rdzv_handler.get_run_id(),
+        max_restarts=int(spec.max_restarts),
+        master_addr=master[0],
+        master_port=master[1],
+        shares_store=shares_store,
+    )
+
+
+def _of_context(spec: WorkerSpec) -> dict[str, Any]:
+    """Returns those fields of torch's specification that its context of processes takes too: bindings, filters of logs.
+
+    Read off both, since each release of torch has added some.
+    """
+    taken = inspect.signature(SubprocessContext.__init__).parameters.keys() - {"entrypoint", "args"}
+    return {name: value for name, value in vars(spec).items() if name in taken}
 
 
 def _is_no_signal_line(record: logging.LogRecord) -> bool:

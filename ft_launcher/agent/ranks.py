@@ -40,6 +40,7 @@ from ft_launcher.node.ranks.rank_context import RankContext
 from ft_launcher.record.ending import Ending
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.logs.cycle_files import application_log
+from ft_launcher.record.placement import Placement
 from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
@@ -73,13 +74,22 @@ class Ranks(EventSource):
     Args:
         parts: of this launcher.
         group: torch's, whose workers change with each cycle.
+        placement: of this node before the first cycle; the agent replaces it for each cycle.
         lease: descriptor of the timer at which the monitors end the ranks; None: no other node goes on without this.
         follows_requests: whether requests of ranks can be followed.
     """
 
-    def __init__(self, parts: NodeParts, group: WorkerGroup, lease: int | None, follows_requests: bool) -> None:
+    def __init__(
+        self,
+        parts: NodeParts,
+        group: WorkerGroup,
+        placement: Placement,
+        lease: int | None,
+        follows_requests: bool,
+    ) -> None:
         self.parts = parts
         self.group = group
+        self.placement = placement
         self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, group.spec.local_world_size, lease)
         self.nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")
         self.store: CycleStore | None = None
@@ -152,14 +162,20 @@ class Ranks(EventSource):
 
     # Start.
 
-    def start_processes(self, *, envs: dict[int, dict[str, str]], start_method: str = "", **kwargs: Any) -> RankContext:
-        """Replaces torch's function of that name: completes the environments and starts the ranks in our context."""
+    def start(self, *, envs: dict[int, dict[str, str]], start_method: str, **kwargs: Any) -> RankContext:
+        """Completes the environments, and starts the ranks in our context.
+
+        Args:
+            envs: the variables of each rank, by local rank; changed.
+            start_method: of ranks that call a function.
+            kwargs: the other arguments of torch's `SubprocessContext`.
+        """
         settings = self.parts.settings
         is_program = isinstance(kwargs["entrypoint"], str) and not self.parts.is_script
         of_all = cycle_environment(settings, os.environ, is_program, self._multipliers, self.suspect_result)
         of_all |= self.nccl.variables()
         of_all[env.IN_PROCESS_LIMITS] = write_record(self.parts.in_process_limits)
-        of_all |= self.parts.more_environment(self.cycle, self.group.group_rank == 0)
+        of_all |= self.parts.more_environment(self.cycle, self.placement.has_rank0)
         if self.store is not None and self.store.ranks_port:
             # Rank 0 hosts the ranks' store then; in-process restart needs one that outlives every rank.
             of_all[env.CYCLE_STORE] = f"{self.store.host}:{self.store.port}"

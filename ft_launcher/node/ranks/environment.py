@@ -1,6 +1,6 @@
-"""Builds the environment of a rank beyond torch's own: its monitor, the job's tag, limits, NCCL. Pure.
+"""Builds the environment of a rank: torchrun's documented variables, its monitor, the job's tag, limits, NCCL. Pure.
 
-Called by `agent/ranks.py` for each cycle, and by `tools/commands/dry_run.py`.
+Called by `agent/node_agent.py` and `agent/ranks.py` for each cycle, and by `tools/commands/dry_run.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,47 @@ from pathlib import Path
 
 from ft_launcher.node.ranks import nccl
 from ft_launcher.record.logs.cycle_files import current_info
+from ft_launcher.record.placement import Placement, RankNumbers
 from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.wire.messages import ResultInDoubt
 
 _UNBUFFERED = "PYTHONUNBUFFERED"
+_NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_THREADS = "OMP_NUM_THREADS"
+
+
+def torch_environment(placement: Placement, numbers: RankNumbers, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of one rank that torchrun documents, and those that it passes on.
+
+    A test compares them with what the installed torch sets. `LOCAL_RANK` becomes 0 in the node agent where each rank is
+    to see its own device only.
+
+    Args:
+        environ: the launcher's own environment.
+    """
+    variables = {
+        "LOCAL_RANK": str(numbers.local_rank),
+        "RANK": str(numbers.rank),
+        "GROUP_RANK": str(placement.node_rank),
+        "ROLE_RANK": str(numbers.role_rank),
+        "ROLE_NAME": placement.role,
+        "LOCAL_WORLD_SIZE": str(len(placement.ranks)),
+        "WORLD_SIZE": str(placement.world_size),
+        "GROUP_WORLD_SIZE": str(placement.nodes),
+        "ROLE_WORLD_SIZE": str(placement.role_world_size),
+        "MASTER_ADDR": placement.master_addr,
+        "MASTER_PORT": str(placement.master_port),
+        # The number of the cycle is the same on all nodes; each cycle but the first is a restart.
+        "TORCHELASTIC_RESTART_COUNT": str(placement.cycle),
+        "TORCHELASTIC_MAX_RESTARTS": str(placement.max_restarts),
+        "TORCHELASTIC_RUN_ID": placement.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(placement.shares_store),
+        _NCCL_ERRORS: environ.get(_NCCL_ERRORS, "1"),
+    }
+    if _THREADS in environ:
+        variables[_THREADS] = environ[_THREADS]
+    return variables
 
 
 def rank_environment(
