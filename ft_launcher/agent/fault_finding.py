@@ -200,7 +200,7 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
         of_node(ranks.oom_kills_before),
         stop_began,
         # With several nodes the rank that all of these wait for may be on another node.
-        all_ranks=ranks.group.group_world_size == 1,
+        all_ranks=ranks.placement.is_alone,
         # These count only where no rank failed by itself: their ranks have no failure of their own.
         otherwise=ranks.in_process.fault(evidence) or ranks.zombies.fault(evidence),
         suspect_results=ranks.monitors.suspect_results(),
@@ -211,7 +211,7 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
 
 def _gathered(ranks: Ranks, stopped: Collection[int] = (), killed: Collection[int] = ()) -> list[RankEvidence]:
     """As `gather`, of all ranks of the cycle."""
-    return gather(ranks.group.workers, ranks.processes, ranks.monitors, stopped, killed)
+    return gather(ranks.placement.ranks, ranks.processes, ranks.monitors, stopped, killed)
 
 
 def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:

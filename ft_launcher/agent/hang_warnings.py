@@ -10,9 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from ft_launcher.agent.cycle.evidence import gather
 from ft_launcher.agent.parts import NodeParts
@@ -25,6 +22,7 @@ from ft_launcher.node.processes.process_tree import is_stopped
 from ft_launcher.node.ranks import nccl
 from ft_launcher.node.ranks.rank_context import RankContext
 from ft_launcher.record.journal.contained import contained
+from ft_launcher.record.placement import Placement
 from ft_launcher.settings.options import flag_of
 from ft_launcher.settings.sources import DEFAULT
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -83,16 +81,16 @@ class HangWarnings:
             self._nccl_shown = True
             logger.info("%s", self._parts.nccl_bound)
 
-    def attend(self, cycle: int, workers: Sequence[Any]) -> None:
+    def attend(self, placement: Placement) -> None:
         """Warns of limits that cannot act, if the time for that has come: once per job. Does not block."""
         due = self.next_check()
         if due is None or time.monotonic() < due:
             return
         self._due = {rank: due for rank, due in self._due.items() if not self._monitors.found(rank).was_attached}
         if self._due:
-            ranks = [int(workers[local_rank].global_rank) for local_rank in sorted(self._due)]
+            ranks = [placement.ranks[local_rank].rank for local_rank in sorted(self._due)]
             self._warned, self._due = True, {}
-            self._parts.recorder.cannot_act(cycle, self._cannot_act(ranks))
+            self._parts.recorder.cannot_act(placement.cycle, self._cannot_act(ranks))
 
     def _cannot_act(self, ranks: Sequence[int]) -> str:
         """Returns the text of the warning about these ranks (global), which nobody watches."""
@@ -111,7 +109,7 @@ class HangWarnings:
             f"{nccl.collective_timeout(settings.nccl, os.environ)}"
         )
 
-    def stalled(self, cycle: int, stall: Verdict, group: WorkerGroup, ranks: RankContext) -> bool:
+    def stalled(self, placement: Placement, stall: Verdict, ranks: RankContext) -> bool:
         """Reports ranks that stand still: who waits for whom, what would end that, and the stacks of this node's ranks.
 
         Returns:
@@ -122,12 +120,12 @@ class HangWarnings:
             return False
         self._monitors.snapshots(stacks=True)
         self._stall_shown_at = time.monotonic()
-        found = self._scenes(group.workers, ranks)
+        found = self._scenes(placement, ranks)
         text = about_stall(list(found.values()), stall.rank, round(stall.waited_s, 1))
         with contained("who waits for whom cannot be found"):
-            views = rank_view.views(gather(group.workers, ranks, self._monitors), None)
-            text = _who_waits(views, group.group_world_size == 1, stall.waited_s) or text
-        self._parts.recorder.stalled(cycle, text, self._what_ends(), found, self._monitors.stack_file)
+            views = rank_view.views(gather(placement.ranks, ranks, self._monitors), None)
+            text = _who_waits(views, placement.is_alone, stall.waited_s) or text
+        self._parts.recorder.stalled(placement.cycle, text, self._what_ends(), found, self._monitors.stack_file)
         return True
 
     def _what_ends(self) -> str:
@@ -137,7 +135,7 @@ class HangWarnings:
             return "--ft-hang-timeout SECONDS would end a hang, and restart the job as --max-restarts allows"
         return f"--ft-hang-timeout ends a hang after {limit_s:g} s"
 
-    def _scenes(self, workers: Sequence[Any], ranks: RankContext) -> dict[int, Scene]:
+    def _scenes(self, placement: Placement, ranks: RankContext) -> dict[int, Scene]:
         """Returns where each running rank is, by local rank, from the snapshots that its monitor has just sent."""
         found = {}
         pids = ranks.pids()
@@ -146,7 +144,7 @@ class HangWarnings:
             frames, process = (snapshot.frames, snapshot.process) if snapshot else ([], {})
             if is_stopped(pids[local_rank]):  # its monitor may be stopped too
                 process = {"state": "T (stopped)"}
-            found[local_rank] = Scene(int(workers[local_rank].global_rank), frames, process)
+            found[local_rank] = Scene(placement.ranks[local_rank].rank, frames, process)
         return found
 
 

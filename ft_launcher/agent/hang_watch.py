@@ -102,11 +102,11 @@ class HangWatch(EventSource):
                 self._is_asking = False
                 self._look(others)
         if self._look_at is not None and not self._is_asking and time.monotonic() >= self._look_at:
-            if self._exchange is not None and self._ranks.group.group_rank < _DECIDING_NODES:
+            if self._exchange is not None and self._ranks.placement.node_rank < _DECIDING_NODES:
                 self._is_asking = True
                 self._exchange.ask(self._ranks.cycle)
             else:
-                self._look(Others((), self._ranks.group.group_world_size == 1))
+                self._look(Others((), self._ranks.placement.is_alone))
 
     def _look(self, others: Others) -> None:
         """Looks at the ranks of this node, beside what those of the other nodes have shown, and decides."""
@@ -139,7 +139,7 @@ class HangWatch(EventSource):
         ranks.monitors.snapshots(stacks=True)
         # After the first snapshot: a recorder that is asked for the first time writes a few bytes.
         still_s = self._usage.still_s({local_rank: pids[local_rank] for local_rank in ranks.running()})
-        evidence = gather(ranks.group.workers, ranks.processes, ranks.monitors)
+        evidence = gather(ranks.placement.ranks, ranks.processes, ranks.monitors)
         # The others have gone on without one that died, by a restart in process.
         evidence = [rank for rank in evidence if not rank.exit_code]
         now = time.monotonic()

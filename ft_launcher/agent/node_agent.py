@@ -62,7 +62,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._ranks = Ranks(parts, self._worker_group, placement_of(self._worker_group), lease, follows_requests)
         self._ending = EndingSignal(self._ranks)
         self._ranks.hurry = self._ending
-        self.results = Results(self._ranks, self._ending, self._monitor_workers)
+        self.results = Results(self._ranks, self._ending, self._result)
         self._membership: Membership
         if is_ours:
             self._membership = ManyNodes(self._ranks, self.results, self._ending, handler)
@@ -194,6 +194,13 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             )
             for each in placement.ranks
         }
+
+    def _result(self) -> RunResult:
+        """Returns torch's result of the ranks of the cycle."""
+        # torch compares the pids of its workers with those of the context; a restart in process has changed them.
+        for local_rank, pid in self._pcontext.pids().items():
+            self._worker_group.workers[local_rank].id = pid
+        return self._monitor_workers(self._worker_group)
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
         """torch's hook at the very end, on every path: closes all that this agent started or holds."""

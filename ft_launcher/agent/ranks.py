@@ -73,7 +73,7 @@ class Ranks(EventSource):
 
     Args:
         parts: of this launcher.
-        group: torch's, whose workers change with each cycle.
+        group: torch's, for the rendezvous of a node that decides by itself (`single_node.py`).
         placement: of this node before the first cycle; the agent replaces it for each cycle.
         lease: descriptor of the timer at which the monitors end the ranks; None: no other node goes on without this.
         follows_requests: whether requests of ranks can be followed.
@@ -90,7 +90,7 @@ class Ranks(EventSource):
         self.parts = parts
         self.group = group
         self.placement = placement
-        self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, group.spec.local_world_size, lease)
+        self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, len(placement.ranks), lease)
         self.nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")
         self.store: CycleStore | None = None
         """The store of the cycle, which the agent sets before the start."""
@@ -154,11 +154,11 @@ class Ranks(EventSource):
 
     def global_rank(self, local_rank: int) -> int:
         """Returns the global rank of a local one."""
-        return int(self.group.workers[local_rank].global_rank)
+        return self.placement.ranks[local_rank].rank
 
     def global_ranks(self) -> list[int]:
         """Returns the global ranks of this node."""
-        return [int(worker.global_rank) for worker in self.group.workers]
+        return [numbers.rank for numbers in self.placement.ranks]
 
     # Start.
 
@@ -226,20 +226,20 @@ class Ranks(EventSource):
         self._processes = processes
         processes.on_reaped = self.parts.shared_memory.note
         processes.files = self.parts.recorder.files.thread
-        ranks = {local_rank: (self.global_rank(local_rank), pid) for local_rank, pid in processes.pids().items()}
-        for local_rank, (rank, pid) in ranks.items():
-            self.monitors.begin_rank(self.cycle, local_rank, rank, pid, processes.started_ns)
-        self.parts.recorder.cycle_started(self.cycle, self.group, ranks)
+        pids = processes.pids()
+        for local_rank, pid in pids.items():
+            self.monitors.begin_rank(self.cycle, local_rank, self.global_rank(local_rank), pid, processes.started_ns)
+        self.parts.recorder.cycle_started(self.placement, pids)
         self.parts.times.ranks_started(self.cycle, processes.started_ns)
         self._ask_times_at = time.monotonic() + _FIRST_ASK_S
         ports = None
-        if self.group.group_rank == 0:
+        if self.placement.has_rank0:
             ports = self.parts.ports
         self._in_process = InProcess(
             self.parts.settings,
             self.store,
             ports,
-            self.group,
+            self.placement,
             processes,
             self.monitors,
             self.parts.recorder.in_process,
@@ -305,7 +305,7 @@ class Ranks(EventSource):
             events.append(CyclePhase.FAILED)
         if is_due:
             self.reap_orphans()
-        self._warnings.attend(self.cycle, self.group.workers)
+        self._warnings.attend(self.placement)
         if time.monotonic() >= self._ask_times_at:
             ran_s = time.monotonic() - self.processes.started_ns / 1e9
             self._ask_times_at = time.monotonic() + min(ran_s, _ASK_S)
@@ -336,7 +336,7 @@ class Ranks(EventSource):
                 stall = stall or message  # of a rank with an exception it is the way out that takes long
             if not (is_over and isinstance(message, Restarter)):
                 events += self._events_of(local_rank, message)
-        if stall is not None and self._warnings.stalled(self.cycle, stall, self.group, self.processes):
+        if stall is not None and self._warnings.stalled(self.placement, stall, self.processes):
             events += self.hear(is_over)  # what arrived meanwhile
         return events
 
@@ -352,7 +352,7 @@ class Ranks(EventSource):
                 self._failed_programs.begin(local_rank, pid, exit_code, time.monotonic())
             case GroupMade():
                 self._warnings.made_group(local_rank, message)
-            case ModulesImported() if self.group.spec.max_restarts > 0:
+            case ModulesImported() if self.placement.max_restarts > 0:
                 self.parts.zygotes.learn(message.names, message.changed)
             case Restarter():
                 self.in_process.heard(local_rank, message)
@@ -382,9 +382,9 @@ class Ranks(EventSource):
 
     def ask_nccl(self, again_s: float = nccl_ras.AGAIN_S) -> None:
         """Asks NCCL which ranks it reaches, if this node is one of those that ask. Does not block."""
-        if self.group.group_rank < _ASKING_NODES:
-            workers = self.group.workers
-            self.nccl.ask(time.monotonic(), workers[0].world_size, self.processes.pids().values(), again_s)
+        if self.placement.node_rank < _ASKING_NODES:
+            pids = self.processes.pids().values()
+            self.nccl.ask(time.monotonic(), self.placement.world_size, pids, again_s)
 
     def _take_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
         """Notes a rank's request if it can be followed, which ends the cycle; later requests are ignored."""

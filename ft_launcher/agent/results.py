@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 
 from ft_launcher.agent.ending_signal import EndingSignal
@@ -39,14 +39,14 @@ class Results:
     Args:
         ranks: of this node.
         ending: ends the wait for background processes.
-        monitor_workers: torch's, which reads the ends of its process context.
+        torchs_result: makes torch's result of the cycle, of the ends in its process context.
     """
 
-    def __init__(self, ranks: Ranks, ending: EndingSignal, monitor_workers: Callable[[WorkerGroup], RunResult]) -> None:
+    def __init__(self, ranks: Ranks, ending: EndingSignal, torchs_result: Callable[[], RunResult]) -> None:
         self._ranks = ranks
         self._parts = ranks.parts
         self._ending = ending
-        self._monitor_workers = monitor_workers
+        self._torchs_result = torchs_result
         self._background = Background(())
         self._done_at = 0.0
         self.hidden: set[int] = set()
@@ -70,7 +70,7 @@ class Results:
         if ranks.running():
             self._stop_finished()
         processes.ignore(lost)
-        result = self._monitor_workers(ranks.group)
+        result = self._torchs_result()
         self._stop_finished()
         self._done_at = time.monotonic()
         return result
@@ -134,7 +134,7 @@ class Results:
         torchs = logging.getLogger(multiprocessing.__name__)
         torchs.addFilter(_is_no_failure_line)
         try:
-            result = self._monitor_workers(ranks.group)
+            result = self._torchs_result()
         finally:
             torchs.removeFilter(_is_no_failure_line)
         for rank, failure in result.failures.items():

@@ -35,6 +35,7 @@ from ft_launcher.record.ledger.account import (
     seconds_as_json,
 )
 from ft_launcher.record.logs.logs import KeptFiles, RunFolder
+from ft_launcher.record.placement import Placement
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.settings.injection import StrikeReport
@@ -117,16 +118,19 @@ class Recorder:
         self.journal.write(events.JobEnd(exit_code, reason, **facts))
         self.journal.close()
 
-    def cycle_started(self, cycle: int, group: Any, ranks: Mapping[int, tuple[int, int]]) -> None:
-        """The ranks of a cycle run; `ranks` maps local rank to global rank and pid."""
+    def cycle_started(self, placement: Placement, pids: Mapping[int, int]) -> None:
+        """The ranks of a cycle run; `pids` is by local rank."""
         self.files.follow_run()
         self.journal.write(
             events.CycleStart(
-                cycle=cycle,
-                node_rank=group.group_rank,
-                nodes=group.group_world_size,
-                master=f"{group.master_addr}:{group.master_port}",
-                ranks=[{"rank": rank, "local_rank": local, "pid": pid} for local, (rank, pid) in ranks.items()],
+                cycle=placement.cycle,
+                node_rank=placement.node_rank,
+                nodes=placement.nodes,
+                master=f"{placement.master_addr}:{placement.master_port}",
+                ranks=[
+                    {"rank": placement.ranks[local_rank].rank, "local_rank": local_rank, "pid": pid}
+                    for local_rank, pid in pids.items()
+                ],
             )
         )
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ft_launcher.decide.attribution import Fault, NodeEvidence, RankEvidence, iteration
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
@@ -27,6 +27,7 @@ from ft_launcher.decide.attribution.rank_view import views
 from ft_launcher.node.monitors.monitors import NodeMonitors
 from ft_launcher.node.ranks.rank_context import ERROR_FILES_S, RankContext, RankExit
 from ft_launcher.record.journal.contained import contained, log_contained
+from ft_launcher.record.placement import RankNumbers
 from rank_monitor.contract.wire.foreign import open_regular, read_file
 from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
@@ -50,28 +51,27 @@ _MOST_DIGITS = 18
 
 
 def gather(
-    workers: Sequence[Any],
+    numbers: Sequence[RankNumbers],
     ranks: RankContext,
     monitors: NodeMonitors,
     stopped: Collection[int] = (),
     killed: Collection[int] = (),
 ) -> list[RankEvidence]:
-    """Returns the evidence of every local rank, in the order of `workers`.
+    """Returns the evidence of the ranks with these numbers, in the same order.
 
     Args:
-        workers: torch's, in the order of local ranks.
         stopped: local ranks whose process was found stopped (SIGSTOP, a debugger) when the cycle failed.
         killed: pids that the stop had to kill.
     """
     pids = ranks.pids()
     evidence = []
-    for worker in workers:
-        local_rank = int(worker.local_rank)
+    for each in numbers:
+        local_rank = each.local_rank
         found, end = monitors.found(local_rank), ranks.exits.get(local_rank)
         exception, exception_at = found.exception, found.exception_at
         # A rank under --no-python has no client of ours, and one whose monitor died reported to nobody.
         if exception is None and end is not None and end.exit_code:
-            with contained(f"what rank {worker.global_rank} wrote of its error cannot be read"):
+            with contained(f"what rank {each.rank} wrote of its error cannot be read"):
                 exception, exception_at = _in_file(ranks, Path(ranks.error_files[local_rank]))
                 # A rank that a signal ended has printed no traceback of its own: the last one is of something else.
                 if exception is None and end.exit_code > 0:
@@ -82,7 +82,7 @@ def gather(
             exception, exception_at = found.untold(), found.failed_at
         evidence.append(
             RankEvidence(
-                rank=int(worker.global_rank),
+                rank=each.rank,
                 local_rank=local_rank,
                 pid=pids[local_rank],
                 exit_code=end.exit_code if end else None,

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 from torch.distributed import PrefixStore
-from torch.distributed.elastic.agent.server import WorkerGroup
 
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.agent.cycle.evidence import fault_in, gather, of_node, oom_kills
@@ -50,6 +49,7 @@ from ft_launcher.node.ranks.rank_context import RankContext
 from ft_launcher.node.zygote.pool import NoWarmStart
 from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.record.journal.contained import contained
+from ft_launcher.record.placement import Placement, RankNumbers
 from rank_monitor.contract import env
 from rank_monitor.contract.rounds.iteration import Iteration, depart, withdraw
 from rank_monitor.contract.rounds.iteration_stores import serve_iterations
@@ -69,7 +69,7 @@ class InProcess:
     """In-process restart of one cycle. Made when the ranks have just started.
 
     Args:
-        group: torch's; its workers are in the order of local ranks.
+        placement: of this node in the cycle.
         ports: to serve the stores of iterations; None: another node's agent serves them.
     """
 
@@ -78,15 +78,16 @@ class InProcess:
         settings: Settings,
         store: CycleStore,
         ports: PortHolder | None,
-        group: WorkerGroup,
+        placement: Placement,
         ranks: RankContext,
         monitors: NodeMonitors,
         recorder: InProcessRecorder,
     ) -> None:
-        self._store, self._ports, self._workers, self._ranks = store, ports, group.workers, ranks
+        self._store, self._ports, self._ranks = store, ports, ranks
+        self._numbers = placement.ranks
         self._monitors, self._recorder = monitors, recorder
         self._rejoins = settings.start.rejoin
-        start, numbers = settings.start, [int(worker.global_rank) for worker in group.workers]
+        start, numbers = settings.start, [each.rank for each in placement.ranks]
         state = RungState.at_start(numbers, start.rejoin != "false", final_codes(settings.restart))
         self._rungs = Rungs(state, start.inprocess == "auto")
         self._threads = StoreThreads(store.host, store.port)
@@ -103,9 +104,9 @@ class InProcess:
         self._killed: set[int] = set()
         self._took_over: TakeOver | None = None
         # Not a method: a circle of references would keep the descriptors of a cycle that is over.
-        members = partial(_members, group.workers, ranks, monitors, self._rungs)
+        members = partial(_members, placement.ranks, ranks, monitors, self._rungs)
         is_host, started_at = store.server is not None, ranks.started_ns / 1e9
-        exchange = BlameExchange(self._threads, group.group_world_size, started_at, is_host)
+        exchange = BlameExchange(self._threads, placement.nodes, started_at, is_host)
         self._blames = BlameOfInterruption(monitors, exchange, members)
 
     def descriptors(self) -> set[int]:
@@ -135,7 +136,7 @@ class InProcess:
         steps = self._decide(Died(local_rank, exit_code))
         if steps is None:
             return RankEnded(local_rank, exit_code)
-        (end,) = gather([self._workers[local_rank]], self._ranks, self._monitors)
+        (end,) = gather([self._numbers[local_rank]], self._ranks, self._monitors)
         self._ends[local_rank] = end
         # A newcomer that ends with 0 before it was let in is not a fault.
         if was_let_in or exit_code != 0:
@@ -247,7 +248,7 @@ class InProcess:
                     self._recorder.took_over(self._store.cycle, self._rank(local_rank), reason)
 
     def _rank(self, local_rank: int) -> int:
-        return int(self._workers[local_rank].global_rank)
+        return self._numbers[local_rank].rank
 
     @contained("who held up the others before a restart in process cannot be found")
     def _tell_blame(self) -> None:
@@ -289,8 +290,6 @@ class InProcess:
         except (OSError, NoWarmStart) as error:
             self._recorder.stays_away(self._store.cycle, rank, f"it cannot be started: {error}")
             return
-        # torch compares the pids of its workers with those of the context, and gives up where they differ.
-        self._workers[local_rank].id = pid
         self._killed.discard(local_rank)
         self._monitors.begin_rank(self._store.cycle, local_rank, rank, pid, started_ns)
         self._rungs.started(local_rank)
@@ -333,6 +332,8 @@ class RankLossNotifier:
         self._threads.start(f"ft_departure{pid}", order.prefix, speak, end)
 
 
-def _members(workers: Sequence[Any], ranks: RankContext, monitors: NodeMonitors, rungs: Rungs) -> list[RankEvidence]:
+def _members(
+    numbers: Sequence[RankNumbers], ranks: RankContext, monitors: NodeMonitors, rungs: Rungs
+) -> list[RankEvidence]:
     """Returns the evidence of all ranks of this node, but for those that the others went on without."""
-    return [rank for rank in gather(workers, ranks, monitors) if rank.local_rank not in rungs.lost]
+    return [rank for rank in gather(numbers, ranks, monitors) if rank.local_rank not in rungs.lost]

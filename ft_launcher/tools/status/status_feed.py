@@ -120,13 +120,13 @@ class StatusFeed(EventSource):
 
     def _cause(self) -> str:
         """Returns whom the ranks wait for, as the last readings have it, in words; empty: nothing shows it."""
-        workers, processes, monitors = self._ranks.group.workers, self._ranks.processes, self._ranks.monitors
+        placement, processes, monitors = self._ranks.placement, self._ranks.processes, self._ranks.monitors
         evidence = [
             replace(rank, snapshot=monitors.found(rank.local_rank).reading)
-            for rank in gather(workers, processes, monitors, self._stopped)
+            for rank in gather(placement.ranks, processes, monitors, self._stopped)
         ]
         views = rank_view.views(evidence, None)
-        return collective.summary(collective.find(views, self._ranks.group.group_world_size == 1), views)
+        return collective.summary(collective.find(views, placement.is_alone), views)
 
     def _is_complete(self) -> bool:
         monitors, running = self._ranks.monitors, self._ranks.running()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.attribution.first_failure import attribute
 from ft_launcher.decide.policy.restart_policy import Action, Decision
 from ft_launcher.record.logs.logs import RunFolder
+from ft_launcher.record.placement import Placement, RankNumbers
 from ft_launcher.record.recorder import Recorder
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
 from rank_monitor.contract.wire.launcher_messages import Verdict
@@ -125,7 +125,10 @@ def test_a_folder_for_what_ranks_print_gets_a_journal(tmp_path: Path, monkeypatc
     run = RunFolder(None, "run")
     recorder = Recorder(run, RecordSettings())
     run.make()
-    recorder.cycle_started(0, SimpleNamespace(group_rank=0, group_world_size=1, master_addr="a", master_port=1), {})
+    two = tuple(RankNumbers(local_rank=number, rank=2 + number, role_rank=number) for number in range(2))
+    recorder.cycle_started(Placement(3, 1, 2, two, 4, "default", 4, "run", 0, "a", 1, True), {0: 50, 1: 51})
     recorder.job_ended(0, "all ranks succeeded")
-    assert [line["cycle"] for line in lines(recorder, "cycle_start")] == [0]
+    (start,) = lines(recorder, "cycle_start")
+    assert (start["cycle"], start["node_rank"], start["nodes"], start["master"]) == (3, 1, 2, "a:1")
+    assert [(each["rank"], each["local_rank"], each["pid"]) for each in start["ranks"]] == [(2, 0, 50), (3, 1, 51)]
     run.close()
