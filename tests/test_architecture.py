@@ -92,8 +92,8 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher.node.monitors": {"node.processes", "node.ranks"},
     "ft_launcher.node.health": {"decide.health", "node.processes", "settings"},
     "ft_launcher.agent.cycle": {
-        *("decide.attribution", "node.monitors", "node.processes", "node.ranks", "node.zygote", "record"),
-        "record.journal",
+        *("decide.attribution", "job.coordinator", "node.monitors", "node.processes", "node.ranks", "node.zygote"),
+        *("record", "record.journal"),
     },
     "ft_launcher.agent.in_process": {
         *("agent.cycle", "decide.attribution", "decide.policy", "job.rendezvous", "node.monitors", "node.processes"),

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.agent import fault_finding
-from ft_launcher.agent.cycle.cycle import CyclePhase, Event
+from ft_launcher.agent.cycle.cycle import CyclePhase, EndedElsewhere, Event
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.fault_finding import LastEnd, NodeFindings
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
@@ -97,7 +97,7 @@ class ManyNodes(Membership):
         end = self._nodes.take_end()
         if end is not None:
             self._end = end
-            events.append(CyclePhase.REFORM)
+            events.append(EndedElsewhere(end))
         cut = self._nodes.link.cut(time.monotonic())
         if cut is not None:
             self._cut = cut
@@ -184,8 +184,16 @@ class ManyNodes(Membership):
                 return self._after_success()
             case CyclePhase.FAILED | CyclePhase.ASKED:
                 return self._after_failure()
-            case CyclePhase.REFORM:
-                return self._after_end_elsewhere()
+            case CyclePhase.FAILED_ELSEWHERE:
+                self._after_failure_elsewhere(self._end_elsewhere)
+                return None
+            case CyclePhase.PREEMPTED_ELSEWHERE:
+                return self._after_preemption(self._end_elsewhere)
+            case CyclePhase.REGROUP:
+                self._after_regroup(self._end_elsewhere)
+                return None
+            case CyclePhase.JOB_ENDED:
+                return self._after_job_end(self._end_elsewhere)
             case CyclePhase.CUT_OFF:
                 return self._after_cut()
             case CyclePhase.FENCED:
@@ -227,29 +235,48 @@ class ManyNodes(Membership):
         if self._ending.number is not None:
             self._end_by_signal()
 
-    def _after_end_elsewhere(self) -> JobEnd | None:
-        """Ends a cycle that another node ended; returns a result when the job is over for this node.
+    @property
+    def _end_elsewhere(self) -> CycleEnd:
+        assert self._end is not None, "no other node has ended the cycle"
+        return self._end
+
+    def _after_failure_elsewhere(self, end: CycleEnd) -> None:
+        """Stops the ranks of a cycle that failed on another node, and keeps what is found here for the next arrival.
 
         A rank of this node may still be the cause, when its death is noticed late: so the fault is looked for here too.
         """
-        assert self._end is not None
-        if self._end.how == EndReason.PREEMPTED:
-            return self._after_preemption(self._end)
-        self._parts.times.ended_elsewhere(self._end.how)
-        if self._end.how == EndReason.AGREED:
+        if end.reason is EndReason.AGREED:
             self._await_agreed_exits()
         # A rank of this node may have been ended for the hang, and its peers' word that they lost it has come first.
-        stood_still = self._end.how == EndReason.STOOD_STILL or fault_finding.failed_by_standstill(self._ranks)
-        hung = stood_still or self._end.how == EndReason.HUNG
-        found = fault_finding.stop_and_attribute(self._ranks, hung, stood_still)
-        if self._end.exit_code is not None:
-            return self._over(JobOver(self._end.exit_code, self._end.reason))
-        self._last_end.keep(found)
-        return None
+        stood_still = end.reason is EndReason.STOOD_STILL or fault_finding.failed_by_standstill(self._ranks)
+        hung = stood_still or end.reason is EndReason.HUNG
+        began = None
+        if end.reason in (EndReason.HUNG, EndReason.STOOD_STILL):
+            # When the hang began is not known here: the ranks of this node have waited since their last progress.
+            began = 0.0
+        self._parts.times.failed(began)
+        self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung, stood_still))
+
+    def _after_regroup(self, end: CycleEnd) -> None:
+        """Stops the ranks of a cycle that ended without a fault, since other nodes take part in the next one.
+
+        Ranks of this node may have lost one of a node that left, or one may have failed at this very moment.
+        """
+        if end.reason is not EndReason.RESTART:
+            self._parts.times.membership_changes()
+        self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung=False))
+
+    def _after_job_end(self, end: CycleEnd) -> JobEnd:
+        """Stops the ranks, since the job is over for all nodes."""
+        assert end.exit_code is not None
+        if end.reason is EndReason.LEFT:
+            self._parts.times.membership_changes()
+        self._ranks.stop()
+        return self._over(JobOver(end.exit_code, end.text))
 
     def _after_preemption(self, end: CycleEnd) -> JobEnd | None:
         """Ends the ranks because another node got a signal to end: all stop together, and no fault is recorded."""
-        self._parts.recorder.preempted_elsewhere(self._ranks.cycle, end.reason)
+        self._parts.recorder.preempted_elsewhere(self._ranks.cycle, end.text)
         # The number comes from another node. Signals that cannot be handled would give the ranks no time to save.
         is_signal = end.signal in signal.valid_signals() and end.signal not in (signal.SIGKILL, signal.SIGSTOP)
         self._preempted = self._ending.preempt(end.signal if is_signal else signal.SIGTERM)
@@ -257,7 +284,7 @@ class ManyNodes(Membership):
         if self._ending.number is not None:
             self._end_by_signal()
         if end.exit_code is not None:
-            return self._over(JobOver(end.exit_code, end.reason))
+            return self._over(JobOver(end.exit_code, end.text))
         self._last_end.keep(NodeFindings())
         return None
 
@@ -354,19 +381,19 @@ class ManyNodes(Membership):
             self._ending.note(int(error.sigval))
             logger.warning("%s; the training is complete here, so this is not a failure", error)
             end = None
-        if end is not None and end.how != EndReason.SUCCEEDED:
-            return self._after_failure_elsewhere(end)
+        if end is not None and end.exit_code != ExitCode.OK:
+            return self._after_late_failure(end)
         self._parts.recorder.cycle_ended(self._ranks.cycle, "succeeded")
         self._leave(stop.exit_barrier_timeout)
         self._results.linger()
         return JobEnd(int(ExitCode.OK), "", result)
 
-    def _after_failure_elsewhere(self, end: CycleEnd) -> JobEnd | None:
+    def _after_late_failure(self, end: CycleEnd) -> JobEnd | None:
         """Ends what the ranks of this node left, since those of another node failed after these were done."""
         if self._ending.number is not None:
             return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
         if end.exit_code is not None:
-            return self._over(JobOver(end.exit_code, end.reason))
+            return self._over(JobOver(end.exit_code, end.text))
         self._last_end.keep(fault_finding.stop_what_is_left(self._ranks))
         return None
 

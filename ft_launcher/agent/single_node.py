@@ -16,13 +16,14 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher.agent import fault_finding
-from ft_launcher.agent.cycle.cycle import CyclePhase, Event
+from ft_launcher.agent.cycle.cycle import CyclePhase, EndedElsewhere, Event
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.decide.policy.restart_policy import Action, Question, after_request, answer, inputs_of
+from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason
 from ft_launcher.job.rendezvous import cycle_store
 from ft_launcher.job.rendezvous.blocking_call import BlockingCall
 from ft_launcher.job.rendezvous.cycle_store import CycleStore
@@ -90,7 +91,7 @@ class SingleNode(Membership):
         except Exception as error:  # the training is healthy: a store that does not answer ends nothing
             self._parts.recorder.store_silent(error)
         if is_joined:
-            return [CyclePhase.REFORM]
+            return [EndedElsewhere(CycleEnd(self._ranks.cycle, EndReason.GREW, "other nodes wait to take part"))]
         return []
 
     def _answered(self, question: BlockingCall[int]) -> bool:
@@ -148,7 +149,7 @@ class SingleNode(Membership):
                 return self._after_success()
             case CyclePhase.FAILED | CyclePhase.ASKED:
                 return self._after_failure()
-            case CyclePhase.REFORM:
+            case CyclePhase.REGROUP:
                 self._parts.times.membership_changes()
                 self._parts.recorder.reform(self._ranks.cycle)
                 self._ranks.stop()

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from ft_launcher.job.coordinator.node_messages import EndReason
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.ledger.account import Account, Category
 from ft_launcher.record.ledger.job_ledger import JobLedger, JobTime
@@ -94,17 +93,6 @@ class NodeTimes:
     def membership_changes(self) -> None:
         """Notes that the group forms anew, without a fault."""
         self._ledger.membership_changes()
-
-    def ended_elsewhere(self, how: str) -> None:
-        """Notes why the cycle ended on another node, an `EndReason`. A fault of this node is found later."""
-        match how:
-            case EndReason.GREW | EndReason.LEFT:
-                self.membership_changes()
-            case EndReason.HUNG | EndReason.STOOD_STILL:
-                # When it began is not known here: the ranks of this node have waited since their last progress.
-                self.failed(0.0)
-            case EndReason.FAILED | EndReason.AGREED | EndReason.LOST:
-                self.failed(None)
 
     @_kept
     def stopped(self) -> None:

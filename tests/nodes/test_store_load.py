@@ -85,7 +85,7 @@ def job(backend: str, endpoint: str, count: int, **conf: Any) -> Iterator[list[N
         for one in nodes:
             while (end := one.take_end()) is None:
                 readable({one.link.fileno()}, 1.0)
-            assert end.how == EndReason.SUCCEEDED
+            assert end.reason is EndReason.SUCCEEDED
         list(pool.map(lambda one: one.leave("done", 30.0), nodes))
 
 

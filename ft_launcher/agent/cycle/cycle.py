@@ -4,6 +4,7 @@
     RUNNING RankEnded(other)                  -> FAILED
             Condemned, then RankEnded         -> FAILED, whatever the code
             Lost, none is left                -> SUCCEEDED if one is done, else FAILED
+            EndedElsewhere                    -> by the reason of the end (`_PHASES_ELSEWHERE`)
             an ending that is not the ranks'  -> that one
 
 Called by `agent/node_agent.py`. The first ending stands; later events are evidence only. A lost rank does not count,
@@ -15,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
+
+from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason
 
 
 class CyclePhase(Enum):
@@ -30,8 +33,17 @@ class CyclePhase(Enum):
     SIGNALLED = auto()
     """The launcher got a signal that ends it."""
 
-    REFORM = auto()
-    """Other nodes wait to take part, or the cycle has ended for all nodes."""
+    FAILED_ELSEWHERE = auto()
+    """The cycle failed on another node, or that node is lost."""
+
+    PREEMPTED_ELSEWHERE = auto()
+    """Another node got a signal to end: the ranks of all nodes save, then end."""
+
+    REGROUP = auto()
+    """The next cycle has other nodes, or a rank of another node asked for a restart: nothing failed."""
+
+    JOB_ENDED = auto()
+    """The job is over for all nodes."""
 
     ASKED = auto()
     """A rank asked for what ends the cycle: a restart, the end of the job, the exclusion of this node."""
@@ -72,7 +84,29 @@ class TakesPart:
     local_rank: int
 
 
-Event: TypeAlias = RankEnded | Condemned | RankLost | TakesPart | CyclePhase
+@dataclass(frozen=True)
+class EndedElsewhere:
+    """The coordinator has ended the cycle for all nodes."""
+
+    end: CycleEnd
+
+
+_PHASES_ELSEWHERE = {
+    EndReason.FAILED: CyclePhase.FAILED_ELSEWHERE,
+    EndReason.HUNG: CyclePhase.FAILED_ELSEWHERE,
+    EndReason.STOOD_STILL: CyclePhase.FAILED_ELSEWHERE,
+    EndReason.AGREED: CyclePhase.FAILED_ELSEWHERE,
+    EndReason.LOST: CyclePhase.FAILED_ELSEWHERE,
+    EndReason.PREEMPTED: CyclePhase.PREEMPTED_ELSEWHERE,
+    EndReason.GREW: CyclePhase.REGROUP,
+    EndReason.LEFT: CyclePhase.REGROUP,
+    EndReason.RESTART: CyclePhase.REGROUP,
+    EndReason.STOP: CyclePhase.JOB_ENDED,
+    EndReason.SUCCEEDED: CyclePhase.JOB_ENDED,
+}
+
+
+Event: TypeAlias = RankEnded | Condemned | RankLost | TakesPart | EndedElsewhere | CyclePhase
 """What happened to a rank, or an ending of the cycle that has another reason."""
 
 
@@ -104,6 +138,8 @@ class Cycle:
                 self._end_if_none_runs()
             case TakesPart():
                 self._running.add(event.local_rank)
+            case EndedElsewhere():
+                self._end(_phase_of(event.end))
             case CyclePhase():
                 self._end(event)
 
@@ -114,3 +150,13 @@ class Cycle:
     def _end(self, phase: CyclePhase) -> None:
         if self.phase is CyclePhase.RUNNING:
             self.phase = phase
+
+
+def _phase_of(end: CycleEnd) -> CyclePhase:
+    """Returns the phase by which a node ends its part in a cycle that has ended for all nodes.
+
+    An end with an exit code ends the job. A preemption comes first: its ranks have to save also where the job ends.
+    """
+    if end.exit_code is not None and end.reason is not EndReason.PREEMPTED:
+        return CyclePhase.JOB_ENDED
+    return _PHASES_ELSEWHERE[end.reason]

@@ -132,7 +132,7 @@ class Coordinator:
             work: list[Work] = []
             before = self._roster.cycle - 1
             if before >= 0:  # a node that did not hear of that cycle's end still waits for it
-                work.append(CycleEnd(before, EndReason.RESTART.value, self._formation.why))
+                work.append(CycleEnd(before, EndReason.RESTART, self._formation.why))
             return [*work, *self._places()]
         if self.phase is Phase.FORMING:
             return []
@@ -212,25 +212,25 @@ class Coordinator:
         # A message of an ended cycle, or of a node that was counted as lost, changes nothing.
         if ended.cycle != self._roster.cycle or not self._roster.lives(ended.node):
             return []
-        if ended.how in (EndReason.FAILED, EndReason.HUNG, EndReason.STOOD_STILL, EndReason.AGREED):
+        if ended.reason in (EndReason.FAILED, EndReason.HUNG, EndReason.STOOD_STILL, EndReason.AGREED):
             self._roster.failed.append(ended.node)
-        if ended.how == EndReason.PREEMPTED:
-            return self._preempted(ended.node, ended.signal, ended.reason, now)
+        if ended.reason is EndReason.PREEMPTED:
+            return self._preempted(ended.node, ended.signal, ended.text, now)
         gone: list[Work] = []
-        if ended.how == EndReason.SUCCEEDED:
+        if ended.reason is EndReason.SUCCEEDED:
             gone = self._ranks_ended([ended.node])
         if self.phase is not Phase.RUNNING:
             return gone
-        match ended.how:
+        match ended.reason:
             case EndReason.SUCCEEDED:
                 self._roster.done.add(ended.node)
                 return gone + self._succeed_if_all()
             case EndReason.STOP:
-                return self._finish(EndReason.STOP, ended.exit_code, ended.reason)
+                return self._finish(EndReason.STOP, ended.exit_code, ended.text)
             case EndReason.RESTART:
-                return self._end_cycle(EndReason.RESTART, ended.reason, now)
-        reason = f"node {self._roster.members[ended.node].name}: {ended.reason}"
-        return self._lose_member(ended.node, EndReason(ended.how), reason, now)
+                return self._end_cycle(EndReason.RESTART, ended.text, now)
+        reason = f"node {self._roster.members[ended.node].name}: {ended.text}"
+        return self._lose_member(ended.node, ended.reason, reason, now)
 
     def _left(self, left: Left, now: float) -> list[Work]:
         """Processes a departure. That of a member whose launcher was told to end is a preemption.
@@ -318,7 +318,7 @@ class Coordinator:
             number = self._preempted_by
         else:
             number = 0
-        return CycleEnd(self._roster.cycle, end_reason.value, reason, exit_code, number)
+        return CycleEnd(self._roster.cycle, end_reason, reason, exit_code, number)
 
     def _finish(self, end_reason: EndReason, exit_code: int, reason: str) -> list[Work]:
         self._notified |= self._roster.not_gone

@@ -71,12 +71,13 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class Ended:
-    """A member's part in a cycle ended, or it wants the cycle to end. `signal`: the one that preempts it."""
+    """A member's part in a cycle ended, or it wants the cycle to end. `text`: why, for other nodes. `signal`: the one
+    that preempts it."""
 
     node: str
     cycle: int
-    how: str
-    reason: str
+    reason: EndReason
+    text: str
     exit_code: int = 0
     signal: int = 0
 
@@ -125,11 +126,11 @@ class JobOver:
 
 @dataclass(frozen=True)
 class CycleEnd:
-    """A cycle ended for all its members. With an exit code, the job is over. `signal`: see `Ended`."""
+    """A cycle ended for all its members. With an exit code, the job is over. `text`, `signal`: see `Ended`."""
 
     cycle: int
-    how: str
-    reason: str
+    reason: EndReason
+    text: str
     exit_code: int | None = None
     signal: int = 0
 

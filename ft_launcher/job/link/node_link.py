@@ -438,7 +438,7 @@ class NodeLink:
         """Writes the end of this node's attempt to the keys that it awaits, since no coordinator will any more."""
 
         def end(key: str) -> str:
-            return encode(CycleEnd(int(key.rpartition("/")[2]), over.end_reason.value, over.reason, over.exit_code))
+            return encode(CycleEnd(int(key.rpartition("/")[2]), over.end_reason, over.reason, over.exit_code))
 
         self._awaited.release(store, self._hosts_of_cycles)
         self._awaited.release(store, self._ends, text=end)

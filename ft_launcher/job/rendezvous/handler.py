@@ -228,7 +228,7 @@ class NodeRendezvous(OwnRendezvous):
     def report_end(self, end_reason: EndReason, reason: str, exit_code: int = 0, number: int = 0) -> None:
         """Reports how the cycle ended on this node; returns at once. `number`: of the preempting signal."""
         if self._link is not None and self.place is not None:
-            self._link.send(Ended(self._me.node, self.place.cycle, end_reason.value, reason, exit_code, number))
+            self._link.send(Ended(self._me.node, self.place.cycle, end_reason, reason, exit_code, number))
 
     def ranks_ended(self) -> None:
         """Reports to the hosts of the ranks' stores that those of this node have ended after a preemption."""

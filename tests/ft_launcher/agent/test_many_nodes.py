@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ft_launcher.agent.cycle.cycle import CyclePhase
+from ft_launcher.agent.cycle.cycle import EndedElsewhere
 from ft_launcher.agent.many_nodes import ManyNodes
 from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason
 
-END = CycleEnd(0, EndReason.FAILED.value, "a rank failed")
+END = CycleEnd(0, EndReason.FAILED, "a rank failed")
 
 
 class Rendezvous:
@@ -30,5 +30,5 @@ def test_an_end_that_arrives_with_the_last_exit_code_is_not_waited_for_again() -
     ranks: Any = SimpleNamespace(parts=None)
     nothing: Any = None
     node = ManyNodes(ranks, nothing, nothing, rendezvous)
-    assert node.attend(set()) == [CyclePhase.REFORM] and rendezvous.ends == []
+    assert node.attend(set()) == [EndedElsewhere(END)] and rendezvous.ends == []
     assert node._await_end(limit_s=0.0) == END

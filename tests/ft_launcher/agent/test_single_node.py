@@ -8,8 +8,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from ft_launcher.agent.cycle.cycle import CyclePhase
+from ft_launcher.agent.cycle.cycle import EndedElsewhere
 from ft_launcher.agent.single_node import SingleNode
+from ft_launcher.job.coordinator.node_messages import EndReason
 from rank_monitor.contract.processes.wait import readable
 from tests.patience import patient
 
@@ -34,7 +35,7 @@ def node_of(rendezvous: Rendezvous, interval_s: float, silent: Callable[[Excepti
     recorder = SimpleNamespace(store_silent=silent)
     spec = SimpleNamespace(rdzv_handler=rendezvous, monitor_interval=interval_s)
     parts = SimpleNamespace(several_nodes=True, recorder=recorder)
-    ranks: Any = SimpleNamespace(parts=parts, group=SimpleNamespace(spec=spec))
+    ranks: Any = SimpleNamespace(parts=parts, cycle=0, group=SimpleNamespace(spec=spec))
     nothing: Any = None
     return SingleNode(ranks, nothing, nothing, nothing)
 
@@ -79,7 +80,8 @@ def test_waiting_nodes_end_the_cycle() -> None:
     node.attend(set())
     rendezvous.go.set()
     until_answered(node)
-    assert node.attend(set()) == [CyclePhase.REFORM]
+    (event,) = node.attend(set())
+    assert isinstance(event, EndedElsewhere) and event.end.reason is EndReason.GREW
 
 
 def test_an_answer_does_not_outlive_its_cycle() -> None:

@@ -51,7 +51,7 @@ class Story:
         """Their part in the cycle they are in (or another) ended."""
         lines = []
         for name in nodes:
-            ended = Ended(name, self._cycle[name] if cycle is None else cycle, how.value, reason, code)
+            ended = Ended(name, self._cycle[name] if cycle is None else cycle, how, reason, code)
             lines += self.told(self.machine.on(ended, self.now))
         return lines
 
@@ -94,7 +94,9 @@ class Story:
                 case RanksEnded(_, rank):
                     self.without_ranks += str(rank)
                 case CycleEnd():
-                    lines.append(f"end {one.cycle}: {one.how}" + ("" if one.exit_code is None else f" {one.exit_code}"))
+                    lines.append(
+                        f"end {one.cycle}: {one.reason.value}" + ("" if one.exit_code is None else f" {one.exit_code}")
+                    )
                 case Reply(name, seq, RankAssigned(cycle, rank, count)):
                     assert seq == self.seq[name]
                     members[rank], self._cycle[name] = name, cycle

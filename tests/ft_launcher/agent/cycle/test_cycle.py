@@ -2,7 +2,19 @@
 
 import pytest
 
-from ft_launcher.agent.cycle.cycle import Condemned, Cycle, CyclePhase, Event, RankEnded, RankLost, TakesPart
+from ft_launcher.agent.cycle.cycle import (
+    Condemned,
+    Cycle,
+    CyclePhase,
+    EndedElsewhere,
+    Event,
+    RankEnded,
+    RankLost,
+    TakesPart,
+)
+from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason
+
+GREW = EndedElsewhere(CycleEnd(0, EndReason.GREW, "a node waits"))
 
 CASES: list[tuple[str, list[Event], CyclePhase]] = [
     ("nothing yet", [], CyclePhase.RUNNING),
@@ -14,11 +26,11 @@ CASES: list[tuple[str, list[Event], CyclePhase]] = [
     ("condemned and exits 0", [Condemned(0), RankEnded(0, 0)], CyclePhase.FAILED),
     ("told to end", [CyclePhase.SIGNALLED], CyclePhase.SIGNALLED),
     ("told after one is done", [RankEnded(0, 0), CyclePhase.SIGNALLED], CyclePhase.SIGNALLED),
-    ("others wait", [CyclePhase.REFORM], CyclePhase.REFORM),
+    ("others wait", [GREW], CyclePhase.REGROUP),
     ("a failure stands when told later", [RankEnded(0, 1), CyclePhase.SIGNALLED], CyclePhase.FAILED),
     ("told stands when ranks fail later", [CyclePhase.SIGNALLED, RankEnded(0, -15)], CyclePhase.SIGNALLED),
     ("success stands", [RankEnded(0, 0), RankEnded(1, 0), CyclePhase.SIGNALLED], CyclePhase.SUCCEEDED),
-    ("reform stands", [CyclePhase.REFORM, RankEnded(0, 1)], CyclePhase.REFORM),
+    ("a new group stands", [GREW, RankEnded(0, 1)], CyclePhase.REGROUP),
     ("asked", [CyclePhase.ASKED], CyclePhase.ASKED),
     ("asked, then the rank ends badly", [CyclePhase.ASKED, RankEnded(0, 1)], CyclePhase.ASKED),
     ("asked, then all end well", [CyclePhase.ASKED, RankEnded(0, 0), RankEnded(1, 0)], CyclePhase.ASKED),
@@ -43,7 +55,7 @@ CASES: list[tuple[str, list[Event], CyclePhase]] = [
     ("cut off", [CyclePhase.CUT_OFF, RankEnded(0, 1)], CyclePhase.CUT_OFF),
     ("fenced", [CyclePhase.FENCED, RankEnded(0, -9), RankEnded(1, -9)], CyclePhase.FENCED),
     ("fenced when a rank failed already", [RankEnded(0, 1), CyclePhase.FENCED], CyclePhase.FAILED),
-    ("asked when others wait", [CyclePhase.REFORM, CyclePhase.ASKED], CyclePhase.REFORM),
+    ("asked when others wait", [GREW, CyclePhase.ASKED], CyclePhase.REGROUP),
 ]
 
 
@@ -53,3 +65,34 @@ def test_phase_after_events(events: list[Event], phase: CyclePhase) -> None:
     for event in events:
         cycle.on(event)
     assert cycle.phase is phase
+
+
+@pytest.mark.parametrize(
+    ("reason", "exit_code", "phase"),
+    [
+        (EndReason.FAILED, None, CyclePhase.FAILED_ELSEWHERE),
+        (EndReason.HUNG, None, CyclePhase.FAILED_ELSEWHERE),
+        (EndReason.STOOD_STILL, None, CyclePhase.FAILED_ELSEWHERE),
+        (EndReason.AGREED, None, CyclePhase.FAILED_ELSEWHERE),
+        (EndReason.LOST, None, CyclePhase.FAILED_ELSEWHERE),
+        (EndReason.PREEMPTED, None, CyclePhase.PREEMPTED_ELSEWHERE),
+        (EndReason.PREEMPTED, 85, CyclePhase.PREEMPTED_ELSEWHERE),
+        (EndReason.GREW, None, CyclePhase.REGROUP),
+        (EndReason.LEFT, None, CyclePhase.REGROUP),
+        (EndReason.LEFT, 82, CyclePhase.JOB_ENDED),
+        (EndReason.RESTART, None, CyclePhase.REGROUP),
+        (EndReason.STOP, 90, CyclePhase.JOB_ENDED),
+        (EndReason.SUCCEEDED, 0, CyclePhase.JOB_ENDED),
+    ],
+)
+def test_an_end_elsewhere(reason: EndReason, exit_code: int | None, phase: CyclePhase) -> None:
+    cycle = Cycle(2)
+    cycle.on(EndedElsewhere(CycleEnd(0, reason, "why", exit_code)))
+    assert cycle.phase is phase
+
+
+def test_every_reason_has_a_phase() -> None:
+    for reason in EndReason:
+        cycle = Cycle(1)
+        cycle.on(EndedElsewhere(CycleEnd(0, reason, "why")))
+        assert cycle.phase is not CyclePhase.RUNNING

@@ -18,6 +18,7 @@ from ft_launcher.job.coordinator.node_messages import (
     VERSION,
     CycleEnd,
     Ended,
+    EndReason,
     Formed,
     JobOver,
     JoinRequest,
@@ -48,15 +49,16 @@ judgements = st.none() | st.builds(FaultJudgement, decisions, words, words, obje
 joins = st.builds(JoinRequest, words, numbers, words, words, numbers, words, numbers, words, numbers, reports, objects)
 overs = st.builds(JobOver, numbers, words, judgements)
 arrivals = st.dictionaries(words, joins, max_size=2)
+reasons = st.sampled_from(EndReason)
 
 messages: st.SearchStrategy[NodeMessage] = st.one_of(
     joins,
-    st.builds(Ended, words, numbers, words, words, numbers),
+    st.builds(Ended, words, numbers, reasons, words, numbers),
     st.builds(Left, words, words),
     st.builds(Members, numbers, st.lists(words), st.lists(words), st.lists(numbers)),
     st.builds(RankAssigned, numbers, numbers, numbers, words, st.booleans(), judgements),
     overs,
-    st.builds(CycleEnd, numbers, words, words, st.none() | numbers),
+    st.builds(CycleEnd, numbers, reasons, words, st.none() | numbers),
     st.builds(Formed, numbers, words, numbers, numbers, st.just([]), words, arrivals, objects, st.none() | overs),
 )
 

@@ -74,7 +74,7 @@ def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(
     """Its beats go on: only the thread that ends the ranks hangs, in a write to a file server, say."""
     link.entered(RankAssigned(0, 0, 2, "", False))
     link.attended = True
-    store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED.value, "a rank failed"))})
+    store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED, "a rank failed"))})
     assert readable([lease.fileno()], PATIENT_S), "nobody could end the ranks"
     before = store.counters(["a"], ())[0]["a"]
     until(lambda: store.counters(["a"], ())[0]["a"] != before, "a beat")
@@ -90,7 +90,7 @@ def break_waiter(link: NodeLink, lease: Lease, store: JobStore) -> None:
 
     link.entered(RankAssigned(0, 0, 2, "", False))
     link.when_ended(0, fail)
-    store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED.value, "a rank failed"))})
+    store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED, "a rank failed"))})
 
 
 def break_beater(link: NodeLink, lease: Lease, store: JobStore) -> None:
