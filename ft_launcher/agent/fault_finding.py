@@ -7,10 +7,9 @@ the ranks are before it stops them, and joins what is known into the fault. Deci
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ft_launcher.agent.cycle import nccl_ras
@@ -25,7 +24,6 @@ from ft_launcher.agent.cycle.evidence import (
 )
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import (
-    BAD_LOSS,
     Fault,
     FaultClass,
     FaultKind,
@@ -34,13 +32,10 @@ from ft_launcher.decide.attribution import (
     first_failure,
 )
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
-from ft_launcher.decide.policy.case import MAX_HEADLINE, FaultJudgement, FaultReport
+from ft_launcher.decide.attribution.triage import Outlook, outlook
 from ft_launcher.decide.policy.ended_cycle import CycleLife
-from ft_launcher.job.coordinator.node_messages import JobOver, RankAssigned
-from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.processes.process_tree import is_stopped
-from ft_launcher.record.journal.contained import contained
-from rank_monitor.contract.exit_codes import ExitCode
+from ft_launcher.record.journal.contained import contained, log_contained
 from rank_monitor.contract.processes.wait import readable
 
 _CAUSE_WAIT_S = 3.0
@@ -66,8 +61,13 @@ class NodeFindings:
     lost: Sequence[int] = ()
 
 
-def await_cause(ranks: Ranks, interrupt: int) -> None:
-    """Waits until a rank has failed for a reason of its own and has ended, for `_CAUSE_WAIT_S` seconds at most.
+def look(ranks: Ranks) -> Outlook:
+    """Returns what the ranks show before they are stopped."""
+    return _outlook(ranks, _gathered(ranks))
+
+
+def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
+    """As `look`, once a rank has failed for a reason of its own and has ended; waits `_CAUSE_WAIT_S` seconds at most.
 
     A rank that cleans up after an error, in a `finally` that destroys the process group for example, closes its
     connections first: its peers fail before it has reported its error, and a stop would end it before it does.
@@ -77,38 +77,17 @@ def await_cause(ranks: Ranks, interrupt: int) -> None:
     """
     deadline = time.monotonic() + _CAUSE_WAIT_S
     processes = ranks.processes
-    while processes.pidfds and _cause_may_come(ranks) and (left := deadline - time.monotonic()) > 0:
+    found = look(ranks)
+    while processes.pidfds and found.cause_may_come and (left := deadline - time.monotonic()) > 0:
         if interrupt in readable([*processes.pidfds.values(), *ranks.monitors.descriptors(), interrupt], left):
-            return
+            break
         processes.reap_all()
         ranks.hear(is_over=True)
+        found = look(ranks)
+    return found
 
 
-def _cause_may_come(ranks: Ranks) -> bool:
-    """Whether the error that is the cause may still be missing, or its rank has not ended and printed it."""
-    fault = fault_in(CycleEvidence(_gathered(ranks), all_ranks=False))
-    # A verdict or a signal is a cause by itself; only an exception can be the consequence of another error.
-    if fault is None or fault.kind is not FaultKind.EXCEPTION or fault.error == BAD_LOSS:
-        return False
-    return fault.collateral or fault.local_rank in ranks.processes.pidfds
-
-
-def failed_by_hang(ranks: Ranks) -> bool:
-    """Returns whether the cycle failed by a hang, as far as is known before the other ranks are stopped.
-
-    Afterwards each rank has ended, and nothing tells which of them hung.
-    """
-    if ranks.request is not None:
-        return False
-    fault = fault_in(CycleEvidence(_gathered(ranks)))
-    if fault is None:
-        return True
-    aborted = fault.exit_code == -signal.SIGABRT  # by NCCL's watchdog, perhaps
-    hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
-    return hangs or aborted or (fault.collateral and _was_suspect(ranks, fault.local_rank))
-
-
-def failed_by_standstill(ranks: Ranks) -> bool:
+def has_stood_still(ranks: Ranks) -> bool:
     """Returns whether the cycle failed by a hang that `hang_timeout` has ended, on this node or on another one.
 
     The rank that is ended closes its connections. A rank of this node that waited for it may fail by that before this
@@ -119,14 +98,24 @@ def failed_by_standstill(ranks: Ranks) -> bool:
     gathered = _gathered(ranks)
     if any(ended_by_hang_timeout(rank) for rank in gathered):
         return True
-    fault = fault_in(CycleEvidence(gathered))
-    return fault is not None and fault.collateral and ranks.monitors.stood_still(fault.local_rank) is not None
+    lost_peer = _outlook(ranks, gathered).lost_peer
+    return lost_peer is not None and ranks.monitors.stood_still(lost_peer) is not None
 
 
-def _was_suspect(ranks: Ranks, local_rank: int) -> bool:
+def _outlook(ranks: Ranks, gathered: Sequence[RankEvidence]) -> Outlook:
+    running, now = ranks.running(), time.monotonic()
+    suspected = [rank.local_rank for rank in gathered if _was_suspect(ranks, rank.local_rank, now)]
+    try:
+        return outlook(gathered, running, suspected)
+    except Exception as error:
+        log_contained("what the ranks wrote of the fault cannot be used", error)
+    return outlook(CycleEvidence(gathered).without_texts().ranks, running, suspected)
+
+
+def _was_suspect(ranks: Ranks, local_rank: int, now: float) -> bool:
     """Whether a rank was about to exceed a limit itself when it lost a peer: one of another node that was ended."""
     suspected_at = ranks.monitors.found(local_rank).suspected_at
-    return suspected_at is not None and time.monotonic() < suspected_at + _SUSPECT_S
+    return suspected_at is not None and now < suspected_at + _SUSPECT_S
 
 
 def stop_what_is_left(ranks: Ranks) -> NodeFindings:
@@ -144,7 +133,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
 
     Args:
         hung: some ranks hang or hold up others, so the stacks of all are kept.
-        stood_still: as `failed_by_standstill` says, or the node that has ended a rank for the hang.
+        stood_still: as `has_stood_still` says, or the node that has ended a rank for the hang.
     """
     stop_began = time.monotonic()
     recorder, times = ranks.parts.recorder, ranks.parts.times
@@ -229,78 +218,3 @@ def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:
             moments = [moment for moment in (rank.exception_at, rank.died_at) if moment is not None]
             return min(moments, default=None)
     return None
-
-
-class LastEnd:
-    """What this node found of the cycle that ended last, until the coordinator has said what follows.
-
-    A node alone decides by itself, and records at once.
-
-    Args:
-        ranks: of this node.
-        rendezvous: brings what was found to the coordinator, with the next arrival.
-
-    Attributes:
-        found: of the cycle that has ended, until the coordinator has said what follows.
-        cycle: its number.
-    """
-
-    def __init__(self, ranks: Ranks, rendezvous: NodeRendezvous) -> None:
-        self.found = NodeFindings()
-        self.cycle = 0
-        self._is_recorded = False
-        self._ranks = ranks
-        self._nodes = rendezvous
-
-    def keep(self, found: NodeFindings, is_recorded: bool = False) -> None:
-        """Keeps what was found of the cycle that has ended, for the coordinator and for our own record.
-
-        Args:
-            is_recorded: its end is recorded already, and the coordinator knows it: a rank of this node asked for it.
-        """
-        self.found, self.cycle, self._is_recorded = found, self._ranks.cycle, is_recorded
-        if is_recorded:
-            return
-        report = None
-        if found.fault is not None:
-            headline = self._ranks.parts.recorder.headline(found.fault)
-            report = FaultReport(found.fault, found.life, headline[:MAX_HEADLINE])
-        self._nodes.bring(report, found.views)
-
-    def record(self, answer: RankAssigned | JobOver) -> None:
-        """Records why the cycle ended, with the coordinator's decision, and forgets what was found of it.
-
-        The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
-        node's fault is recorded, or the reason for the new formation.
-        """
-        found, self.found = self.found, NodeFindings()
-        judgement, recorder = answer.judgement, self._ranks.parts.recorder
-        ended = None
-        if self._ranks.were_started and not self._is_recorded:
-            ended = self.cycle
-        self._is_recorded = False
-        # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
-        is_ours = judgement is not None and judgement.node == self._nodes.node
-        if judgement is not None and is_ours:
-            found = _with_culprit(judgement, found)
-        if found.fault is not None and judgement is not None and is_ours:
-            recorder.failed(self.cycle, found.fault, judgement.decision, found.life, judgement.inputs)
-        elif ended is not None and judgement is not None:
-            recorder.failed_elsewhere(ended, judgement.headline[:MAX_HEADLINE], judgement.decision, found.lost)
-        elif isinstance(answer, JobOver):
-            if answer.exit_code != ExitCode.OK:
-                recorder.job_over(ended, answer.reason, answer.exit_code)
-        elif ended is not None:
-            recorder.reform(ended, answer.reason, found.lost)
-
-
-def _with_culprit(judgement: FaultJudgement, found: NodeFindings) -> NodeFindings:
-    """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
-    if judgement.culprit is None:
-        return found
-    fault = judgement.culprit.fault
-    for local_rank, seen in enumerate(found.views.get("ranks", ())):
-        if seen["rank"] == fault.rank:
-            fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
-            break
-    return replace(found, fault=first_failure.with_lost(fault, found.lost), life=judgement.culprit.life)

@@ -22,7 +22,8 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from ft_launcher.agent import fault_finding
 from ft_launcher.agent.cycle.cycle import CyclePhase, EndedElsewhere, Event
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.fault_finding import LastEnd, NodeFindings
+from ft_launcher.agent.fault_finding import NodeFindings
+from ft_launcher.agent.last_end import LastEnd
 from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
@@ -209,8 +210,8 @@ class ManyNodes(Membership):
         The report goes out before the stop, so that all nodes stop together; the coordinator decides what follows.
         """
         ranks = self._ranks
-        stood_still = fault_finding.failed_by_standstill(ranks)
-        hung = stood_still or fault_finding.failed_by_hang(ranks)
+        stood_still = fault_finding.has_stood_still(ranks)
+        hung = stood_still or (ranks.request is None and fault_finding.look(ranks).hangs)
         # A request is reported by `_after_request`, with what it asks for.
         if ranks.request is None:
             end_reason = EndReason.FAILED
@@ -248,7 +249,7 @@ class ManyNodes(Membership):
         if end.reason is EndReason.AGREED:
             self._await_agreed_exits()
         # A rank of this node may have been ended for the hang, and its peers' word that they lost it has come first.
-        stood_still = end.reason is EndReason.STOOD_STILL or fault_finding.failed_by_standstill(self._ranks)
+        stood_still = end.reason is EndReason.STOOD_STILL or fault_finding.has_stood_still(self._ranks)
         hung = stood_still or end.reason is EndReason.HUNG
         began = None
         if end.reason in (EndReason.HUNG, EndReason.STOOD_STILL):

@@ -176,11 +176,14 @@ class SingleNode(Membership):
             self._ending.await_agreed_exits()
             if self._ending.number is not None:
                 raise self._ending.end_ranks()
-        elif ranks.request is None and not self._parts.several_nodes:
-            fault_finding.await_cause(ranks, self._ending.signals.fileno())
-        found = fault_finding.stop_and_attribute(ranks, fault_finding.failed_by_hang(ranks))
         if ranks.request is not None:
+            fault_finding.stop_and_attribute(ranks, hung=False)
             return self._after_request(*ranks.request)
+        if ranks.have_agreed or self._parts.several_nodes:
+            seen = fault_finding.look(ranks)
+        else:
+            seen = fault_finding.await_cause(ranks, self._ending.signals.fileno())
+        found = fault_finding.stop_and_attribute(ranks, seen.hangs)
         fault, life = found.fault, found.life
         assert fault is not None, "a cycle failed without a failed rank"
         spec, restart, now = self._group.spec, self._parts.settings.restart, time.monotonic()

@@ -25,6 +25,7 @@ from ft_launcher.decide.attribution.first_failure import find
 from ft_launcher.decide.attribution.own_lock import waits_in_own_lock
 from ft_launcher.decide.attribution.rank_view import views
 from ft_launcher.node.monitors.monitors import NodeMonitors
+from ft_launcher.node.monitors.rank_report import Found
 from ft_launcher.node.ranks.rank_context import ERROR_FILES_S, RankContext, RankExit
 from ft_launcher.record.journal.contained import contained, log_contained
 from ft_launcher.record.placement import RankNumbers
@@ -72,12 +73,7 @@ def gather(
         # A rank under --no-python has no client of ours, and one whose monitor died reported to nobody.
         if exception is None and end is not None and end.exit_code:
             with contained(f"what rank {each.rank} wrote of its error cannot be read"):
-                exception, exception_at = _in_file(ranks, Path(ranks.error_files[local_rank]))
-                # A rank that a signal ended has printed no traceback of its own: the last one is of something else.
-                if exception is None and end.exit_code > 0:
-                    exception, exception_at = _printed(ranks, end, found.last_output, ranks.stderrs[local_rank])
-                    if exception is not None:
-                        exception = replace(exception, before_group=found.before_group)
+                exception, exception_at = _written(ranks, local_rank, end, found)
         if exception is None:
             exception, exception_at = found.untold(), found.failed_at
         evidence.append(
@@ -134,6 +130,24 @@ def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_stil
 def fault_in(evidence: CycleEvidence) -> Fault | None:
     """As `first_failure.find`; an error in what the ranks wrote is logged."""
     return find(evidence, partial(log_contained, "what the ranks wrote of the fault cannot be used"))
+
+
+def _written(
+    ranks: RankContext, local_rank: int, end: RankExit, found: Found
+) -> tuple[RankException | None, float | None]:
+    """Returns the error that an ended rank left in a file, and its moment. Once found it is not read again."""
+    known = ranks.errors.get(local_rank)
+    if known is not None:
+        return known
+    exception, moment = _in_file(ranks, Path(ranks.error_files[local_rank]))
+    # A rank that a signal ended has printed no traceback of its own: the last one is of something else.
+    if exception is None and end.exit_code > 0:
+        exception, moment = _printed(ranks, end, found.last_output, ranks.stderrs[local_rank])
+        if exception is not None:
+            exception = replace(exception, before_group=found.before_group)
+    if exception is not None:
+        ranks.errors[local_rank] = exception, moment
+    return exception, moment
 
 
 def _printed(

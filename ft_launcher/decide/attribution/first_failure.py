@@ -92,22 +92,22 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
     stop_began, node = evidence.stop_began, evidence.node
     ranks = [rank.by_itself(stop_began) for rank in evidence.ranks]
     own = [rank for rank in ranks if rank.failed_by_itself(stop_began)]
-    if not own:
+    failed = earliest(ranks, stop_began)
+    if failed is None:
         return None
-    earliest = min(own, key=partial(_order, first_verdict=rank_view.first_verdict(ranks)))
     blame: Blame | None = None
     views: list[RankView] = []
-    if earliest.fault_kind is FaultKind.HANG or _cause(earliest, ranks, node).fault_class is FaultClass.HANG:
+    if failed.fault_kind is FaultKind.HANG or cause_of(failed, ranks, node).fault_class is FaultClass.HANG:
         views = rank_view.views(ranks, stop_began)
-        blame = _blame(earliest, ranks, views, evidence)
-    first, kind = earliest, earliest.fault_kind
+        blame = _blame(failed, ranks, views, evidence)
+    first, kind = failed, failed.fault_kind
     # Of several that are to blame, the one that its own limit ended first says most.
-    if blame is not None and earliest.rank not in blame.ranks:
-        first = next((rank for rank in ranks if rank.rank in blame.ranks), earliest)
+    if blame is not None and failed.rank not in blame.ranks:
+        first = next((rank for rank in ranks if rank.rank in blame.ranks), failed)
     if blame is not None and first.rank in blame.ranks:
         kind, cause = FaultKind.HANG, _of_hang(first, ranks, blame)
     else:
-        cause = _cause(first, ranks, node, blame)
+        cause = cause_of(first, ranks, node, blame)
     hint = cause.hint
     # Where all are in one collective, none of them is one that the others may have waited for.
     is_transport = blame is not None and blame.finding is HangKind.TRANSPORT
@@ -128,8 +128,8 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
         where=where(first),
         hint=hint,
         iteration=iteration(first),
-        limit=earliest.verdict.limit if earliest.verdict else "",
-        learned_limit=bool(earliest.verdict and earliest.verdict.learned),
+        limit=failed.verdict.limit if failed.verdict else "",
+        learned_limit=bool(failed.verdict and failed.verdict.learned),
         detail=_detail(kind, first),
         others=(*in_consequence(_lost(first, ranks)), *_others(first, ranks)),
         agreed_exit_code=_agreed_code([rank for rank in own if rank.collateral < 1] or own),
@@ -158,8 +158,19 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
     return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
 
 
+def earliest(ranks: Sequence[RankEvidence], stop_began: float | None = None) -> RankEvidence | None:
+    """Returns the rank that failed first and by itself; None: none did.
+
+    Args:
+        stop_began: when the launcher began to stop the ranks (monotonic seconds); None: it has not.
+    """
+    own = [rank for rank in ranks if rank.failed_by_itself(stop_began)]
+    order = partial(_order, first_verdict=rank_view.first_verdict(ranks))
+    return min(own, key=order, default=None)
+
+
 def _blame(
-    earliest: RankEvidence, ranks: Sequence[RankEvidence], views: Sequence[RankView], evidence: CycleEvidence
+    failed: RankEvidence, ranks: Sequence[RankEvidence], views: Sequence[RankView], evidence: CycleEvidence
 ) -> Blame | None:
     """Returns who holds up the ranks that failed by a hang; None where they did not fail by waiting.
 
@@ -170,12 +181,12 @@ def _blame(
     named = [rank for rank in stopped if blame.finding is HangKind.GONE and rank.rank in blame.ranks]
     if named:
         faulty = named[0]
-        if earliest in named:
-            faulty = earliest
+        if failed in named:
+            faulty = failed
         return Blame(HangKind.GONE, (faulty.rank,), "", tuple(rank.rank for rank in ranks if rank not in stopped))
-    if earliest.collateral < 1 and earliest.rank not in (*blame.ranks, *blame.waiting):
+    if failed.collateral < 1 and failed.rank not in (*blame.ranks, *blame.waiting):
         # It exceeded its own limit outside of any collective; that others are behind at this moment may mean nothing.
-        if not (evidence.all_ranks and earliest.condemned and blame.finding is HangKind.UNKNOWN):
+        if not (evidence.all_ranks and failed.condemned and blame.finding is HangKind.UNKNOWN):
             return None
         inside = collective.all_inside(views)
         if inside is None:
@@ -395,8 +406,13 @@ def what_was_raised(exception: RankException) -> str:
     return raised
 
 
-def _cause(rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence, blame: Blame | None = None) -> Cause:
-    """Returns class and hint. An exception counts most, also when the rank hung or died of a signal after it."""
+def cause_of(
+    rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence, blame: Blame | None = None
+) -> Cause:
+    """Returns class and hint of the failure of `rank`, one of `ranks`.
+
+    An exception counts most, also when the rank hung or died of a signal after it.
+    """
     if rank.exception is not None:
         cause = known_errors.of_exception(rank.exception, node)
         if cause != NO_CAUSE:

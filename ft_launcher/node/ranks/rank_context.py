@@ -39,6 +39,7 @@ from ft_launcher.settings import rank_program
 from rank_monitor.contract.errors import ConfigError, one_line
 from rank_monitor.contract.processes.wait import end_of, readable
 from rank_monitor.contract.wire.foreign import read_file
+from rank_monitor.contract.wire.messages import RankException
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +128,9 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             self._together = open_application_log(application_log, self.envs, self.stdouts, self.stderrs)
         self.pidfds: dict[int, int] = {}
         self.exits: dict[int, RankExit] = {}
+        self.errors: dict[int, tuple[RankException, float | None]] = {}
+        """By local rank, what an ended rank wrote of its error, and when (monotonic seconds); filled by
+        `agent/cycle/evidence.py`, which reads it."""
         self.started_ns = 0
         self.ignored: set[int] = set()
         self.files = FileThread()
@@ -204,6 +208,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self._started_again[local_rank] = start_ticks(pid)
         # From here on the rank counts as running; its streams were opened for appending while it had an exit.
         del self.exits[local_rank]
+        self.errors.pop(local_rank, None)
         return pid
 
     def succeeded_since(self, lost: Collection[int]) -> dict[str, float]:

@@ -1,0 +1,91 @@
+"""The record of a cycle's end: what this node found of it, kept until the decision is there, and written with that.
+
+Called by the memberships, which bring the fault to the coordinator meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ft_launcher.agent.fault_finding import NodeFindings
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.decide.attribution import first_failure
+from ft_launcher.decide.policy.case import MAX_HEADLINE, FaultJudgement, FaultReport
+from ft_launcher.job.coordinator.node_messages import JobOver, RankAssigned
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
+from rank_monitor.contract.exit_codes import ExitCode
+
+
+class LastEnd:
+    """What this node found of the cycle that ended last, until the coordinator has said what follows.
+
+    A node alone decides by itself, and records at once.
+
+    Args:
+        ranks: of this node.
+        rendezvous: brings what was found to the coordinator, with the next arrival.
+
+    Attributes:
+        found: of the cycle that has ended, until the coordinator has said what follows.
+        cycle: its number.
+    """
+
+    def __init__(self, ranks: Ranks, rendezvous: NodeRendezvous) -> None:
+        self.found = NodeFindings()
+        self.cycle = 0
+        self._is_recorded = False
+        self._ranks = ranks
+        self._nodes = rendezvous
+
+    def keep(self, found: NodeFindings, is_recorded: bool = False) -> None:
+        """Keeps what was found of the cycle that has ended, for the coordinator and for our own record.
+
+        Args:
+            is_recorded: its end is recorded already, and the coordinator knows it: a rank of this node asked for it.
+        """
+        self.found, self.cycle, self._is_recorded = found, self._ranks.cycle, is_recorded
+        if is_recorded:
+            return
+        report = None
+        if found.fault is not None:
+            headline = self._ranks.parts.recorder.headline(found.fault)
+            report = FaultReport(found.fault, found.life, headline[:MAX_HEADLINE])
+        self._nodes.bring(report, found.views)
+
+    def record(self, answer: RankAssigned | JobOver) -> None:
+        """Records why the cycle ended, with the coordinator's decision, and forgets what was found of it.
+
+        The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
+        node's fault is recorded, or the reason for the new formation.
+        """
+        found, self.found = self.found, NodeFindings()
+        judgement, recorder = answer.judgement, self._ranks.parts.recorder
+        ended = None
+        if self._ranks.were_started and not self._is_recorded:
+            ended = self.cycle
+        self._is_recorded = False
+        # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
+        is_ours = judgement is not None and judgement.node == self._nodes.node
+        if judgement is not None and is_ours:
+            found = _with_culprit(judgement, found)
+        if found.fault is not None and judgement is not None and is_ours:
+            recorder.failed(self.cycle, found.fault, judgement.decision, found.life, judgement.inputs)
+        elif ended is not None and judgement is not None:
+            recorder.failed_elsewhere(ended, judgement.headline[:MAX_HEADLINE], judgement.decision, found.lost)
+        elif isinstance(answer, JobOver):
+            if answer.exit_code != ExitCode.OK:
+                recorder.job_over(ended, answer.reason, answer.exit_code)
+        elif ended is not None:
+            recorder.reform(ended, answer.reason, found.lost)
+
+
+def _with_culprit(judgement: FaultJudgement, found: NodeFindings) -> NodeFindings:
+    """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
+    if judgement.culprit is None:
+        return found
+    fault = judgement.culprit.fault
+    for local_rank, seen in enumerate(found.views.get("ranks", ())):
+        if seen["rank"] == fault.rank:
+            fault = replace(fault, local_rank=local_rank, pid=seen["pid"])
+            break
+    return replace(found, fault=first_failure.with_lost(fault, found.lost), life=judgement.culprit.life)

@@ -1,0 +1,62 @@
+"""What the ranks of a node show while some of them still run: whether to take stacks, and whether to wait. Pure.
+
+`agent/fault_finding.py` asks it before it stops the ranks. Afterwards each rank has ended, and nothing tells which of
+them hung. Who failed first, and why, `first_failure.py` finds once, after the stop.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ft_launcher.decide.attribution import first_failure, known_errors
+from ft_launcher.decide.attribution.cycle_evidence import RankEvidence
+from ft_launcher.decide.attribution.fault import FaultClass, FaultKind
+from ft_launcher.decide.attribution.hints import NodeEvidence
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a failed cycle before its ranks are stopped.
+
+    Attributes:
+        hangs: ranks hang or hold up others, so stacks say more than exit codes.
+        cause_may_come: the first error may be the consequence of another one that no rank has reported yet, or its rank
+            is still printing it.
+        lost_peer: the local rank that failed first, where its error only says that it lost another rank; None: it
+            failed by itself, or none has failed.
+    """
+
+    hangs: bool
+    cause_may_come: bool
+    lost_peer: int | None = None
+
+
+def outlook(ranks: Sequence[RankEvidence], running: Collection[int], suspected: Collection[int]) -> Outlook:
+    """Returns what the ranks of a node show.
+
+    Args:
+        running: local ranks whose process has not ended.
+        suspected: local ranks that were about to exceed a limit of their own a moment ago.
+    """
+    first = first_failure.earliest(ranks)
+    if first is None:  # the restart in process failed, or no end of a rank can be seen
+        return Outlook(hangs=True, cause_may_come=False)
+    kind, is_loss = first.fault_kind, first.collateral == 1
+    lost_peer = None
+    if is_loss:
+        lost_peer = first.local_rank
+    # A verdict or a signal is a cause by itself; only an exception can be the consequence of another error.
+    is_error = kind is FaultKind.EXCEPTION and first.exception is not None
+    is_loss_value = first.exception is not None and first.exception.type == known_errors.BAD_LOSS
+    cause_may_come = is_error and not is_loss_value and (is_loss or first.local_rank in running)
+    return Outlook(_hangs(first, ranks, suspected), cause_may_come, lost_peer)
+
+
+def _hangs(first: RankEvidence, ranks: Sequence[RankEvidence], suspected: Collection[int]) -> bool:
+    if first.fault_kind is FaultKind.HANG or first.signal_number == signal.SIGABRT:  # NCCL's watchdog aborts
+        return True
+    if first.collateral == 1 and first.local_rank in suspected:  # what it lost may have been ended for a hang
+        return True
+    return first_failure.cause_of(first, ranks, NodeEvidence()).fault_class is FaultClass.HANG
