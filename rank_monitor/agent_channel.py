@@ -17,7 +17,7 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
-from rank_monitor.contract.wire.messages import Message
+from rank_monitor.contract.wire.messages import Message, RestartReport
 from rank_monitor.loop import Loop
 
 # A bound on memory while the agent does not read: at most 256 messages of 60,000 bytes, 15 MB.
@@ -71,7 +71,7 @@ class AgentChannel:
         self._complain = complain
         self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
         self._sequence = 0
-        self._budgets: dict[type[Message], ByteBudget] = {}
+        self._budgets: dict[object, ByteBudget] = {}
         loop.watch(connection.fileno(), self._on_ready)
 
     def send(self, message: Message) -> None:
@@ -84,8 +84,15 @@ class AgentChannel:
         self._send(data)
 
     def forward(self, message: Message, data: bytes) -> None:
-        """Passes on the bytes of a rank's message, unless the rank exceeds the budget of this kind of message."""
-        if self._budgets.setdefault(type(message), ByteBudget()).take(len(data), time.monotonic()):
+        """Passes on the bytes of a rank's message, unless the rank exceeds the budget of this kind of message.
+
+        Reports of a restart have a budget for each phase: a rank that switches its hang protection off and on in each
+        step must not use up that of the faults.
+        """
+        budget: object = type(message)
+        if isinstance(message, RestartReport):
+            budget = message.phase
+        if self._budgets.setdefault(budget, ByteBudget()).take(len(data), time.monotonic()):
             self._send(data)
         else:
             kind = type(message).__name__

@@ -27,7 +27,7 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, Verdict
-from rank_monitor.contract.wire.messages import Heartbeat
+from rank_monitor.contract.wire.messages import Heartbeat, Hello
 from rank_monitor.limits import HARD, NS_PER_S, SOFT, Deadline, nanoseconds
 from rank_monitor.look_ups import waits_for_look_ups, words_for
 from rank_monitor.watch import RankWatch
@@ -186,6 +186,9 @@ class HangDetector:
             self._step(DetectorEvent.RESET)
         else:
             self.watch.note(message, received.sent_ns, now_ns)
+            if isinstance(message, Hello) and self._alarm is DetectorState.INTERRUPTED:
+                # The request to restart may have been lost with the connection before: it is sent again.
+                self._step(DetectorEvent.CLEAR)
         self._after_change(now_ns)
         return actions
 
@@ -320,12 +323,12 @@ class HangDetector:
         if now_ns < at_ns:
             return []
         if missed.limit == SOFT:
-            missed = replace(missed, limit=HARD, limit_s=wrapper.message.hard_timeout_s, at_ns=at_ns)
+            missed = replace(missed, limit=HARD, limit_s=wrapper.report.hard_timeout_s, at_ns=at_ns)
         return self._condemn_wrapped(missed, now_ns)
 
     def _condemn_wrapped(self, missed: Deadline, now_ns: int) -> list[Action]:
         """Condemns a rank with a wrapper: SIGTERM, and after the wrapper's grace SIGTERM and SIGKILL."""
-        grace_ns = nanoseconds(self.watch.wrapper.message.grace_s)
+        grace_ns = nanoseconds(self.watch.wrapper.report.grace_s)
         return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [SendSignal(signal.SIGTERM), Kill()])
 
     def _condemn(self, missed: Deadline, now_ns: int, number: int, grace_ns: int, last: list[Action]) -> list[Action]:

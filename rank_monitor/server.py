@@ -43,12 +43,11 @@ from rank_monitor.contract.wire.messages import (
     FROM_RANK_TO_LAUNCHER,
     Attach,
     Detach,
-    Guard,
     Hello,
     InterruptAsked,
     LimitsSet,
     LogTo,
-    Restarter,
+    RestartReport,
     Welcome,
 )
 from rank_monitor.flight_recorder import FlightRecorder
@@ -176,10 +175,11 @@ class RankMonitorServer:
             return
         if message.kind not in FROM_RANK:
             raise ProtocolError(f"{type(message).__name__} is not for a rank to send")
-        self._act(self._detector.on_message(received, time.monotonic_ns()))
         watch = self._detector.watch
-        if isinstance(message, Restarter):
-            self._log.copy(f"iteration {message.iteration}: {message.state}")
+        before = watch.wrapper.report
+        self._act(self._detector.on_message(received, time.monotonic_ns()))
+        if isinstance(message, RestartReport) and (message.round, message.phase) != (before.round, before.phase):
+            self._log.copy(f"round {message.round}: {message.phase}")
         if isinstance(message, FROM_RANK_TO_LAUNCHER):
             self._agent.forward(message, data)
         elif isinstance(message, (Hello, Attach, Detach)):
@@ -190,7 +190,7 @@ class RankMonitorServer:
             self._agent.send(Connected(pid, watch.attached))
         short_of_stamps = isinstance(message, Hello) and self._needs_stamps_often
         # The watchdog of a rank in a wrapper wakes by the answer.
-        if (isinstance(message, (Attach, Guard)) or short_of_stamps) and watch.start is not None:
+        if (isinstance(message, (Attach, RestartReport)) or short_of_stamps) and watch.start is not None:
             self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
 
     @property
@@ -284,7 +284,7 @@ class RankMonitorServer:
             case TimesRequest():
                 self._socket.drain()
                 self._send_times()
-            case LimitsSet() | Guard() | LogStep() | LogOverdue() | HangOverdue():
+            case LimitsSet() | RestartReport() | LogStep() | LogOverdue() | HangOverdue():
                 self._act(self._detector.on_message(received, now_ns))
             case SnapshotRequest(token, stacks, collectives):
                 self._socket.drain()

@@ -8,6 +8,7 @@ nanoseconds of the rank, limited to the time from the start of the cycle to the 
 from __future__ import annotations
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.restart_phase import Judged
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.json_record import from_json
 from rank_monitor.contract.wire.launcher_messages import HANG, STALL, CycleStart, HangOverdue, LogOverdue, LogStep
@@ -15,7 +16,6 @@ from rank_monitor.contract.wire.messages import (
     NO_ITERATION,
     Attach,
     Detach,
-    Guard,
     Heartbeat,
     Hello,
     IterationReached,
@@ -23,6 +23,7 @@ from rank_monitor.contract.wire.messages import (
     Message,
     Ping,
     Progress,
+    RestartReport,
     Sections,
 )
 from rank_monitor.contract.wire.rank_times import STEP, RankTimes, rank_times
@@ -99,7 +100,7 @@ class RankWatch:
         """Updates the facts from a message of the rank.
 
         Raises:
-            ProtocolError: it sets invalid limits, or is a `Guard` with invalid numbers; nothing changed.
+            ProtocolError: it sets invalid limits, or is a `RestartReport` with invalid numbers; nothing changed.
         """
         sent_ns = self._clamped(sent_ns, now_ns)
         match message:
@@ -126,9 +127,8 @@ class RankWatch:
                 self._note_attach(message, sent_ns)
             case LimitsSet():
                 self.limits = WatchLimits.of_message(message)
-            case Guard():
-                if self.wrapper.note(message, sent_ns):
-                    self._begin_anew(sent_ns)
+            case RestartReport():
+                self._note_restart(message, sent_ns, now_ns)
                 self._note_phase(sent_ns)
             case Ping():
                 self.wrapper.ping(sent_ns)
@@ -201,16 +201,27 @@ class RankWatch:
         self._standstill.printed(at_ns)
         self.ledger.printed(message.iteration, message.steps, message.step_ns, at_ns, started_ns)
 
+    def _note_restart(self, report: RestartReport, since_ns: int, now_ns: int) -> None:
+        """Notes a report of the wrapper. `since_ns`: when its phase began.
+
+        Raises:
+            ProtocolError: its values make no sense; nothing changed.
+        """
+        self.wrapper.check(report)
+        if self.wrapper.note(report, self._clamped(report.began_ns, now_ns), since_ns):
+            self._begin_anew(self.wrapper.began_ns)
+
     def _note_phase(self, sent_ns: int) -> None:
         """Notes in the ledger what the wrapper does now."""
-        if self.wrapper.is_finalizing:
-            self.ledger.interrupted(sent_ns)
-        elif self.wrapper.is_restarting:
-            self.ledger.restarts(sent_ns)
-        elif self.wrapper.is_there:
-            self.ledger.called(sent_ns)
-        else:
-            self.ledger.returned(sent_ns)
+        match self.wrapper.judged:
+            case Judged.HARD:
+                self.ledger.interrupted(sent_ns)
+            case Judged.NOTHING:
+                self.ledger.restarts(sent_ns)
+            case Judged.SOFT:
+                self.ledger.called(sent_ns)
+            case Judged.AS_WITHOUT:
+                self.ledger.returned(sent_ns)
 
     def _note_overdue(self, message: HangOverdue, now_ns: int) -> None:
         """Notes that the launcher has found a hang: it counts pauses itself, so the deadline has passed already."""
@@ -240,8 +251,9 @@ class RankWatch:
         self._hang_overdue = None
 
     def _note_hello(self, message: Hello, sent_ns: int, now_ns: int) -> None:
+        if message.restart is not None:
+            self.wrapper.check(message.restart)
         self.ledger.begin(sent_ns)
-        self.wrapper.greet(message.guarded)
         is_rank = self.start is not None and message.pid == self.start.rank_pid
         same_process = is_rank or message.pid == self.client_pid
         self.connected, self.client_pid, self.ended = True, message.pid, self._over
@@ -259,6 +271,10 @@ class RankWatch:
         if self._out_since_ns is None:
             self._out_since_ns = self.last_sign_ns
         self._out_reported = False  # what it says next of its sections is the truth, with the moment it became so
+        if message.restart is None:
+            self.wrapper.note_none()
+        elif message.restart != self.wrapper.report:
+            self._note_restart(message.restart, sent_ns, now_ns)
 
     def _note_attach(self, message: Attach, sent_ns: int) -> None:
         self.ledger.attached(sent_ns, anew=self.attached or self.detached)
@@ -291,7 +307,7 @@ class RankWatch:
         if self.ended or self.detached or self._warned or not self.connected or self._stamp_ns is None:
             return None
         limit_s = self._settings.stall_warning
-        if limit_s is None or self.wrapper.is_restarting:
+        if limit_s is None or self.wrapper.judged is Judged.NOTHING:
             return None
         limit_s = max(limit_s, _UNUSUAL * (self.usual_gap_s or 0.0))
         return self._deadline(STALL, limit_s, max(self._stamp_ns, self.wrapper.since_ns))
@@ -325,7 +341,9 @@ class RankWatch:
 
     @property
     def _shows_standstill(self) -> bool:
-        return self.connected and not (self.ended or self.detached or self.wrapper.is_restarting)
+        if self.ended or self.detached or self.wrapper.judged is Judged.NOTHING:
+            return False
+        return self.connected
 
     def _age_s(self, since_ns: int | None, now_ns: int) -> float | None:
         if since_ns is None:
@@ -333,14 +351,14 @@ class RankWatch:
         return max(0, now_ns - since_ns - self.paused_since(since_ns)) / NS_PER_S
 
     def _deadlines(self) -> list[Deadline]:
-        if self.ended or self.start is None or self.wrapper.is_restarting:
+        if self.ended or self.start is None or self.wrapper.judged is Judged.NOTHING:
             return []
-        if self.wrapper.is_finalizing:
-            hard_s = self.wrapper.message.hard_timeout_s
+        if self.wrapper.judged is Judged.HARD:
+            hard_s = self.wrapper.report.hard_timeout_s
             return [self._deadline(HARD, hard_s, self.wrapper.since_ns, sign=self.wrapper.expected_end)]
         # No stamp is expected of a process that sends none (it could start no thread); one that is cut off may hang.
         has_stamps = self._stamp_ns is not None or not self.connected
-        soft_s = self.wrapper.message.soft_timeout_s
+        soft_s = self.wrapper.report.soft_timeout_s
         expected = self.wrapper.expected_signs(has_stamps, self._stamp_ns or 0)
         found = [self._deadline(SOFT, soft_s, since_ns, sign=sign) for sign, since_ns in expected]
         if self.detached:

@@ -1,80 +1,90 @@
 """The known facts of the in-process wrapper of one rank, and the signs of progress that it makes expected. Pure.
 
-`watch.py` passes messages in, and makes deadlines of the signs. Moments are as there. What is older than the wrapper's
-iteration belongs to a former one, so the order in which a reconnected rank reports its state makes no difference. Apart
-from the facts of the rank: few ranks have a wrapper, and its phases are a noun of their own.
+`watch.py` passes messages in, and makes deadlines of the signs. Moments are as there. What is judged in which phase
+says `contract/restart_phase.py: JUDGED`. What is older than the present call of the function belongs to an earlier one,
+so the order in which a reconnected rank reports its state makes no difference. Apart from the facts of the rank: few
+ranks have a wrapper, and its phases are a noun of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.wire.messages import Guard, WrapperPhase
+from rank_monitor.contract.restart_phase import JUDGED, Judged, RestartPhase
+from rank_monitor.contract.wire.messages import RestartReport
 from rank_monitor.limits import LONGEST_S, nanoseconds
 
-_MOST_NAME = 100
-"""Characters of the name of a callback: the wrapper's are shorter."""
 MAIN_THREAD, PING = "progress of the main thread", "ping()"
+_ENDS: Mapping[RestartPhase, str] = {
+    RestartPhase.ASSIGNING: "rank_assignment",
+    RestartPhase.INTERRUPTING: "the function after its interruption",
+    RestartPhase.FINALIZING: "finalize and health_check",
+    RestartPhase.COMPLETING: "completion",
+    RestartPhase.LEAVING: "terminate",
+}
+"""Of the phases that are judged `HARD`: what must end."""
+_NONE = RestartReport(RestartPhase.NONE, 0, 0, False, 0.0, 0.0, 0.0, 0, "", 0.0)
 
 
 class WatchedWrapper:
     """The wrapper of a rank as the monitor knows it. At first there is none."""
 
     def __init__(self) -> None:
-        self.message = Guard(WrapperPhase.OVER, 0.0, 0.0, 0.0)
+        self.report = _NONE
+        """The last one."""
         self.began_ns = 0
-        """When the iteration began, or the restart."""
+        """When the present call of the function began, or another phase."""
         self.since_ns = 0
         """When the present phase began."""
         self._ping_ns = 0
 
     @property
+    def judged(self) -> Judged:
+        """What is judged now."""
+        return JUDGED[self.report.phase]
+
+    @property
     def is_there(self) -> bool:
         """Whether the rank can restart in process."""
-        return self.message.phase != WrapperPhase.OVER
-
-    @property
-    def is_restarting(self) -> bool:
-        """Whether the wrapper is restarting: it has deadlines of its own, and nothing is judged."""
-        return self.message.phase == WrapperPhase.RESTARTING
-
-    @property
-    def is_finalizing(self) -> bool:
-        """Whether a callback runs outside of the function, as finalize does: only its end is expected."""
-        return self.message.phase == WrapperPhase.FINALIZING
+        return self.judged is not Judged.AS_WITHOUT
 
     @property
     def expected_end(self) -> str:
         """The words for the sign that is expected while a callback runs."""
-        return f"end of {self.message.callback[:_MOST_NAME] or 'a callback'}"
+        return f"end of {_ENDS[self.report.phase]}"
 
     @property
     def slack_ns(self) -> int:
         """Nanoseconds from asking the wrapper to restart to the kill; 0 if there is no wrapper."""
         if self.is_there:
-            return nanoseconds(self.message.hard_timeout_s - self.message.soft_timeout_s)
+            return nanoseconds(self.report.hard_timeout_s - self.report.soft_timeout_s)
         return 0
 
-    def greet(self, is_there: bool) -> None:
-        """Handles a hello. If a wrapper `is_there`, its state follows in the next message; until then it restarts."""
-        if is_there != self.is_there:
-            if is_there:
-                phase = WrapperPhase.RESTARTING
-            else:
-                phase = WrapperPhase.OVER
-            self.message = Guard(phase, 0.0, 0.0, 0.0)
-
-    def note(self, message: Guard, sent_ns: int) -> bool:
-        """Takes over the state in `message`. Returns whether another iteration or a restart began.
+    def check(self, report: RestartReport) -> None:
+        """Checks the values of a report.
 
         Raises:
-            ProtocolError: the values make no sense; nothing changed.
+            ProtocolError: the values make no sense.
         """
-        _check(message)
-        goes_on = {message.phase, self.message.phase} <= {WrapperPhase.RUNNING, WrapperPhase.UNGUARDED}
-        self.message, self.since_ns = message, sent_ns
-        if not goes_on:
-            self.began_ns = sent_ns
-        return not goes_on and self.is_there
+        soft_s, hard_s, grace_s = report.soft_timeout_s, report.hard_timeout_s, report.grace_s
+        if not (0 < soft_s < hard_s <= LONGEST_S and 0 <= grace_s <= LONGEST_S):
+            raise ProtocolError(f"restart: soft {soft_s!r} s, hard {hard_s!r} s and grace {grace_s!r} s do not fit")
+
+    def note(self, report: RestartReport, began_ns: int, since_ns: int) -> bool:
+        """Takes over a report that was checked. Returns whether another call of the function or another phase began.
+
+        Args:
+            began_ns: that of the report, limited as all moments are.
+            since_ns: when the phase of the report began.
+        """
+        is_anew = report.began_ns != self.report.began_ns
+        self.report, self.began_ns, self.since_ns = report, began_ns, since_ns
+        return is_anew and self.is_there
+
+    def note_none(self) -> None:
+        """Notes that the rank has no wrapper, or has no more: it may have become another program."""
+        self.report = _NONE
 
     def ping(self, sent_ns: int) -> None:
         """Handles a call of `ping()` by the training."""
@@ -87,7 +97,7 @@ class WatchedWrapper:
             has_stamps: whether stamps of the main thread can be expected.
             stamp_ns: when the main thread last executed bytecode, as far as known.
         """
-        if self.message.phase != WrapperPhase.RUNNING:
+        if self.judged is not Judged.SOFT or not self.report.is_timed:
             return []
         if has_stamps:
             signs = [(MAIN_THREAD, max(stamp_ns, self.since_ns))]
@@ -96,11 +106,3 @@ class WatchedWrapper:
         if self._ping_ns > self.began_ns:
             signs.append((PING, max(self._ping_ns, self.since_ns)))
         return signs
-
-
-def _check(message: Guard) -> None:
-    if message.phase not in tuple(WrapperPhase):
-        raise ProtocolError(f"guard: phase {message.phase!r} must be one of {', '.join(WrapperPhase)}")
-    soft_s, hard_s, grace_s = message.soft_timeout_s, message.hard_timeout_s, message.grace_s
-    if not (0 < soft_s < hard_s <= LONGEST_S and 0 <= grace_s <= LONGEST_S):
-        raise ProtocolError(f"guard: soft {soft_s!r} s, hard {hard_s!r} s and grace {grace_s!r} s do not fit")

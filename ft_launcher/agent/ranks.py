@@ -53,7 +53,7 @@ from rank_monitor.contract.wire.messages import (
     Message,
     ModulesImported,
     ProgramFailed,
-    Restarter,
+    RestartReport,
     ResultInDoubt,
 )
 
@@ -334,7 +334,7 @@ class Ranks(EventSource):
                 and self.monitors.found(local_rank).exception is None
             ):
                 stall = stall or message  # of a rank with an exception it is the way out that takes long
-            if not (is_over and isinstance(message, Restarter)):
+            if not (is_over and isinstance(message, RestartReport)):
                 events += self._events_of(local_rank, message)
         if stall is not None and self._warnings.stalled(self.placement, stall, self.processes):
             events += self.hear(is_over)  # what arrived meanwhile
@@ -354,7 +354,7 @@ class Ranks(EventSource):
                 self._warnings.made_group(local_rank, message)
             case ModulesImported() if self.placement.max_restarts > 0:
                 self.parts.zygotes.learn(message.names, message.changed)
-            case Restarter():
+            case RestartReport():
                 self.in_process.heard(local_rank, message)
             case Suspected(is_wrapped=is_wrapped):
                 self.ask_nccl()

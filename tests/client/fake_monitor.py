@@ -13,7 +13,7 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.codec import Received
-from rank_monitor.contract.wire.messages import Attach, Guard, Message, Progress, Refused, Welcome
+from rank_monitor.contract.wire.messages import Attach, Message, Progress, Refused, RestartReport, Welcome
 from tests.patience import patient, until
 
 DEADLINE_S = 20.0
@@ -116,5 +116,5 @@ class FakeMonitor:
                 return
             one = codec.decode(taken[0])
             (self.progress if isinstance(one.message, Progress) else self.received).append(one)
-            if isinstance(one.message, (Attach, Guard)) and not self.silent and not self.refusal:
+            if isinstance(one.message, (Attach, RestartReport)) and not self.silent and not self.refusal:
                 channel.send(client, codec.encode(Welcome(to_json(self.settings), 0), 1, time.monotonic_ns()))

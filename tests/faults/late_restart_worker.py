@@ -1,4 +1,4 @@
-"""A rank that says what a wrapper would, and in the first cycle never comes to the end of its restart."""
+"""A rank that reports what a wrapper would, and in the first cycle never comes to the end of its restart."""
 
 from __future__ import annotations
 
@@ -6,22 +6,35 @@ import os
 import time
 
 from ft_client.rank.monitoring import process
-from rank_monitor.contract.wire.messages import Restarter
+from rank_monitor.contract.restart_phase import RestartPhase
+from rank_monitor.contract.wire.messages import RestartReport
 
 LIMIT_S = 1.0
 
 
-def say(state: str) -> None:
+def say(phase: RestartPhase) -> None:
     """Tells the monitor."""
     link = process.current()
     assert link is not None
-    message = Restarter(state, int(os.environ["RANK"]), 0, "by_hand", LIMIT_S)
-    assert link.post(message, time.monotonic_ns(), timeout_s=20.0)
+    now_ns = time.monotonic_ns()
+    report = RestartReport(
+        phase=phase,
+        round=0,
+        began_ns=now_ns,
+        is_timed=True,
+        soft_timeout_s=60.0,
+        hard_timeout_s=90.0,
+        grace_s=5.0,
+        member=int(os.environ["RANK"]),
+        prefix="by_hand",
+        limit_s=LIMIT_S,
+    )
+    assert link.post(report, now_ns, timeout_s=20.0)
 
 
 if __name__ == "__main__":
-    say("initialized")
+    say(RestartPhase.ASSIGNING)
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        say("handling_starting")
+        say(RestartPhase.RECOVERING)
         time.sleep(3600)
-    say("finalized")
+    say(RestartPhase.DONE)

@@ -119,10 +119,10 @@ def test_a_spare_takes_over(start_job: StartJob, monkeypatch: pytest.MonkeyPatch
     assert results == {1: [0, 2, 1], 2: [1, 2, 1], 3: None}
     seen = [(tmp_path / f"monitor-{rank}").read_text() for rank in range(4)]
     assert re.search(
-        r"RankMonitorServer:0: watches process \d+.*initialized.*process \d+ has ended", seen[0], re.DOTALL
+        r"RankMonitorServer:0: watches process \d+.*round 0: running.*process \d+ has ended", seen[0], re.DOTALL
     )
-    assert "finalized" not in seen[0]
-    assert re.search(r"iteration 1: handling_completed.*iteration 1: finalized", seen[1], re.DOTALL)
+    assert "done" not in seen[0]
+    assert re.search(r"round 1: running.*round 1: done", seen[1], re.DOTALL)
 
 
 def test_two_die_at_once(start_job: StartJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ import time
 import pytest
 
 from rank_monitor.contract.wire.launcher_messages import CycleStart, Snapshot, SnapshotRequest, Verdict
-from rank_monitor.contract.wire.messages import Guard, Sections
+from rank_monitor.contract.wire.messages import Sections
 from tests.faults.hostile import messages
 from tests.rank_monitor.node import Node, bytes_of
 from tests.rank_monitor.timeline import limited
+from tests.restart_reports import report
 
 BYE = b"\x33"  # a good one ends the monitor, as it should
 SETTINGS = limited(rank_section_timeouts={"step": 0.3}, stall_warning=600.0)
@@ -25,7 +26,7 @@ def ill_advised() -> list[bytes]:
         for pid in (-1, 0, 1 << 31, 1 << 62)
     ]
     starts.append(CycleStart(1, 0, os.getpid(), -1, "", reconnect=True, attached=True, limits={"initial": "x"}))
-    return [bytes_of(message) for message in (*starts, SnapshotRequest(-1), Guard("nothing", -1, 0, 0))]
+    return [bytes_of(message) for message in (*starts, SnapshotRequest(-1), report("running", -1.0, 0.0, 0.0))]
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "values"])

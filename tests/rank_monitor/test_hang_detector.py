@@ -12,11 +12,11 @@ from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart
 from rank_monitor.contract.wire.messages import (
     Attach,
     Detach,
-    Guard,
     Heartbeat,
     Hello,
     IterationReached,
     Message,
+    RestartReport,
     Sections,
 )
 from rank_monitor.hang_detector import (
@@ -29,6 +29,7 @@ from rank_monitor.hang_detector import (
     SendVerdict,
 )
 from tests.rank_monitor.timeline import ONE_OF_EACH, STARTED_S, Timeline, limited, ns, verdicts
+from tests.restart_reports import report
 
 T = STARTED_S
 
@@ -62,7 +63,7 @@ def _suspect() -> Timeline:
 def _guarded() -> Timeline:
     line = _waiting()
     line.attach(T + 1)
-    line.say(Guard("unguarded", 60.0, 90.0, 4.0), T + 1.5)
+    line.say(report("running", grace_s=4.0, is_timed=False), T + 1.5)
     line.say(Heartbeat(), T + 2)
     return line
 
@@ -114,7 +115,7 @@ LATE = T + 12.3
         (_suspect, lambda line: line.say(Heartbeat(), T + 11.99), DetectorState.WATCHED),
         (_suspect, lambda line: line.lose(T + 11.99), DetectorState.SUSPECT),
         (_suspect, lambda line: line.until(T + 12), DetectorState.CONDEMNED),
-        (_suspect, lambda line: line.say(Guard("running", 60.0, 90.0, 5.0), T + 11.99), DetectorState.WATCHED),
+        (_suspect, lambda line: line.say(report("running", 60.0, 90.0, 5.0), T + 11.99), DetectorState.WATCHED),
         (_interrupted, lambda line: line.say(Heartbeat(), T + 20), DetectorState.WATCHED),
         (_interrupted, lambda line: line.until(T + 41.9), DetectorState.INTERRUPTED),
         (_interrupted, lambda line: line.until(T + 42), DetectorState.CONDEMNED),
@@ -168,7 +169,7 @@ def _after(state: DetectorState, message: Message) -> DetectorState:
         return DetectorState.WATCHED
     if isinstance(message, Detach):
         return DetectorState.DETACHED
-    if isinstance(message, Guard):  # the training's function is called anew, or (unguarded before) goes on
+    if isinstance(message, RestartReport):  # the training's function is called anew, or (not timed before) goes on
         if state is DetectorState.INTERRUPTED and message.phase == "running":
             return state
         return (

@@ -9,11 +9,12 @@ import pytest
 
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire.launcher_messages import HangOverdue
-from rank_monitor.contract.wire.messages import Attach, Guard, Heartbeat, Hello, Progress, Sections
+from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, Progress, Sections
 from rank_monitor.hang_detector import Action, Interrupt, Note
 from rank_monitor.limits import HARD, SOFT, Deadline
 from rank_monitor.look_ups import LookUps, asks_resolver
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdict_of, verdicts
+from tests.restart_reports import report
 
 T = STARTED_S
 HEAD = (
@@ -135,8 +136,8 @@ def test_what_comes_after_the_answer_is_judged_as_ever() -> None:
 
 def test_a_wrapper_is_not_asked_for_a_restart_before_the_answer() -> None:
     line = Timeline(limited())
-    line.say(Hello(RANK_PID, guarded=True))
-    line.say(Guard("running", 5.0, 9.0, 4.0), T + 1)
+    line.say(Hello(RANK_PID))
+    line.say(report("running", 5.0, 9.0, 4.0), T + 1)
     line.say(Progress(ns(T + 1)))
     line.asks_resolver = True
     assert not [action for action in line.until(T + 40) if isinstance(action, Interrupt)]

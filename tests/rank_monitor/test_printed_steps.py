@@ -8,12 +8,11 @@ from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep
 from rank_monitor.contract.wire.messages import (
     NO_ITERATION,
     Detach,
-    Guard,
     IterationReached,
-    WrapperPhase,
 )
 from rank_monitor.hang_detector import DetectorState
 from tests.rank_monitor.timeline import STARTED_S, Timeline, limited, ns, verdicts
+from tests.restart_reports import report
 
 T = STARTED_S
 LIMITED = limited(watch_log_timeout=10.0)
@@ -49,7 +48,7 @@ def test_a_silence_of_an_earlier_process_or_call_is_none() -> None:
     line.say(LogOverdue(ns(T - 1)), T + 20)
     assert verdicts(line.until(T + 30)) == []
     line.attach(T + 31)
-    line.say(Guard(WrapperPhase.RUNNING, 1e6, 2e6, 5.0), T + 40)
+    line.say(report("running", 1e6, 2e6), T + 40)
     line.say(LogOverdue(ns(T + 35)), T + 50)
     assert verdicts(line.until(T + 60)) == []
 

@@ -25,7 +25,6 @@ from rank_monitor.contract.wire.messages import (
     Attach,
     ControlRequest,
     Detach,
-    Guard,
     Heartbeat,
     Hello,
     InterruptAsked,
@@ -35,7 +34,6 @@ from rank_monitor.contract.wire.messages import (
     Ping,
     RankException,
     Refused,
-    Restarter,
     Sections,
     Welcome,
 )
@@ -43,6 +41,7 @@ from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
 from tests.program import suspend
 from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, bytes_of, playing
 from tests.rank_monitor.timeline import limited
+from tests.restart_reports import report
 
 SECTIONS = limited(rank_section_timeouts={"step": 0.3}, stall_warning=600.0)
 # A rank that is cut off is not ended while another process of a busy machine takes its time.
@@ -82,8 +81,8 @@ def test_a_rank_that_attaches_is_welcomed_and_the_agent_is_told(node: Node) -> N
         RankException("ValueError", "bad \udcff \N{SNOWMAN}", "Traceback ...", 1.5),
         ControlRequest("restart", "I said so"),
         LimitsSet(None, 9.5, {"step": 3}, None, ["section:step"], {"any": [1, {"thing": None}]}),
-        Guard("running", 60.0, 90.0, 5.0),
-        Restarter("handling_starting", 5, 1, "inprocess/0/", 120.0),
+        report("running", 60.0, 90.0, 5.0),
+        report("recovering", member=5, round=1, reason="again"),
         InterruptedAgain(1, 15.0, "__exit__ runs", "in close"),
     ],
     ids=lambda message: type(message).__name__,
@@ -108,8 +107,8 @@ def test_a_guarded_rank_is_asked_to_restart_then_killed(node: Node) -> None:
     node.monitor(FREE)
     rank = node.start()
     rank.do("connect", node.path)
-    rank.say(Hello(rank.pid, guarded=True))
-    rank.say(Guard("running", 0.2, 0.6, 0.2))
+    rank.say(Hello(rank.pid, restart=report("running", 0.2, 0.6, 0.2)))
+    rank.say(report("running", 0.2, 0.6, 0.2))
     rank.say(Ping())
     assert rank.hear() == Welcome(to_json(FREE), 1), "which wakes the watchdog of a client"
     asked = node.hear(Verdict)
@@ -123,7 +122,7 @@ def test_a_guarded_rank_is_asked_to_restart_then_killed(node: Node) -> None:
 def test_a_guard_with_silly_numbers_is_refused_and_the_watch_goes_on(node: Node) -> None:
     node.monitor(SECTIONS)
     rank = node.watched()
-    rank.say(Guard("running", 9.0, 3.0, 5.0))
+    rank.say(report("running", 9.0, 3.0, 5.0))
     refused = rank.hear()
     assert isinstance(refused, Refused)
     assert "soft 9.0 s, hard 3.0 s" in refused.reason
@@ -136,8 +135,8 @@ def test_a_rank_that_takes_no_question_is_killed_all_the_same(node: Node) -> Non
     rank = node.watched()
     rank.do("on_signal", signal.SIGTERM, "ignore")
     for _ in range(400):
-        rank.say(Guard("restarting", 0.2, 0.4, 0.2))
-    rank.say(Guard("running", 0.2, 0.4, 0.2))
+        rank.say(report("closing", 0.2, 0.4, 0.2))
+    rank.say(report("running", 0.2, 0.4, 0.2))
     rank.say(Ping())
     assert [node.hear(Verdict).limit for _ in range(2)] == ["soft_timeout", "hard_timeout"]
     assert rank.wait() == -signal.SIGKILL
@@ -240,7 +239,7 @@ def test_nonsense_is_answered_said_once_and_ends_no_watch(capfd: pytest.CaptureF
         assert snapshot(node).attached
         assert hangs(node, rank).limit == "section:step"
     said = capfd.readouterr().err
-    assert said.count("[WARNING] [RankMonitorServer:5] Refused: protocol version 9; this process speaks 1") == 1
+    assert said.count("[WARNING] [RankMonitorServer:5] Refused: protocol version 9; this process speaks 2") == 1
     assert said.count("unknown kind 255") == 1
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rank_monitor.contract.wire.codec import Received
-from rank_monitor.contract.wire.messages import Guard, Heartbeat, Hello, Progress, Sections
+from rank_monitor.contract.wire.messages import Heartbeat, Hello, Progress, Sections
 from rank_monitor.hang_detector import DumpStacks, Kill, Note, SendVerdict
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdict_of, verdicts
+from tests.restart_reports import report
 
 T = STARTED_S
 
@@ -139,7 +140,7 @@ def test_a_pause_moves_the_kill() -> None:
 def test_a_pause_moves_the_patience_with_an_interrupted_rank() -> None:
     line = Timeline(limited(rank_heartbeat_timeout=10.0))
     line.attach()
-    line.say(Guard("unguarded", 60.0, 90.0, 5.0), T + 1)
+    line.say(report("running", is_timed=False), T + 1)
     line.say(Heartbeat(), T + 2)
     line.until(T + 12)
     line.sleep(T + 200)

@@ -8,7 +8,6 @@ from rank_monitor.contract.wire.launcher_messages import CycleEnd, HangOverdue, 
 from rank_monitor.contract.wire.messages import (
     Attach,
     Detach,
-    Guard,
     Heartbeat,
     Hello,
     IterationReached,
@@ -18,6 +17,7 @@ from rank_monitor.contract.wire.messages import (
 )
 from rank_monitor.hang_detector import Action, DumpStacks, Interrupt, SendSignal, TellStandstill
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdicts
+from tests.restart_reports import report
 
 T = STARTED_S
 LIMITED = limited(hang_timeout=40.0)
@@ -88,7 +88,7 @@ def test_the_next_standstill_is_told_again() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Detach(), CycleEnd(), Guard("restarting", 60.0, 90.0, 5.0)],
+    [Detach(), CycleEnd(), report("closing", 60.0, 90.0, 5.0)],
     ids=["its watch is shut down", "the cycle is over", "it restarts in process"],
 )
 def test_nothing_is_told_of_a_rank_that_is_not_to_run(message: Message) -> None:
@@ -147,11 +147,11 @@ def test_a_hang_that_the_launcher_has_found_ends_the_rank_at_once() -> None:
 
 def test_a_rank_in_a_wrapper_is_asked_to_restart_in_process_first() -> None:
     line = standing_still()
-    line.say(Guard("running", 600.0, 900.0, 5.0), T + 3)
+    line.say(report("running", 600.0, 900.0, 5.0), T + 3)
     done = line.say(HangOverdue(40.0, 41.0, "it waits"), T + 60) + line.until(T + 60)
     (asked,) = [action for action in done if isinstance(action, Interrupt)]
     assert (asked.verdict.limit, asked.verdict.condemned) == ("hang", False)
-    line.say(Guard("restarting", 600.0, 900.0, 5.0), T + 61)
-    line.say(Guard("running", 600.0, 900.0, 5.0), T + 62)
+    line.say(report("closing", 600.0, 900.0, 5.0), T + 61)
+    line.say(report("running", 600.0, 900.0, 5.0), T + 62)
     stamped(line, T + 63, T + 62)
     assert verdicts(line.until(T + 65)) == [], "what was found was about the call before"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire import codec
 from rank_monitor.contract.wire.launcher_messages import CycleStart, Times
-from rank_monitor.contract.wire.messages import Attach, Detach, Guard, Hello, IterationReached, Sections
+from rank_monitor.contract.wire.messages import Attach, Detach, Hello, IterationReached, Sections
 from rank_monitor.contract.wire.rank_times import (
     BOUNDS_NS,
     BUCKETS,
@@ -29,6 +29,7 @@ from rank_monitor.contract.wire.rank_times import (
 )
 from rank_monitor.time_ledger import TimeLedger
 from tests.rank_monitor.timeline import NO_LIMITS, ONE_OF_EACH, RANK_PID, STARTED_S, Timeline, limited, ns
+from tests.restart_reports import report
 
 T = STARTED_S
 
@@ -248,18 +249,14 @@ def test_what_follows_the_end_of_the_process_is_nobodys() -> None:
 # Restarts in process.
 
 
-def guard(phase: str) -> Guard:
-    return Guard(phase, 60.0, 90.0, 5.0)
-
-
 def test_a_restart_in_process() -> None:
     line = watched()
-    line.say(guard("running"), T + 3)
+    line.say(report("running"), T + 3)
     train(line, T + 4, 4)
     line.open("step", at=T + 12)
-    line.say(guard("finalizing"), T + 15)
-    line.say(guard("restarting"), T + 16)
-    line.say(guard("running"), T + 18)
+    line.say(report("finalizing"), T + 15)
+    line.say(report("closing"), T + 16)
+    line.say(report("running"), T + 18)
     train(line, T + 20, 2, first=2)
     found = times(line)
     expected = {"starting": 2, "preparing": 3, "step": 12, "stalled": 3, "finalizing": 1, "restarting": 2}
@@ -271,12 +268,12 @@ def test_a_restart_in_process() -> None:
 
 def test_what_a_wrapper_says_before_its_first_call_is_no_restart() -> None:
     line = Timeline(NO_LIMITS)
-    line.say(Hello(RANK_PID, guarded=True), T + 1)
-    line.say(guard("restarting"), T + 2)
-    line.say(guard("running"), T + 4)
+    line.say(Hello(RANK_PID), T + 1)
+    line.say(report("closing"), T + 2)
+    line.say(report("running"), T + 4)
     line.say(Attach(), T + 5)
     train(line, T + 6, 2)
-    line.say(guard("over"), T + 11)
+    line.say(report("done"), T + 11)
     found = times(line)
     assert seconds(found) == {"starting": 4, "preparing": 1, "step": 4}
     assert (found.resumed, found.lost_ns) == (-1, 0)
@@ -285,12 +282,12 @@ def test_what_a_wrapper_says_before_its_first_call_is_no_restart() -> None:
 
 def test_an_unfinished_step_before_a_restart_in_process_counts_as_lost() -> None:
     line = watched()
-    line.say(guard("running"), T + 3)
+    line.say(report("running"), T + 3)
     end = train(line, T + 4, 2)
     line.open("step", at=end)
     line.open("step", "data", at=end + 1)
-    line.say(guard("finalizing"), end + 1)
-    line.say(guard("running"), end + 1)
+    line.say(report("finalizing"), end + 1)
+    line.say(report("running"), end + 1)
     train(line, end + 1, 1, first=2)
     found = times(line)
     assert found.lost_ns == ns(1)
@@ -336,15 +333,15 @@ def test_a_monitor_that_takes_over_goes_on_with_the_ledger() -> None:
 
 def test_a_restart_in_process_after_a_monitor_took_over_loses_no_more_than_it_must() -> None:
     line = watched()
-    line.say(guard("running"), T + 3)
+    line.say(report("running"), T + 3)
     end = train(line, T + 4, 3)
     after = successor(line, end + 1)
     after.say(Hello(RANK_PID, attached=True, last_sign_ns=ns(end), got_first_sign=True), end + 1)
-    after.say(guard("running"), end + 1)
+    after.say(report("running"), end + 1)
     after.say(Sections((), 2), end + 1)
-    after.say(guard("finalizing"), end + 2)
-    after.say(guard("restarting"), end + 2)
-    after.say(guard("running"), end + 3)
+    after.say(report("finalizing"), end + 2)
+    after.say(report("closing"), end + 2)
+    after.say(report("running"), end + 3)
     train(after, end + 3, 1, first=3)
     assert times(after).lost_ns == 0
 
@@ -462,7 +459,7 @@ def test_there_is_no_quantile_without_a_histogram() -> None:
 
 # Whatever happens.
 
-PHASES = [guard("running"), guard("finalizing"), guard("restarting")]
+PHASES = [report("running"), report("finalizing"), report("closing")]
 EVENTS = st.one_of(
     st.tuples(st.just("say"), st.sampled_from([*ONE_OF_EACH, *PHASES, IterationReached(2)])),
     st.tuples(st.just("open"), st.lists(st.sampled_from(["step", "data", "checkpointing", "x"]), unique=True)),

@@ -8,17 +8,19 @@ from dataclasses import replace
 import pytest
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.restart_phase import JUDGED, Judged, RestartPhase
 from rank_monitor.contract.wire.launcher_messages import CycleEnd
-from rank_monitor.contract.wire.messages import Attach, Detach, Guard, Heartbeat, Hello, Ping, Progress, WrapperPhase
+from rank_monitor.contract.wire.messages import Attach, Detach, Heartbeat, Hello, Ping, Progress, RestartReport
 from rank_monitor.hang_detector import Action, DetectorState, Interrupt, Kill, SendSignal, SendVerdict
 from tests.rank_monitor.timeline import NO_LIMITS, RANK_PID, STARTED_S, Timeline, limited, ns, verdicts
+from tests.restart_reports import report
 
 T = STARTED_S
-RUNNING = Guard("running", 60.0, 90.0, 4.0)
-UNGUARDED, FINALIZING, RESTARTING, OVER = (
-    replace(RUNNING, phase=phase) for phase in ("unguarded", "finalizing", "restarting", "over")
+RUNNING = report("running", grace_s=4.0)
+UNGUARDED = replace(RUNNING, is_timed=False)
+FINALIZING, RESTARTING, OVER = (
+    replace(RUNNING, phase=phase) for phase in (RestartPhase.FINALIZING, RestartPhase.CLOSING, RestartPhase.DONE)
 )
-HELLO = Hello(RANK_PID, guarded=True)
 
 
 def stamp(line: Timeline, at: float) -> None:
@@ -185,8 +187,8 @@ def test_the_soft_timeout_comes_first_when_it_is_due_first() -> None:
     assert killed_at(line, T + 91) == "hard_timeout"
 
 
-@pytest.mark.parametrize("how", [RUNNING, UNGUARDED], ids=lambda guard: guard.phase)
-def test_heartbeats_are_judged_while_the_function_runs(how: Guard) -> None:
+@pytest.mark.parametrize("how", [RUNNING, UNGUARDED], ids=["timed", "not timed"])
+def test_heartbeats_are_judged_while_the_function_runs(how: RestartReport) -> None:
     line = running(limited(rank_heartbeat_timeout=10.0))
     line.say(Attach())
     line.say(how)
@@ -237,12 +239,12 @@ def test_without_hang_protection_no_progress_is_expected_and_the_iteration_goes_
     assert asked_at(line, T + 560) == ("soft_timeout", 60.0), "the ping is still expected"
 
 
-@pytest.mark.parametrize("phase", WrapperPhase)
-def test_only_who_restarts_is_not_warned_of_a_stall(phase: str) -> None:
+@pytest.mark.parametrize("phase", RestartPhase)
+def test_only_who_waits_for_others_is_not_warned_of_a_stall(phase: RestartPhase) -> None:
     line = running(limited(stall_warning=30.0))
     line.say(replace(RUNNING, phase=phase), T + 2)
     stalls = [verdict for verdict in verdicts(line.until(T + 40)) if verdict.limit == "stall"]
-    assert bool(stalls) is (phase != "restarting")
+    assert bool(stalls) is (JUDGED[phase] is not Judged.NOTHING)
 
 
 def test_a_stall_counts_from_the_end_of_the_restart() -> None:
@@ -272,7 +274,7 @@ def test_the_end_of_a_call_ends_what_was_asked_of_it() -> None:
     assert line.until(T + 1000) == []
 
 
-def test_the_end_of_a_cycle_ends_the_guard() -> None:
+def test_the_end_of_a_cycle_ends_it() -> None:
     line = running()
     line.say(CycleEnd(), T + 2)
     assert line.until(T + 1000) == []
@@ -281,7 +283,6 @@ def test_the_end_of_a_cycle_ends_the_guard() -> None:
 @pytest.mark.parametrize(
     "silly",
     [
-        replace(RUNNING, phase="asleep"),
         replace(RUNNING, soft_timeout_s=0.0),
         replace(RUNNING, soft_timeout_s=-1.0),
         replace(RUNNING, soft_timeout_s=90.0),
@@ -293,9 +294,9 @@ def test_the_end_of_a_cycle_ends_the_guard() -> None:
     ],
     ids=repr,
 )
-def test_silly_numbers_change_nothing(silly: Guard) -> None:
+def test_silly_numbers_change_nothing(silly: RestartReport) -> None:
     line = running()
-    with pytest.raises(ProtocolError, match="guard: "):
+    with pytest.raises(ProtocolError, match="restart: "):
         line.say(silly, T + 2)
     assert asked_at(line, T + 61) == ("soft_timeout", 60.0)
 
@@ -303,13 +304,22 @@ def test_silly_numbers_change_nothing(silly: Guard) -> None:
 # What breaks on the way.
 
 
-def tell_again(line: Timeline, *phases: tuple[Guard, float], stamped: float | None = None) -> None:
-    """What the client says over a new connection, now."""
-    line.say(HELLO)
+def tell_again(line: Timeline, told: RestartReport, since: float, stamped: float | None = None) -> list[Action]:
+    """What the client says over a new connection, now. `since`: when the phase began."""
+    found = line.say(Hello(RANK_PID, restart=told))
     if stamped is not None:
-        line.say(Progress(ns(stamped)))
-    for guard, since in phases:
-        line.say(guard, sent=since)
+        found += line.say(Progress(ns(stamped)))
+    return found + line.say(told, sent=since)
+
+
+def begun(told: RestartReport, at: float) -> RestartReport:
+    """The report of a call of the function, or a phase, that began then."""
+    return replace(told, began_ns=ns(at))
+
+
+def attached_hello(last_sign: float, told: RestartReport) -> Hello:
+    """The hello of a rank that is watched."""
+    return Hello(RANK_PID, attached=True, last_sign_ns=ns(last_sign), got_first_sign=True, restart=told)
 
 
 def test_a_broken_connection_changes_no_deadline_and_is_asked_again_when_it_is_back() -> None:
@@ -317,32 +327,53 @@ def test_a_broken_connection_changes_no_deadline_and_is_asked_again_when_it_is_b
     line.lose(T + 30)
     assert asked_at(line, T + 61) == ("soft_timeout", 60.0)
     line.until(T + 70)
-    tell_again(line, (RESTARTING, T), (RUNNING, T + 1), stamped=T + 1)
-    assert asked(line.until(T + 70.001)) == [("soft_timeout", 69.0)], "the first one may be lost"
+    again = tell_again(line, begun(RUNNING, T + 1), T + 1, stamped=T + 1)
+    assert asked(again + line.until(T + 70.001)) == [("soft_timeout", 69.0)], "the first one may be lost"
     assert killed_at(line, T + 91) == "hard_timeout"
 
 
-def test_between_the_hello_and_the_rest_nothing_is_judged() -> None:
-    line = running(limited(rank_heartbeat_timeout=10.0), since=T + 100)
-    line.say(Attach(), T + 101)
-    line.say(Heartbeat(), T + 102)
-    line.until(T + 113)
-    line.say(replace(HELLO, attached=True, last_sign_ns=ns(T + 102), got_first_sign=True), T + 114)
-    assert verdicts(line.until(T + 115)) == []
-    line = Timeline(limited(rank_heartbeat_timeout=10.0), reconnect=True, attached=True)
-    line.say(replace(HELLO, attached=True, last_sign_ns=ns(T), got_first_sign=True), T + 100)
-    assert line.until(T + 101) == []
+def test_the_hello_says_by_what_its_signs_are_judged() -> None:
+    """A sign of an earlier call of the function is none of this one, and while the rank restarts nothing is judged."""
+    settings = limited(rank_heartbeat_timeout=10.0, connect_timeout=1000.0)
+    line = Timeline(settings, reconnect=True, attached=True)
+    line.say(attached_hello(T, begun(RESTARTING, T + 50)), T + 100)
+    assert line.until(T + 1000) == []
+    line = Timeline(settings, reconnect=True, attached=True)
+    line.say(attached_hello(T, begun(RUNNING, T + 50)), T + 100)
+    assert line.until(T + 1000) == [], "no sign yet in this call"
+    line = Timeline(settings, reconnect=True, attached=True)
+    line.say(attached_hello(T + 95, begun(RUNNING, T + 50)), T + 100)
+    assert asked_at(line, T + 105) == ("subsequent", 10.0)
+
+
+def test_a_hello_with_silly_numbers_changes_nothing() -> None:
+    line = running()
+    with pytest.raises(ProtocolError, match="restart: "):
+        line.say(Hello(RANK_PID, restart=replace(RUNNING, soft_timeout_s=0.0)), T + 2)
+    assert asked_at(line, T + 61) == ("soft_timeout", 60.0)
 
 
 @pytest.mark.parametrize("stamped", [T + 195.0, None])
 def test_a_monitor_that_replaces_another_judges_by_what_it_is_told(stamped: float | None) -> None:
     line = Timeline(NO_LIMITS, reconnect=True)
     line.until(T + 200)
-    tell_again(line, (RESTARTING, T), (RUNNING, T + 1), (UNGUARDED, T + 5), (RUNNING, T + 50), stamped=stamped)
+    tell_again(line, begun(RUNNING, T + 1), T + 50, stamped=stamped)
     if stamped is None:
         assert asked(line.until(T + 210)) == [], "who sends no stamps owes none"
         return
     assert asked_at(line, T + 255) == ("soft_timeout", 60.0)
+
+
+def test_a_ping_before_a_stretch_without_protection_is_still_of_this_call() -> None:
+    line = Timeline(NO_LIMITS, reconnect=True)
+    line.until(T + 60)
+    line.say(Hello(RANK_PID, restart=begun(RUNNING, T + 1)))
+    line.say(Progress(ns(T + 60)))
+    line.say(Ping(), sent=T + 2)
+    line.say(begun(RUNNING, T + 1), sent=T + 50)
+    for second in range(70, 110, 10):
+        stamp(line, T + second)
+    assert asked_at(line, T + 110) == ("soft_timeout", 60.0)
 
 
 def test_a_monitor_that_replaces_another_has_the_agents_word_for_a_rank_that_cannot_speak() -> None:
@@ -352,33 +383,33 @@ def test_a_monitor_that_replaces_another_has_the_agents_word_for_a_rank_that_can
     assert killed_at(line, T + 290) == "hard_timeout"
 
 
-def test_signs_of_this_iteration_survive_being_told_again() -> None:
+def test_signs_of_this_call_survive_being_told_again() -> None:
     line = running(limited(rank_heartbeat_timeout=50.0))
     line.say(Attach(), T + 2)
     line.say(Heartbeat(), T + 3)
     line.until(T + 20)
-    line.say(replace(HELLO, attached=True, last_sign_ns=ns(T + 3), got_first_sign=True))
-    for guard, since in ((RESTARTING, T), (RUNNING, T + 1)):
-        line.say(guard, sent=since)
+    line.say(attached_hello(T + 3, begun(RUNNING, T + 1)))
+    line.say(begun(RUNNING, T + 1), sent=T + 1)
     assert asked_at(line, T + 53) == ("subsequent", 50.0)
 
 
 def test_a_restart_that_went_unheard_is_told_with_the_next_call() -> None:
     line = running()
     line.say(Ping(), T + 2)
-    tell_again(line, (RESTARTING, T + 5), (RUNNING, T + 6), stamped=T + 6)
+    line.until(T + 6)
+    tell_again(line, begun(RUNNING, T + 6), T + 6, stamped=T + 6)
     for second in range(7, 200, 20):
         stamp(line, T + second)
     assert line.detector.state is DetectorState.WAITING, "the ping was of the call before"
 
 
-def test_a_program_that_took_the_place_of_the_training_is_not_guarded() -> None:
+def test_a_program_that_took_the_place_of_the_training_has_no_wrapper() -> None:
     line = running()
     line.say(Hello(RANK_PID), T + 2)
     assert line.until(T + 1000) == []
 
 
-def test_an_exit_ends_the_guard() -> None:
+def test_an_exit_ends_the_wrapper() -> None:
     line = running()
     line.detector.on_exit(ns(T + 2))
     assert line.until(T + 1000) == []

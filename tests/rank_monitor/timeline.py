@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, HangOverdue, LogOverdue, LogStep, Verdict
 from rank_monitor.contract.wire.messages import (
     Attach,
     Detach,
-    Guard,
     Heartbeat,
     Hello,
     IterationReached,
@@ -19,9 +19,11 @@ from rank_monitor.contract.wire.messages import (
     Ping,
     Progress,
     RankException,
+    RestartReport,
     Sections,
 )
 from rank_monitor.hang_detector import Action, AskLookUp, AskUsualGap, HangDetector, SendVerdict
+from tests.restart_reports import report
 
 NO_LIMITS = MonitorSettings(
     initial_rank_heartbeat_timeout=None, rank_heartbeat_timeout=None, stall_warning=None, termination_grace_time=5.0
@@ -39,8 +41,8 @@ ONE_OF_EACH: list[Message] = [
     LimitsSet(1.0, 1.0, {}, None),
     Detach(),
     RankException("E", "m", "t", 0.0),
-    Guard("running", 60.0, 90.0, 5.0),
-    Guard("restarting", 60.0, 90.0, 5.0),
+    report("running", 60.0, 90.0, 5.0),
+    report("closing", 60.0, 90.0, 5.0),
     Ping(),
     LogStep(3, 1, 0, 10**12),
     LogOverdue(10**12),
@@ -69,14 +71,26 @@ class Timeline:
         self.usual_gap_s: float | None = None
         self.asks_resolver = False
         self.now = STARTED_S
+        self._report = report("none")
         begin = CycleStart(cycle=1, rank=3, rank_pid=RANK_PID, started_ns=ns(self.now), stack_file="")
         self.say(replace(begin, **start))  # type: ignore[arg-type]
 
     def say(self, message: Message, at: float | None = None, sent: float | None = None) -> list[Action]:
-        """The detector hears a message at a second (default: now), sent then or earlier."""
+        """The detector hears a message at a second (default: now), sent then or earlier.
+
+        A report of a wrapper that does not say when its phase began does so as a rank's does.
+        """
         done = self.until(self.now if at is None else at, last=False)
+        if isinstance(message, RestartReport):
+            message = self._report = self._begun(message, ns(self.now if sent is None else sent))
         received = Received(message, 0, ns(self.now if sent is None else sent))
         return done + self._answered(self.detector.on_message(received, ns(self.now)), ns(self.now))
+
+    def _begun(self, report: RestartReport, sent_ns: int) -> RestartReport:
+        goes_on = report.phase is self._report.phase is RestartPhase.RUNNING
+        if goes_on and not report.began_ns:
+            return replace(report, began_ns=self._report.began_ns)
+        return replace(report, began_ns=report.began_ns or sent_ns)
 
     def lose(self, at: float) -> list[Action]:
         """The connection of the rank breaks."""

@@ -1,4 +1,4 @@
-"""The wrapper's interface for the user's function: state of the restarts, `ping()`, atomic and unguarded sections.
+"""The wrapper's interface for the user's function: state of the restarts, `ping()`, atomic and unprotected sections.
 
 `restart/user_function.py` makes one for each call. It only reports: when a restart begins is decided elsewhere. Which
 parameters of the user's function get it, and with which arguments that is called, is found by `CallParameters`.
@@ -41,11 +41,8 @@ class HangProtection(Protocol):
     def ping(self) -> None:
         """Reports progress of the function."""
 
-    def unguarded(self) -> None:
-        """Reports that no progress is expected from now on."""
-
-    def guarded_again(self) -> None:
-        """Reports that progress is expected again."""
+    def expect_progress(self, is_timed: bool) -> None:
+        """Reports whether progress of the function is expected from now on."""
 
 
 class CallWrapper:
@@ -65,7 +62,7 @@ class CallWrapper:
     ) -> None:
         self._state, self._link, self._why = state, link, why
         self._atomic = threading.RLock()
-        self._unguarded = 0
+        self._unprotected = 0
 
     @property
     def iteration(self) -> int:
@@ -104,16 +101,16 @@ class CallWrapper:
     @contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
         """A context in whose body a lack of progress is not a fault. Re-entrant."""
-        iteration, self._unguarded = self._state.iteration, self._unguarded + 1
+        iteration, self._unprotected = self._state.iteration, self._unprotected + 1
         try:
-            if self._unguarded == 1:
-                self._link.unguarded()
+            if self._unprotected == 1:
+                self._link.expect_progress(False)
             yield
         finally:
-            if iteration == self._state.iteration and self._unguarded:
-                self._unguarded -= 1
-                if self._unguarded == 0:
-                    self._link.guarded_again()
+            if iteration == self._state.iteration and self._unprotected:
+                self._unprotected -= 1
+                if self._unprotected == 0:
+                    self._link.expect_progress(True)
 
     def close(self) -> None:
         """Ends the call: the store is not asked any more, and not kept by who keeps this object."""
@@ -121,7 +118,7 @@ class CallWrapper:
 
     def begin(self) -> None:
         """Begins an iteration: contexts that an interrupted one left open are closed."""
-        self._unguarded = 0
+        self._unprotected = 0
 
 
 class CallParameters:

@@ -1,14 +1,11 @@
-"""Callbacks of NVIDIA's names by which a rank tells the node's agent where it is in a restart in process.
+"""Callbacks of NVIDIA's names for the moments of a restart in process that the agent of NVIDIA's launcher is told.
 
-The agent knows of a wrapper also without them; with them it knows more precisely when a restart begins and ends. Users
-compose them with callbacks of their own, and `restart_config.py` does: `NestedRestarterHandlingStarting` as the last of
-the aborts, since `Compose` calls the last one first. Who listens is not known here: `restart/call.py` sets it.
+The wrapper reports each phase to the agent by itself (`restart/monitor_link.py`), so these do nothing. They stand for
+code written against NVIDIA's extension, which composes them with callbacks of its own, as `restart_config.py` does. A
+"restart" of these names is a round of ours that follows another.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import ClassVar
 
 from ft_client.inprocess.abort import Abort
 from ft_client.inprocess.callback import Callback
@@ -16,53 +13,32 @@ from ft_client.inprocess.completion import Completion
 from ft_client.inprocess.initialize import Initialize
 from ft_client.inprocess.state import FrozenState
 from ft_client.inprocess.terminate import Terminate
-from rank_monitor.contract.wire.messages import WrapperState
-
-_sink: Callable[[WrapperState], None] | None = None
 
 
-def send_to(sink: Callable[[WrapperState], None] | None) -> None:
-    """Sets the function that every state is sent to; None: none, as at the start."""
-    global _sink
-    _sink = sink
-
-
-class _Report(Callback):
-    reported: ClassVar[WrapperState]
-
+class _Nothing(Callback):
     def __call__(self, state: FrozenState) -> FrozenState:
-        """Reports the state `reported` to the launcher, and returns `state`."""
-        if _sink is not None:
-            _sink(self.reported)
+        """Returns `state`."""
         return state
 
 
-class NestedRestarterHandlingStarting(_Report, Abort):
-    """A fault is being handled: what runs is about to be aborted."""
-
-    reported = WrapperState.HANDLING_STARTING
+class NestedRestarterHandlingStarting(_Nothing, Abort):
+    """A fault is being handled, which ends our round: the wrapper reports INTERRUPTING and RECOVERING."""
 
 
-class NestedRestarterHandlingCompleted(_Report, Initialize):
-    """The restart is complete, or it is the first start: the function is about to be called.
+class NestedRestarterHandlingCompleted(_Nothing, Initialize):
+    """The next of our rounds begins, or the first: the wrapper reports RUNNING.
 
     Args:
-        special_rank: accepted for code written against NVIDIA's class; every rank reports here.
+        special_rank: accepted for code written against NVIDIA's class; every rank reports.
     """
-
-    reported = WrapperState.HANDLING_COMPLETED
 
     def __init__(self, special_rank: int = 0) -> None:
         self.special_rank = special_rank
 
 
-class NestedRestarterFinalized(_Report, Completion):
-    """The function is done on all ranks."""
-
-    reported = WrapperState.FINALIZED
+class NestedRestarterFinalized(_Nothing, Completion):
+    """Our last round is done on all ranks: the wrapper reports DONE."""
 
 
-class NestedRestarterAborted(_Report, Terminate):
-    """This rank leaves for good."""
-
-    reported = WrapperState.ABORTED
+class NestedRestarterAborted(_Nothing, Terminate):
+    """This rank leaves our round for good: the wrapper reports LEFT or GAVE_UP."""

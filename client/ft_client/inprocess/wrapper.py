@@ -29,7 +29,7 @@ from ft_client.inprocess.restart.nccl_warnings import nccl_warnings
 from ft_client.inprocess.state import State
 from ft_client.inprocess.store import TCPStore
 from rank_monitor.contract import env
-from rank_monitor.contract.wire.messages import WrapperState
+from rank_monitor.contract.restart_phase import RestartPhase
 
 _T = TypeVar("_T")
 _LOGGER = "ft_client.inprocess"
@@ -121,18 +121,13 @@ class Wrapper:
             if call is not None:
                 call.soft_timeout(reason)
 
-        link = MonitorLink(self.arguments, interrupted, coordination.logfile)
+        link = MonitorLink(self.arguments, interrupted, state.rank or 0, coordination.prefix, coordination.logfile)
         closed = None
         if is_respawned():
-            entry = WrapperState.JOINING
-        else:
-            entry = WrapperState.INITIALIZED
-        link.restarting()
-        link.report(entry, state.rank or 0, 0, coordination.prefix, self.arguments.restart_limit_s)
-        if is_respawned():
+            link.report(RestartPhase.JOINING, 0)
             closed = join(coordination.watched, state)
             if closed is None:  # all is done
-                link.over()
+                link.over(RestartPhase.DONE, 0)
                 return None
         call = Call(self.arguments, function, coordination, state, closed, link)
         try:

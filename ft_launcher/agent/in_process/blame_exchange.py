@@ -35,7 +35,7 @@ from rank_monitor.contract.rounds.barrier import EVER, release, value_now
 from rank_monitor.contract.rounds.iteration import Iteration
 from rank_monitor.contract.wire.foreign import parse_json, parse_object
 from rank_monitor.contract.wire.json_record import read_record, write_record
-from rank_monitor.contract.wire.messages import Restarter
+from rank_monitor.contract.wire.messages import RestartReport
 
 logger = logging.getLogger(__name__)
 
@@ -103,11 +103,11 @@ class BlameOfInterruption:
         """Readable when `attend` has something to do."""
         return self._exchange.news.fileno()
 
-    def heard(self, message: Restarter) -> None:
-        """Takes where the wrapper is: which call, and which iteration of it. Listens to questions from the first on."""
+    def heard(self, report: RestartReport) -> None:
+        """Notes where the wrapper is: which call, and which round of it. Listens to questions from the first on."""
         if self._iteration is None:
             self._exchange.listen()
-        self._iteration = BlameQuestion(message.prefix, message.iteration)
+        self._iteration = BlameQuestion(report.prefix, report.round)
 
     def suspected(self, now: float) -> None:
         """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""

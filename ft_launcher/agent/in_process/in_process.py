@@ -51,11 +51,12 @@ from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.placement import Placement, RankNumbers
 from rank_monitor.contract import env
+from rank_monitor.contract.restart_phase import ENTERING
 from rank_monitor.contract.rounds.iteration import Iteration, depart, withdraw
 from rank_monitor.contract.rounds.iteration_stores import serve_iterations
 from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.wire.foreign import parse_json
-from rank_monitor.contract.wire.messages import Restarter
+from rank_monitor.contract.wire.messages import RestartReport
 
 logger = logging.getLogger(__name__)
 
@@ -117,13 +118,15 @@ class InProcess:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
         return self._rungs.next_check()
 
-    def heard(self, local_rank: int, message: Restarter) -> None:
-        """Takes a message of a rank's wrapper."""
-        if message.prefix and message.prefix not in self._servers and self._ports is not None:
-            self._serve_iterations(message.prefix, self._ports)
-        if message.prefix:
-            self._blames.heard(message)
-        self._do(self._decide(Heard(local_rank, message)) or [])
+    def heard(self, local_rank: int, report: RestartReport) -> None:
+        """Handles a report of a rank's wrapper."""
+        # A report of another rank may come late, when a further call has begun: it must not end the stores of that.
+        is_entering = report.phase in ENTERING and report.prefix and report.prefix not in self._servers
+        if is_entering and self._ports is not None:
+            self._serve_iterations(report.prefix, self._ports)
+        if report.prefix:
+            self._blames.heard(report)
+        self._do(self._decide(Heard(local_rank, report)) or [])
 
     def suspected(self) -> None:
         """Takes that a rank in a wrapper is about to exceed a limit: who holds up the others is asked as long as all

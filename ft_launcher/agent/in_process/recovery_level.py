@@ -1,11 +1,11 @@
 """Decides between rung 1 and rung 2, from the messages of in-process wrappers and the deaths of ranks. Pure.
 
-    the wrapper of a rank        a death of that rank now is
-    none, or finalized           as without wrappers: it ends the cycle
-    joining                      withdrawn: the others may count on it
-    initialized, handling_*      reported to the others, which restart in process
-    left                         expected: it has notified the others itself
-    aborted                      the end of rung 1
+    phase of a rank              a death of that rank now is
+    none, or DONE                as without wrappers: it ends the cycle
+    JOINING                      withdrawn: the others may count on it
+    of AT_WORK                   reported to the others, which restart in process
+    LEFT                         expected: it has notified the others itself
+    GAVE_UP                      the end of rung 1
 
 Rung 1 takes a death only while every other rank of the node can go on: in the same call, or gone already. It hands over
 to rung 2 when no rank is left, or when it does not come to an end within the limit that the ranks gave. Knows no
@@ -32,14 +32,15 @@ from ft_launcher.agent.in_process.recovery_steps import (
     Step,
     TakeOver,
 )
-from rank_monitor.contract.wire.messages import Restarter, WrapperState
+from rank_monitor.contract.restart_phase import AT_WORK, ENTERING, GONE, RESTARTING, RestartPhase
+from rank_monitor.contract.wire.messages import RestartReport
 
-# In these states the rank is inside the wrapped function or on its way back into it.
-AT_WORK = frozenset({WrapperState.INITIALIZED, WrapperState.HANDLING_STARTING, WrapperState.HANDLING_COMPLETED})
-# These ranks leave by themselves: no other rank waits for them.
-_GONE = frozenset({WrapperState.LEFT, WrapperState.ABORTED})
-# In these states the rank has come to the end of the restart.
-_RESTARTED = frozenset({WrapperState.HANDLING_COMPLETED, WrapperState.FINALIZED})
+_RUNS = frozenset({RestartPhase.PREPARING, RestartPhase.RUNNING, RestartPhase.WAITING})
+"""The rank has come to the end of the restart."""
+_CHANGES_NOTHING = frozenset(
+    {RestartPhase.NONE, RestartPhase.INTERRUPTING, RestartPhase.COMPLETING, RestartPhase.LEAVING}
+)
+"""What a death means, and what is awaited of the rank, is as in the phase before."""
 # A rank that dies at each start, for a broken device for example, must not be started for ever.
 MOST_STARTS = 3
 """How often a rank is started again alone between two restarts."""
@@ -59,12 +60,13 @@ _LAST_MESSAGE_S = 5.0
 class WrapperSlot:
     """What is known of a local rank.
 
-    `last`: the last message of its wrapper. `is_new`: started again, and not let in yet. `is_lost`: rung 1 handles its
-    death. `due`: the deadline after which rung 1 has failed here; `is_ended`: it was killed for that. `starts`: how
-    often it was started again since the last restart; `is_next`: it is to be started again.
+    `last`: the last report of its wrapper by which something changed here. `is_new`: started again, and not let in yet.
+    `is_lost`: rung 1 handles its death. `due`: the deadline after which rung 1 has failed here; `is_ended`: it was
+    killed for that. `starts`: how often it was started again since the last restart; `is_next`: it is to be started
+    again.
     """
 
-    last: Restarter | None = None
+    last: RestartReport | None = None
     exit_code: int | None = None
     is_new: bool = False
     is_lost: bool = False
@@ -74,14 +76,24 @@ class WrapperSlot:
     is_ended: bool = False
 
     @property
-    def state(self) -> str:
+    def phase(self) -> RestartPhase:
         if self.last:
-            return self.last.state
-        return ""
+            return self.last.phase
+        return RestartPhase.NONE
 
     @property
     def goes_on(self) -> bool:
-        return self.exit_code is None and not self.is_new and self.state in AT_WORK
+        return self.exit_code is None and not self.is_new and self.phase in AT_WORK
+
+    def is_told_by(self, report: RestartReport) -> bool:
+        """Whether a report says something new."""
+        if report == self.last or report.phase in _CHANGES_NOTHING:
+            return False
+        if self.last is None or report.phase not in ENTERING:
+            return True
+        # On the way into the next round of the same call.
+        is_in_call = self.phase in AT_WORK or self.phase is RestartPhase.JOINING
+        return not (is_in_call and report.prefix == self.last.prefix)
 
 
 @dataclass
@@ -131,11 +143,11 @@ class Rungs:
     def needs_message(self, local_rank: int) -> bool:
         """Whether the last message of a rank that ended is needed: its monitor may not have passed it on yet."""
         slot = self._slots[local_rank]
-        return slot.is_new or slot.state not in ("", WrapperState.FINALIZED)
+        return slot.is_new or slot.phase not in (RestartPhase.NONE, RestartPhase.DONE)
 
     def may_have_declared(self, local_rank: int) -> bool:
         """Whether a rank without a message may have sent one that its monitor still has: other ranks have wrappers."""
-        return not self._slots[local_rank].state and any(slot.last for slot in self._slots)
+        return self._slots[local_rank].last is None and any(slot.last for slot in self._slots)
 
     def next_check(self) -> float | None:
         """When `tick` is to be called (monotonic seconds); None: no deadline runs."""
@@ -148,8 +160,8 @@ class Rungs:
     def on(self, happened: Happened, now: float) -> list[Step] | None:
         """Takes what happened; returns the steps of rung 1, or None for a death that counts as without wrappers."""
         match happened:
-            case Heard(local_rank, message):
-                return self.heard(local_rank, message, now)
+            case Heard(local_rank, report):
+                return self.heard(local_rank, report, now)
             case Died(local_rank, exit_code):
                 return self.died(local_rank, exit_code, now)
             case LossNotified(local_rank, problem):
@@ -157,26 +169,28 @@ class Rungs:
             case DeadlinePassed():
                 return self.tick(now)
 
-    def heard(self, local_rank: int, message: Restarter, now: float) -> list[Step]:
-        """Takes a message of a rank's wrapper; a repeated message changes nothing."""
+    def heard(self, local_rank: int, report: RestartReport, now: float) -> list[Step]:
+        """Handles a report of a rank's wrapper; a repeated report changes nothing."""
         slot = self._slots[local_rank]
-        if not self._enabled or slot.exit_code is not None or message == slot.last:
+        if not self._enabled or slot.exit_code is not None or not slot.is_told_by(report):
             return []
-        slot.last, steps = message, list[Step]()
-        if slot.is_new and message.state in AT_WORK:
+        slot.last, steps = report, list[Step]()
+        if slot.is_new and report.phase in AT_WORK:
             slot.is_new = False
-            steps.append(Joined(local_rank, message.iteration))
-        if message.state == WrapperState.INITIALIZED:
-            steps += self._notify_again(message)
-        if message.state == WrapperState.HANDLING_STARTING:
-            self._begin(message.iteration, now)
-            self._expect(local_rank, now)
-        elif message.state == WrapperState.ABORTED or (message.state == WrapperState.LEFT and not self._any_goes_on()):
+            steps.append(Joined(local_rank, report.round))
+        if report.phase in ENTERING:
+            steps += self._notify_again(report)
+        if report.phase in RESTARTING:
+            self._begin(report.round, now)
+            # The limit is for all phases of a restart together.
+            if report.phase is RestartPhase.RECOVERING or slot.due is None:
+                self._expect(local_rank, now)
+        elif report.phase is RestartPhase.GAVE_UP or (report.phase in GONE and not self._any_goes_on()):
             slot.due = now + _LAST_MESSAGE_S
         else:
             slot.due = None
-        if message.state == WrapperState.HANDLING_COMPLETED:
-            self._expect_silent_ones(message, now)
+        if report.phase in _RUNS:
+            self._expect_silent_ones(report, now)
         return steps + self._restarted(now) + self._start_next()
 
     def died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
@@ -199,7 +213,7 @@ class Rungs:
         """Takes the outcome of a `NotifyLoss`: the others took note, or `problem` says why not."""
         slot = self._slots[local_rank]
         if not problem:
-            slot.is_next, steps = slot.state != WrapperState.LEFT, self._restarted(now)
+            slot.is_next, steps = slot.phase is not RestartPhase.LEFT, self._restarted(now)
             if all(other.due is None for other in self._slots):  # they knew, and nobody restarts
                 self._state.since = None
             return steps + self._start_next()
@@ -234,7 +248,7 @@ class Rungs:
         if last is None:
             self._slots[local_rank].is_next = True
             return self._start_next()
-        if last.state != WrapperState.JOINING or self._is_finished(last.prefix):
+        if last.phase is not RestartPhase.JOINING or self._is_finished(last.prefix):
             return []
         return [self._notify(local_rank, last)]
 
@@ -242,9 +256,9 @@ class Rungs:
         slot = self._slots[local_rank]
         last = slot.last
         assert last is not None
-        if last.state == WrapperState.ABORTED:
+        if last.phase is RestartPhase.GAVE_UP:
             return [TakeOver(local_rank, self._gave_up(local_rank))]
-        if last.state == WrapperState.LEFT:
+        if last.phase is RestartPhase.LEFT:
             if self._any_goes_on() or self._is_finished(last.prefix):
                 return []
             return [TakeOver(local_rank, self._why_nobody_goes_on())]
@@ -255,20 +269,21 @@ class Rungs:
             return None
         if why_not:
             return [TakeOver(local_rank, f"{self._name(local_rank)} is gone, and {why_not}")]
-        self._begin(last.iteration, now)
+        self._begin(last.round, now)
         return [self._notify(local_rank, last)]
 
-    def _notify(self, local_rank: int, last: Restarter) -> NotifyLoss:
-        return NotifyLoss(local_rank, last.member, last.prefix, _limit_s(last), last.state == WrapperState.JOINING)
+    def _notify(self, local_rank: int, last: RestartReport) -> NotifyLoss:
+        joins = last.phase is RestartPhase.JOINING
+        return NotifyLoss(local_rank, last.member, last.prefix, _limit_s(last), joins)
 
-    def _notify_again(self, message: Restarter) -> list[Step]:
+    def _notify_again(self, report: RestartReport) -> list[Step]:
         """Notifies a further call of the wrapped function of ranks that are gone: its start would wait for them."""
         steps = list[Step]()
         for number, slot in enumerate(self._slots):
             is_gone = slot.is_lost and slot.exit_code is not None
-            if is_gone and slot.last and message.prefix and slot.last.prefix != message.prefix:
-                slot.last = replace(slot.last, prefix=message.prefix)
-                steps.append(NotifyLoss(number, slot.last.member, message.prefix, _limit_s(message), joins=False))
+            if is_gone and slot.last and report.prefix and slot.last.prefix != report.prefix:
+                slot.last = replace(slot.last, prefix=report.prefix)
+                steps.append(NotifyLoss(number, slot.last.member, report.prefix, _limit_s(report), joins=False))
         return steps
 
     def _start_next(self) -> list[Step]:
@@ -292,14 +307,14 @@ class Rungs:
         slot.starts += 1
         return [StartAgain(local_rank)]
 
-    def _why_not(self, last: Restarter) -> str:
-        """Why rung 1 cannot handle the death of a rank whose last message is `last`; empty: it can."""
+    def _why_not(self, last: RestartReport) -> str:
+        """Why rung 1 cannot handle the death of a rank whose last report is `last`; empty: it can."""
         if not last.prefix:
             return "its wrapper uses a store in which the launcher cannot notify the others"
         for number, other in enumerate(self._slots):
-            if other.last is last or other.is_lost or other.is_new or other.state in _GONE:
+            if other.last is last or other.is_lost or other.is_new or other.phase in GONE:
                 continue
-            if other.last is None or other.state not in AT_WORK or other.last.prefix != last.prefix:
+            if other.last is None or other.phase not in AT_WORK or other.last.prefix != last.prefix:
                 return f"{self._name(number)} is not in the wrapped function"
         if self._any_goes_on():
             return ""
@@ -312,10 +327,10 @@ class Rungs:
         slot = self._slots[local_rank]
         slot.due = now + _limit_s(slot.last)
 
-    def _expect_silent_ones(self, message: Restarter, now: float) -> None:
+    def _expect_silent_ones(self, report: RestartReport, now: float) -> None:
         """Starts the deadline of ranks that have not even reported that they handle the fault."""
         for number, slot in enumerate(self._slots):
-            if slot.goes_on and slot.last and slot.due is None and slot.last.iteration < message.iteration:
+            if slot.goes_on and slot.last and slot.due is None and slot.last.round < report.round:
                 self._expect(number, now)
 
     def _begin(self, iteration: int, now: float) -> None:
@@ -330,7 +345,7 @@ class Rungs:
         after it, before the message that another has recovered from the first.
         """
         going_on = [slot.last for slot in self._slots if slot.goes_on and slot.last]
-        reached = min((message.iteration for message in going_on), default=self._state.failed)
+        reached = min((report.round for report in going_on), default=self._state.failed)
         if self._state.since is None or (going_on and reached <= self._state.failed):
             return []
         took_s, self._state.since = now - self._state.since, None
@@ -346,7 +361,7 @@ class Rungs:
         skipped = min(first - self._state.failed, _MOST_SKIPPED)
         if skipped:
             ends[0] = Restarted(first + 1, took_s, first, prefix, skipped)
-        if any(message.state == WrapperState.HANDLING_STARTING or message.iteration > reached for message in going_on):
+        if any(report.phase in RESTARTING or report.round > reached for report in going_on):
             self._begin(reached, now)
         return ends
 
@@ -358,25 +373,26 @@ class Rungs:
     def _is_left_behind(self, slot: WrapperSlot) -> bool:
         """Whether others came to the end of a restart without this rank."""
         last = slot.last
-        if last is None or last.state not in AT_WORK:
+        if last is None or last.phase not in AT_WORK:
             return False
         same_call = [other.last for other in self._slots if other.last and other.last.prefix == last.prefix]
-        return any(other.state in _RESTARTED and other.iteration > last.iteration for other in same_call)
+        restarted = [other for other in same_call if other.phase in _RUNS or other.phase is RestartPhase.DONE]
+        return any(other.round > last.round for other in restarted)
 
     def _any_goes_on(self) -> bool:
         return any(slot.goes_on for slot in self._slots)
 
     def _is_finished(self, prefix: str | None) -> bool:
         """Whether a rank has reported that this call is done; None: any call."""
-        finalized = [slot.last for slot in self._slots if slot.last and slot.state == WrapperState.FINALIZED]
+        finalized = [slot.last for slot in self._slots if slot.last and slot.phase is RestartPhase.DONE]
         return any(prefix in (None, last.prefix) for last in finalized)
 
     def _why_late(self, local_rank: int) -> str:
         """Why rung 1 has failed when the deadline of a rank has passed."""
         slot = self._slots[local_rank]
-        if slot.state == WrapperState.ABORTED:
+        if slot.phase is RestartPhase.GAVE_UP:
             return self._gave_up(local_rank)
-        if slot.state == WrapperState.LEFT:
+        if slot.phase is RestartPhase.LEFT:
             return self._why_nobody_goes_on()
         limit_s = _limit_s(slot.last)
         return f"{self._name(local_rank)} did not come to the end of the restart within {limit_s:g} s"
@@ -384,7 +400,7 @@ class Rungs:
     def _why_nobody_goes_on(self) -> str:
         """Returns the reason of a rank whose wrapper gave up, if there is one: other ranks end because of it."""
         for number, slot in enumerate(self._slots):
-            if slot.state == WrapperState.ABORTED:
+            if slot.phase is RestartPhase.GAVE_UP:
                 return self._gave_up(number)
         return _NOBODY
 
@@ -400,8 +416,8 @@ class Rungs:
         return f"rank {self._state.ranks[local_rank]}"
 
 
-def _limit_s(message: Restarter | None) -> float:
-    """Returns the longest time that a restart may take, by a wrapper's last message."""
-    if message is None:
+def _limit_s(report: RestartReport | None) -> float:
+    """Returns the longest time that a restart may take, by a wrapper's last report."""
+    if report is None:
         return _DEFAULT_LIMIT_S
-    return message.limit_s or _DEFAULT_LIMIT_S
+    return report.limit_s or _DEFAULT_LIMIT_S

@@ -1,7 +1,8 @@
 """A decision of rung 1 as the journal's event `in_process_decision`: what it was made of, and what follows. Pure.
 
 `in_process.py` has it written, and `ft_launcher replay` decides it again. What most ranks have in common, and what is
-as at the start, takes no room: a decision about eight ranks is a line of half a kilobyte.
+as at the start, takes no room: a decision about eight ranks is a line of half a kilobyte. The journal's words for the
+phases of a rank are those of all releases: phases that are alike to the agent have one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from ft_launcher.agent.in_process.recovery_steps import (
     TakeOver,
 )
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.restart_phase import AT_WORK, ENTERING, RESTARTING, RestartPhase
 from rank_monitor.contract.wire.json_record import from_json
-from rank_monitor.contract.wire.messages import NO_ITERATION, Restarter
+from rank_monitor.contract.wire.messages import NO_ITERATION, RestartReport
 
 NOTICE = "notify_loss"
 """The name of the only step that no other event of the journal tells."""
@@ -47,6 +49,22 @@ _HAPPENED: Mapping[str, type[Happened]] = {
     "died": Died,
     "loss_notified": LossNotified,
     "deadline": DeadlinePassed,
+}
+_PHASES: Mapping[str, RestartPhase] = {
+    "joining": RestartPhase.JOINING,
+    "initialized": RestartPhase.ASSIGNING,
+    "handling_starting": RestartPhase.RECOVERING,
+    "handling_completed": RestartPhase.RUNNING,
+    "finalized": RestartPhase.DONE,
+    "left": RestartPhase.LEFT,
+    "aborted": RestartPhase.GAVE_UP,
+}
+"""The `state` of a message in the journal -> the first of the phases that it stands for."""
+_STATES: Mapping[RestartPhase, str] = {
+    **dict.fromkeys(AT_WORK, "handling_completed"),
+    **dict.fromkeys(RESTARTING, "handling_starting"),
+    **dict.fromkeys(ENTERING, "initialized"),
+    **{phase: state for state, phase in _PHASES.items()},
 }
 _OF_EACH = ("last", "due")
 """Fields of a slot that have a form of their own in the record."""
@@ -74,7 +92,7 @@ def to_record(happened: Happened, known: RungState, steps: list[Step] | None, no
     (what,) = (name for name, kind in _HAPPENED.items() if type(happened) is kind)
     values = dict(vars(happened))
     if isinstance(happened, Heard):
-        values["message"] = _of_message(happened.message)
+        values["message"] = _of_report(values.pop("report"))
     return {
         "happened": {"what": what, **values},
         "known": _of_state(known, now),
@@ -102,7 +120,13 @@ def decide_again(happened: Any, known: Any) -> list[dict[str, Any]] | None:
 
 def _happened(record: Any, ranks: Sequence[int]) -> Happened:
     values = dict(record)
-    found = from_json(_HAPPENED[values.pop("what")], values)
+    kind = _HAPPENED[values.pop("what")]
+    found: Happened
+    if kind is Heard:
+        heard = from_json(_Heard, values)
+        found = Heard(heard.local_rank, heard.message.report())
+    else:
+        found = from_json(kind, values)
     if not isinstance(found, DeadlinePassed):
         _check(found.local_rank, ranks)
     return found
@@ -148,10 +172,50 @@ def _of_slot(slot: WrapperSlot, rank: int) -> dict[str, Any]:
     at_start = vars(WrapperSlot())
     found = {name: value for name, value in vars(slot).items() if name not in _OF_EACH and value != at_start[name]}
     if slot.last is not None:
-        found |= _of_message(slot.last)
+        found |= _of_report(slot.last)
         if slot.last.member == rank:
             del found["member"]
     return found
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A report of a rank's wrapper, as the event has it. `iteration`: the round."""
+
+    state: str
+    member: int
+    iteration: int
+    prefix: str
+    limit_s: float
+    reason: str = ""
+
+    def report(self) -> RestartReport:
+        """Returns the report, with what decides nothing here as if it were not known.
+
+        Raises:
+            KeyError: no phase has this state.
+        """
+        return RestartReport(
+            phase=_PHASES[self.state],
+            round=self.iteration,
+            began_ns=0,
+            is_timed=True,
+            soft_timeout_s=0.0,
+            hard_timeout_s=0.0,
+            grace_s=0.0,
+            member=self.member,
+            prefix=self.prefix,
+            limit_s=self.limit_s,
+            reason=self.reason,
+        )
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """The field `happened` of the event where a rank's wrapper reported something."""
+
+    local_rank: int
+    message: _Message
 
 
 @dataclass(frozen=True)
@@ -195,11 +259,19 @@ def _slot(wrapper: Mapping[str, Any], rank: int) -> WrapperSlot:
     others = vars(slot).keys() | {member.name for member in fields(_Alike)}
     message = {name: value for name, value in wrapper.items() if name not in others}
     if message:
-        slot.last = from_json(Restarter, {"member": rank, **message})
+        slot.last = from_json(_Message, {"member": rank, **message}).report()
     return slot
 
 
-def _of_message(message: Restarter) -> dict[str, Any]:
+def _of_report(report: RestartReport) -> dict[str, Any]:
+    message = _Message(
+        state=_STATES[report.phase],
+        member=report.member,
+        iteration=report.round,
+        prefix=report.prefix,
+        limit_s=report.limit_s,
+        reason=report.reason,
+    )
     return {name: value for name, value in vars(message).items() if name != "reason" or value}
 
 

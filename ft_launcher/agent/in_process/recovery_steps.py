@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rank_monitor.contract.wire.messages import Restarter
+from rank_monitor.contract.wire.messages import RestartReport
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A message of a rank's wrapper."""
+    """A report of a rank's wrapper."""
 
     local_rank: int
-    message: Restarter
+    report: RestartReport
 
 
 @dataclass(frozen=True)

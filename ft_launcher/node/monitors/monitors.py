@@ -44,10 +44,10 @@ from rank_monitor.contract.wire.launcher_messages import (
 )
 from rank_monitor.contract.wire.messages import (
     FROM_RANK_TO_LAUNCHER,
-    Guard,
     LimitsSet,
     Message,
     RankException,
+    RestartReport,
     ResultInDoubt,
 )
 
@@ -324,7 +324,7 @@ class NodeMonitors:
         match message:
             case Connected():
                 slot.attached = message.attached
-            case LimitsSet() | Guard():
+            case LimitsSet() | RestartReport():
                 slot.judges_by[type(message)] = message
             case Fenced() | Suspected() | StandsStill() if slot.start is None or message.cycle != slot.start.cycle:
                 return None

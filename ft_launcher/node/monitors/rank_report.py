@@ -23,7 +23,6 @@ from rank_monitor.contract.wire.launcher_messages import (
     Verdict,
 )
 from rank_monitor.contract.wire.messages import (
-    Guard,
     LastOutput,
     Message,
     ProgramFailed,
@@ -118,7 +117,7 @@ class Found:
                 return message
             case StandsStill():
                 self.standstills += 1
-            case Ready() | Guard():
+            case Ready():
                 pass
             case _:
                 return message

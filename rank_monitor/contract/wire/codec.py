@@ -24,7 +24,7 @@ from rank_monitor.contract.wire.json_record import from_json
 from rank_monitor.contract.wire.messages import KINDS, Heartbeat, IterationReached, Message, Progress, Sections
 
 # Of the header and the meaning of all messages. A process refuses those of another version.
-VERSION = 1
+VERSION = 2
 # A message of SOCK_SEQPACKET goes out whole or not at all: one above the send buffer (212,992 bytes by default) never.
 MAX_MESSAGE = 60_000
 MAX_OPEN_SECTIONS = 64
@@ -42,8 +42,9 @@ _SECTIONS_HEAD = struct.Struct("<qB")
 _SECTION_HEAD = struct.Struct("<QB")
 _HEARTBEAT = Heartbeat.kind
 
-# The short form of JSON. Both are made once, since `json.dumps` and `json.loads` look at their options at each call.
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+# The short form of JSON; a message in a message becomes an object. Both are made once, since `json.dumps` and
+# `json.loads` look at their options at each call.
+_ENCODE = json.JSONEncoder(separators=(",", ":"), default=vars).encode
 _DECODE = json.JSONDecoder().decode
 
 

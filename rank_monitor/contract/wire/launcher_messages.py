@@ -25,8 +25,8 @@ class CycleStart(Message, kind=48):
 
     `reconnect`: the monitor replaces a lost one of a rank that runs already. `attached`: that rank is watched.
     `recorder_socket`: where torch's worker server of the rank listens; empty: nowhere.
-    `limits`: the fields of the last `LimitsSet`. The agent may also send that message itself, and the last `Guard`.
-    `times`: the last time ledger that the lost monitor sent.
+    `limits`: the fields of the last `LimitsSet`. The agent may also send that message itself, and the last
+    `RestartReport`. `times`: the last time ledger that the lost monitor sent.
     """
 
     cycle: int

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, ClassVar
+
+from rank_monitor.contract.restart_phase import RestartPhase
 
 # Iterations are numbered from 0.
 NO_ITERATION = -1
@@ -73,16 +74,43 @@ class Progress(Message, kind=4):
 
 
 @dataclass(frozen=True)
+class RestartReport(Message, kind=98):
+    """A rank's report of its phase and its limits in an in-process restart. Sent at every change of phase, and again
+    after a reconnection, each time with the moment at which the phase began.
+
+    `round`: the round that the rank is in, or on its way to. `began_ns`: when the present call of the function began,
+    or another phase: what the rank opened or reported before is of an earlier one. `is_timed`: progress of the function
+    is expected, as long as it runs. `soft_timeout_s`, `hard_timeout_s`: by which the monitor judges the phase;
+    `grace_s`: from SIGTERM to SIGKILL. `member`: the rank at entry of the call. `prefix`: of the keys of the call in
+    the cycle's store, empty where the call uses another store. `limit_s`: the longest time from a fault to the next
+    start.
+    `reason`: why the rank gives up.
+    """
+
+    phase: RestartPhase
+    round: int
+    began_ns: int
+    is_timed: bool
+    soft_timeout_s: float
+    hard_timeout_s: float
+    grace_s: float
+    member: int
+    prefix: str
+    limit_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Hello(Message, kind=16):
-    """First message of a connection. `attached`: the training is watched already (the client reconnected). `guarded`:
-    an in-process wrapper is in force; its `Guard` follows."""
+    """First message of a connection. `attached`: the training is watched already (the client reconnected). `restart`:
+    the last report of an in-process wrapper, which follows again as a message with its moment; None: there was none."""
 
     pid: int
     attached: bool = False
     last_sign_ns: int = 0
     got_first_sign: bool = False
     num_warmup_iterations: int | None = None
-    guarded: bool = False
+    restart: RestartReport | None = None
 
 
 @dataclass(frozen=True)
@@ -165,44 +193,6 @@ class ModulesImported(Message, kind=97):
     changed: dict[str, Any]
 
 
-class _Text(str, Enum):
-    """Base of enums that are sent as text: each member is equal to its text and has the same hash."""
-
-    __hash__ = str.__hash__
-    __str__ = str.__str__
-
-
-class WrapperPhase(_Text):
-    """The phase of an in-process wrapper, which decides what the monitor judges. Sent in `Guard`."""
-
-    RUNNING = "running"
-    """Its function runs: no progress of the main thread for `soft_timeout_s` interrupts it, for `hard_timeout_s` kills
-    it."""
-    UNGUARDED = "unguarded"
-    """Its function runs, and only limits of heartbeats and sections apply."""
-    FINALIZING = "finalizing"
-    """A callback runs outside of the function, after an interruption for instance, and must end within
-    `hard_timeout_s`, else the rank is killed."""
-    RESTARTING = "restarting"
-    """The wrapper restarts, with deadlines of its own: nothing is judged, and open sections are closed."""
-    OVER = "over"
-    """No call is under way."""
-
-
-@dataclass(frozen=True)
-class Guard(Message, kind=22):
-    """The phase and the limits of an in-process wrapper from now on.
-
-    `phase`: a value of `WrapperPhase`. `callback`: which one runs in the phase `finalizing`, for the verdict.
-    """
-
-    phase: str
-    soft_timeout_s: float
-    hard_timeout_s: float
-    grace_s: float
-    callback: str = ""
-
-
 @dataclass(frozen=True)
 class Ping(Message, kind=23):
     """The training reports progress by itself; the first one of an iteration makes the next ones expected."""
@@ -224,40 +214,6 @@ class GroupMade(Message, kind=27):
     """The training made its default process group; `backends` as torch has them, `cpu:gloo,cuda:nccl` for example."""
 
     backends: str
-
-
-class WrapperState(_Text):
-    """The state of a rank's in-process restart. Sent to the launcher in `Restarter`."""
-
-    JOINING = "joining"
-    """It was started again, and the others have not let it in yet."""
-    INITIALIZED = "initialized"
-    HANDLING_STARTING = "handling_starting"
-    """A fault is being dealt with."""
-    HANDLING_COMPLETED = "handling_completed"
-    FINALIZED = "finalized"
-    """The function is done on all ranks."""
-    LEFT = "left"
-    """This rank leaves and has reported that to the others."""
-    ABORTED = "aborted"
-    """This rank gives up."""
-
-
-@dataclass(frozen=True)
-class Restarter(Message, kind=24):
-    """The state of a rank's in-process restart.
-
-    `state`: a value of `WrapperState`. `member`: its rank at entry. `prefix`: of its keys in the cycle's store, empty
-    when it uses another store. `limit_s`: the longest time from `handling_starting` to `handling_completed`. `reason`:
-    why it gives up.
-    """
-
-    state: str
-    member: int
-    iteration: int
-    prefix: str
-    limit_s: float
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -301,11 +257,10 @@ FROM_RANK_TO_LAUNCHER = (
     Returned,
     ControlRequest,
     LimitsSet,
-    Guard,
     GroupMade,
     ModulesImported,
     InterruptedAgain,
-    Restarter,
+    RestartReport,
     SectionTimes,
     ResultInDoubt,
 )

@@ -27,8 +27,8 @@ from ft_client.inprocess.standalone.companion import Companion
 from ft_client.inprocess.standalone.watched_call import WatchedCall
 from ft_client.rank.monitoring import process
 from rank_monitor.contract.processes.sweep import processes_of
-from rank_monitor.contract.wire.messages import Restarter
 from tests.patience import patient, until
+from tests.restart_reports import report
 
 ROOT = Path(__file__).resolve().parents[3]
 MARK = "COMPANION_TEST_MARK"
@@ -209,10 +209,10 @@ def do_connected() -> bool:
     return client.cfg is not None
 
 
-def do_say(state: str) -> bool:
-    """What the wrapper would say."""
+def do_say(phase: str) -> bool:
+    """What the wrapper would report."""
     link = process.current()
-    return link is not None and link.post(Restarter(state, 0, 0, "", 0.0), time.monotonic_ns(), 1.0)
+    return link is not None and link.post(report(phase, prefix=""), time.monotonic_ns(), 1.0)
 
 
 def do_hang() -> None:
@@ -227,7 +227,7 @@ def do_hang() -> None:
     guard = MonitorLink(
         Timeouts(**{name: datetime.timedelta(seconds=value) for name, value in short.items()}), _warnings.append
     )
-    guard.running()
+    guard.running(0)
     time.sleep(PATIENCE_S)
 
 

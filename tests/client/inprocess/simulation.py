@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from torch import distributed
 
 from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
-from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, RestartPhase, step
+from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, step
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.rounds.barrier import Entry
 from rank_monitor.contract.rounds.iteration import (
     DONE,
@@ -458,8 +459,8 @@ class SimulatedRank:
             case RestartAction.REPORT:
                 iteration.interrupt(RECORD)
                 return RestartEvent.FAILED
-            case RestartAction.RECOVER:
-                return RestartEvent.RECOVERED
+            case RestartAction.AWAIT_ABORT | RestartAction.FINALIZE:
+                return RestartEvent.RECOVERED if action is RestartAction.FINALIZE else RestartEvent.INTERRUPTED
             case RestartAction.ACCOUNT:
                 iteration.account(entry)
                 return self._closing(iteration)

@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import distributed
 
-from ft_client.inprocess import nested_restarter
 from ft_client.inprocess.arguments import Arguments
 from ft_client.inprocess.assignment.gather import GatherAbandoned
 from ft_client.inprocess.attribution import (
@@ -33,18 +32,19 @@ from ft_client.inprocess.rank_assignment import RankDiscarded
 from ft_client.inprocess.restart.assigning import Assigning, IterationEnvironment
 from ft_client.inprocess.restart.coordination import Coordination
 from ft_client.inprocess.restart.escalating import Escalating, reported_iteration
-from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, RestartPhase, step
+from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, step
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.restart.store_watcher import StoreWatcher
 from ft_client.inprocess.restart.user_function import UserFunction
 from ft_client.inprocess.standalone.store_host import own_address, serve_anywhere
 from ft_client.inprocess.state import Mode, State
 from rank_monitor.contract.errors import text_of
+from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.rounds.barrier import Arrivals, Entry
 from rank_monitor.contract.rounds.escalation import is_about_hangs
 from rank_monitor.contract.rounds.iteration import Closed, Iteration, depart, discarded, tidy
 from rank_monitor.contract.rounds.iteration_stores import note_of
-from rank_monitor.contract.wire.messages import NO_ITERATION, WrapperState
+from rank_monitor.contract.wire.messages import NO_ITERATION
 
 logger = logging.getLogger("ft_client.inprocess")
 _MAX_REASON = 400
@@ -98,12 +98,10 @@ class Call:
             BaseException: what ended the call on this rank.
         """
         self._watcher.start()
-        nested_restarter.send_to(self._report_state)
         try:
             phase, event = self._play()
         finally:
             self._function.close()
-            nested_restarter.send_to(None)
             self._environment.restore()
         if phase is RestartPhase.DONE:
             return self._function.final_result()
@@ -155,7 +153,10 @@ class Call:
 
     def _assign(self) -> RestartEvent:
         """Assigns the numbers of this rank in the next iteration."""
-        self._link.calling("rank_assignment", self._arguments.assignment_limit_s)
+        coming = self._state.iteration
+        if self._closed is not None:
+            coming += 1
+        self._link.report(RestartPhase.ASSIGNING, coming, self._arguments.assignment_limit_s)
         try:
             self._assigning.assign(self._state, self._closed)
         except RankDiscarded as error:
@@ -164,11 +165,10 @@ class Call:
             return RestartEvent.INTERRUPTED
         except BaseException as error:
             return self._function.end_by(error)
-        finally:
-            self._link.restarting()
         return RestartEvent.ASSIGNED
 
     def _arrive(self) -> RestartEvent:
+        self._enter(RestartPhase.ARRIVING)
         self._function.begin()
         self._server = None
         if self._coordination.must_serve(self._state):
@@ -185,9 +185,7 @@ class Call:
         if state.rank == 0:  # everybody has come here: nobody reads what is older than the end of the last
             tidy(self._store, state.iteration)
         self._environment.set(state, self._note)
-        if state.iteration:
-            self._report_state(WrapperState.HANDLING_COMPLETED)
-        self._link.running()
+        self._link.running(state.iteration)
         if state.mode is Mode.ACTIVE:
             self._escalating.began()
         return self._function.prepare()
@@ -196,21 +194,22 @@ class Call:
         return self._function.run()
 
     def _announce(self) -> RestartEvent:
-        self._link.restarting()
+        self._enter(RestartPhase.WAITING)
         self._iteration.announce_return(self._entry(), self._state.active_world_size or 0)
         return self._next(self._arguments.completion_timeout.total_seconds())
 
     def _wait(self) -> RestartEvent:
-        self._link.restarting()
+        self._enter(RestartPhase.WAITING)
         return self._next(None)
 
     def _complete(self) -> RestartEvent:
-        self._link.calling("completion", self._arguments.completion_timeout.total_seconds())
+        self._enter(RestartPhase.COMPLETING, self._arguments.completion_timeout.total_seconds())
+        ended = RestartPhase.NONE
         try:
             self._function.complete()
+            ended = RestartPhase.DONE
         finally:
-            self._link.over()
-        self._report_state(WrapperState.FINALIZED)
+            self._link.over(ended, self._state.iteration)
         self._watcher.join()
         return RestartEvent.DONE
 
@@ -226,9 +225,8 @@ class Call:
         self._iteration.interrupt(record.to_json())
         return RestartEvent.FAILED
 
-    def _recover(self) -> RestartEvent:
-        self._link.restarting()
-        self._report_state(WrapperState.HANDLING_STARTING)
+    def _await_abort(self) -> RestartEvent:
+        self._enter(RestartPhase.RECOVERING)
         within_s = self._arguments.last_call_wait.total_seconds() + self._barrier_s
         deadline = time.monotonic() + within_s
         while self._faulted < self._state.iteration:
@@ -237,12 +235,14 @@ class Call:
                 self._function.end_by(InternalError(f"the abort took longer than {within_s:g} s"))
             if event in (RestartEvent.LATE, RestartEvent.LOST, RestartEvent.DONE):
                 return event
-        self._link.calling("finalize and health_check")
-        event = self._function.recover()
-        self._link.restarting()
-        return event
+        return RestartEvent.INTERRUPTED
+
+    def _finalize(self) -> RestartEvent:
+        self._enter(RestartPhase.FINALIZING)
+        return self._function.recover()
 
     def _account(self) -> RestartEvent:
+        self._enter(RestartPhase.CLOSING)
         self._iteration.account(self._entry())
         return self._next(self._barrier_s)
 
@@ -299,23 +299,22 @@ class Call:
 
     def _leave(self) -> RestartEvent:
         self._watcher.stopped = True
-        self._link.calling("terminate")
+        self._enter(RestartPhase.LEAVING)
         self._function.terminate()
-        self._link.restarting()
+        self._enter(RestartPhase.LEAVING, self._barrier_s + self._arguments.hard_timeout.total_seconds())
         self._watcher.join(self._barrier_s)
         if isinstance(self._function.error, RestartAbort):
-            self._report_state(WrapperState.ABORTED, text_of(self._function.error))
+            reason = text_of(self._function.error)[:_MAX_REASON]
+            self._link.over(RestartPhase.GAVE_UP, self._state.iteration, reason)
         else:
-            self._report_state(WrapperState.LEFT)
-        self._link.over()
+            self._link.over(RestartPhase.LEFT, self._state.iteration)
         return RestartEvent.ENDED
 
     # Within.
 
-    def _report_state(self, state: WrapperState, reason: str = "") -> None:
-        """Reports a state to the monitor, and through it to the launcher."""
-        prefix, limit_s = self._coordination.prefix, self._arguments.restart_limit_s
-        self._link.report(state, self._member, self._state.iteration, prefix, limit_s, reason[:_MAX_REASON])
+    def _enter(self, phase: RestartPhase, limit_s: float = 0.0) -> None:
+        """Reports a phase of this round to the monitor, and through it to the launcher; `limit_s`: of a callback."""
+        self._link.report(phase, self._state.iteration, limit_s)
 
     def _record(self, interruption: Interruption) -> InterruptionRecord:
         return InterruptionRecord(self._state.rank or 0, interruption, self._member)
@@ -372,7 +371,8 @@ _ACTIONS: dict[RestartAction, Callable[[Call], RestartEvent]] = {
     RestartAction.WAIT: Call._wait,
     RestartAction.COMPLETE: Call._complete,
     RestartAction.REPORT: Call._report,
-    RestartAction.RECOVER: Call._recover,
+    RestartAction.AWAIT_ABORT: Call._await_abort,
+    RestartAction.FINALIZE: Call._finalize,
     RestartAction.ACCOUNT: Call._account,
     RestartAction.INTERRUPT_FOR_ABSENT: Call._interrupt_for_absent,
     RestartAction.EXPEL: Call._expel,

@@ -1,5 +1,9 @@
 """The restart machine of one rank: phase and event in, next phase and actions out. Pure.
 
+Five state machines follow one restart: rank, monitor, agent, store, recovery level (`contract/restart_phase.py`
+explains them). This one decides; the others follow its phase. A restart begins with a fault, here or on another rank.
+It passes RECOVERING, FINALIZING and CLOSING, and ends with ASSIGNING of the next round.
+
               assigned         started          ready            returned              done
     ASSIGNING ------> ARRIVING ------> PREPARING -----> RUNNING ---------> WAITING ----------> DONE
         ^                |  |             |    | spare    |                ^  | |
@@ -7,7 +11,9 @@
         |                |  v             |               |                   | v
         |                |  INTERRUPTING  |               |                   | INTERRUPTING
         |   closed       v      v         v               v                   v     v
-        +----------- CLOSING <------------ RECOVERING: a fault here, or on another rank
+        |                +------+------> RECOVERING: a fault here, or on another rank
+        |           recovered               | interrupted: what ran here was aborted
+        +--- CLOSING <------ FINALIZING <---+
 
 From every phase to LEFT: an event that ends the call on this rank (the others go on without it).
 
@@ -18,24 +24,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-
-class RestartPhase(Enum):
-    """The phase of a rank in its iteration."""
-
-    ASSIGNING = auto()
-    ARRIVING = auto()
-    PREPARING = auto()
-    RUNNING = auto()
-    WAITING = auto()
-    """For the others: the function returned here, or this rank is a spare."""
-    INTERRUPTING = auto()
-    """Other ranks did not arrive at a barrier in time: this rank interrupted the iteration."""
-    RECOVERING = auto()
-    CLOSING = auto()
-    EXPELLING = auto()
-    """Other ranks did not arrive at the iteration's end in time: this rank reported them as lost."""
-    DONE = auto()
-    LEFT = auto()
+from rank_monitor.contract.restart_phase import RestartPhase
 
 
 class RestartEvent(Enum):
@@ -55,7 +44,7 @@ class RestartEvent(Enum):
     ENDED = auto()
     """The call ends on this rank: by another `BaseException`, or a callback that broke its contract."""
     INTERRUPTED = auto()
-    """A fault, here or elsewhere, interrupted the iteration."""
+    """A fault, here or elsewhere, interrupted the iteration, and what ran here was aborted."""
     RECOVERED = auto()
     CLOSED = auto()
     EXCLUDED = auto()
@@ -80,7 +69,10 @@ class RestartAction(Enum):
     """Waits as a spare."""
     REPORT = auto()
     """Reports a fault of this rank to the others."""
-    RECOVER = auto()
+    AWAIT_ABORT = auto()
+    """Waits until what ran here was aborted, after a fault that this rank noticed before."""
+    FINALIZE = auto()
+    """Calls `finalize` and the health check."""
     INTERRUPT_FOR_ABSENT = auto()
     INTERRUPT_FOR_UNFINISHED = auto()
     ACCOUNT = auto()
@@ -96,8 +88,8 @@ class RestartAction(Enum):
 
 
 _Next = tuple[RestartPhase, tuple[RestartAction, ...]]
-_RECOVER: _Next = (RestartPhase.RECOVERING, (RestartAction.RECOVER,))
-_REPORT: _Next = (RestartPhase.RECOVERING, (RestartAction.REPORT, RestartAction.RECOVER))
+_RECOVER: _Next = (RestartPhase.RECOVERING, (RestartAction.AWAIT_ABORT,))
+_REPORT: _Next = (RestartPhase.RECOVERING, (RestartAction.REPORT, RestartAction.AWAIT_ABORT))
 _DEPART: _Next = (RestartPhase.LEFT, (RestartAction.DEPART,))
 _LEAVE: _Next = (RestartPhase.LEFT, (RestartAction.LEAVE,))
 _ASSIGN: _Next = (RestartPhase.ASSIGNING, (RestartAction.ASSIGN,))
@@ -124,8 +116,8 @@ STEPS: dict[tuple[RestartPhase, RestartEvent], _Next] = {
     (RestartPhase.INTERRUPTING, RestartEvent.INTERRUPTED): _RECOVER,
     (RestartPhase.INTERRUPTING, RestartEvent.DONE): (RestartPhase.DONE, (RestartAction.COMPLETE,)),
     (RestartPhase.INTERRUPTING, RestartEvent.STARTED): (RestartPhase.PREPARING, (RestartAction.PREPARE,)),
-    (RestartPhase.RECOVERING, RestartEvent.RECOVERED): (RestartPhase.CLOSING, (RestartAction.ACCOUNT,)),
-    (RestartPhase.RECOVERING, RestartEvent.FAILED): _DEPART,
+    (RestartPhase.RECOVERING, RestartEvent.INTERRUPTED): (RestartPhase.FINALIZING, (RestartAction.FINALIZE,)),
+    (RestartPhase.FINALIZING, RestartEvent.RECOVERED): (RestartPhase.CLOSING, (RestartAction.ACCOUNT,)),
     (RestartPhase.RECOVERING, RestartEvent.DONE): (RestartPhase.DONE, (RestartAction.COMPLETE,)),
     (RestartPhase.CLOSING, RestartEvent.CLOSED): _ASSIGN,
     (RestartPhase.CLOSING, RestartEvent.EXCLUDED): _LEAVE,

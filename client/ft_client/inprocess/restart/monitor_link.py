@@ -1,7 +1,7 @@
-"""Connects the wrapper with this rank's monitor: tells it whether the function runs or a restart is under way, and
-receives its requests to restart. `call.py` makes one for each call of a wrapped function.
+"""Connects the wrapper with this rank's monitor: reports the phase of the restart machine, and receives the monitor's
+requests to restart. `wrapper.py` makes one for each call of a wrapped function, and `call.py` uses it.
 
-Without a monitor nothing is sent. Iterations and stores are not interpreted here. The wrapper calls it in the main
+Without a monitor nothing is sent. Rounds and stores are not interpreted here. The wrapper calls it in the main
 thread, the watchdog in its own: objects that both use are replaced as a whole and never changed.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic_ns
 
 from ft_client.inprocess.arguments import Timeouts
 from ft_client.rank.monitoring import process
 from ft_client.rank_monitor_client import RankMonitorClient
-from rank_monitor.contract.wire import messages
+from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.wire.messages import (
     InterruptAsked,
     InterruptedAgain,
@@ -24,9 +25,7 @@ from rank_monitor.contract.wire.messages import (
     Message,
     Ping,
     Progress,
-    Restarter,
-    WrapperPhase,
-    WrapperState,
+    RestartReport,
 )
 
 logger = logging.getLogger(__name__)
@@ -44,25 +43,44 @@ class MonitorLink:
 
     Args:
         timeouts: the wrapper's.
-        logfile: where the monitor also writes its log; empty: nowhere.
         interrupted: called with the reason, in the watchdog's thread, when the monitor asks for a restart: the function
             made no progress. May take milliseconds; what it raises is logged.
+        member: this rank at entry of the call.
+        prefix: of the keys of the call, where the launcher can reach them; else empty.
+        logfile: where the monitor also writes its log; empty: nowhere.
     """
 
-    def __init__(self, timeouts: Timeouts, interrupted: Callable[[str], None], logfile: str = "") -> None:
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        interrupted: Callable[[str], None],
+        member: int = 0,
+        prefix: str = "",
+        logfile: str = "",
+    ) -> None:
         self.period_s = math.inf
         self._timeouts = timeouts
         self._soft_s = timeouts.soft_timeout.total_seconds()
         self._hard_s = timeouts.hard_timeout.total_seconds()
-        self._grace_s = timeouts.termination_grace_time.total_seconds()
         interval_s = timeouts.progress_watchdog_interval.total_seconds()
         self._period_s = min(interval_s or math.inf, self._soft_s / _STAMPS_PER_TIMEOUT)
         self._interrupted = interrupted
         self._link = process.start()
-        self._phases: tuple[tuple[messages.Guard, int], ...] = ((self._message_of(WrapperPhase.OVER), monotonic_ns()),)
-        """The last restart (or the time before the call), then when the function was called, and what became of it."""
+        report = RestartReport(
+            phase=RestartPhase.NONE,
+            round=0,
+            began_ns=0,
+            is_timed=True,
+            soft_timeout_s=self._soft_s,
+            hard_timeout_s=self._hard_s,
+            grace_s=timeouts.termination_grace_time.total_seconds(),
+            member=member,
+            prefix=prefix,
+            limit_s=timeouts.restart_limit_s,
+        )
+        self._last: tuple[RestartReport, int] = report, monotonic_ns()
+        """The last report, with the moment at which its phase began."""
         self._lock = threading.Lock()
-        self._restarter: tuple[Restarter, int] | None = None
         self._pinged_ns = self._ping_sent_ns = 0
         self._log_to: tuple[LogTo, int] | None = None
         if logfile:
@@ -71,33 +89,48 @@ class MonitorLink:
 
     # Called by the wrapper.
 
-    def running(self) -> None:
-        """Reports that the function runs, or the callbacks before it: progress is expected from now on.
+    def report(self, phase: RestartPhase, number: int, limit_s: float = 0.0) -> None:
+        """Reports that another phase of the call begins, outside of the function, in or before round `number`.
 
-        A new call begins, and sections of a former one are closed.
+        Args:
+            limit_s: seconds within which a callback must end; fewer than `hard_timeout`: `hard_timeout`.
+        """
+        self.fault_seen()
+        with self._lock:
+            self._say(phase, number, hard_s=max(self._hard_s, limit_s))
+
+    def running(self, number: int) -> None:
+        """Reports that the function runs in round `number`, or the callbacks before it: progress is expected.
+
+        A new call begins, and sections of an earlier one are closed.
         """
         now_ns, self._pinged_ns = monotonic_ns(), 0
         RankMonitorClient.call_began(now_ns)
         self.period_s = self._period_s
-        self._say(self._message_of(WrapperPhase.RUNNING), now_ns)
+        with self._lock:
+            self._say(RestartPhase.RUNNING, number, now_ns)
 
-    def unguarded(self) -> None:
-        """Reports that the function runs on, and that no progress is expected."""
-        self._say(self._message_of(WrapperPhase.UNGUARDED), monotonic_ns(), only_in=(WrapperPhase.RUNNING,))
+    def expect_progress(self, is_timed: bool) -> None:
+        """Reports whether progress of the function is expected from now on.
 
-    def guarded_again(self) -> None:
-        """Reports that progress is expected again, after `unguarded`; nothing where the call was interrupted since."""
-        self._say(self._message_of(WrapperPhase.RUNNING), monotonic_ns(), only_in=(WrapperPhase.UNGUARDED,))
+        Nothing is sent where that is so already, or where the function does not run any more: it was interrupted.
+        """
+        with self._lock:
+            report = self._last[0]
+            if report.phase is RestartPhase.RUNNING and report.is_timed is not is_timed:
+                self._post(replace(report, is_timed=is_timed), monotonic_ns())
 
-    def ending(self) -> None:
+    def interrupting(self) -> None:
         """Reports that the function was interrupted, and must end. Called in the watcher's thread.
 
         A loop that swallows the interruption executes bytecode, so nothing else would show that it does not end. A
         cleanup may take its grace, and is interrupted again after it: a longer one than the default has the same time.
         """
         limit_s = max(self._hard_s, self.interrupt_grace_s() + self._hard_s - self._soft_s)
-        message = self._message_of_end("the function after its interruption", limit_s)
-        self._say(message, monotonic_ns(), only_in=(WrapperPhase.RUNNING, WrapperPhase.UNGUARDED))
+        with self._lock:
+            report = self._last[0]
+            if report.phase is RestartPhase.RUNNING:
+                self._say(RestartPhase.INTERRUPTING, report.round, hard_s=limit_s)
 
     def fault_seen(self) -> None:
         """Excludes intervals from now on from learned limits, before an interruption. From any thread."""
@@ -105,40 +138,23 @@ class MonitorLink:
         if client is not None:
             client.stop_learning()
 
-    def calling(self, callback: str, limit_s: float | None = None) -> None:
-        """Reports that a callback runs outside of the function.
+    def over(self, phase: RestartPhase, number: int, reason: str = "") -> None:
+        """Reports that the call ended: the rank is watched as before it.
 
         Args:
-            callback: its name, for the verdict where it does not end in time.
-            limit_s: seconds within which it must end; None, or fewer than `hard_timeout`: `hard_timeout`.
+            phase: how: DONE, LEFT, GAVE_UP, or NONE where an exception ends it.
+            reason: why this rank gives up.
         """
-        self.fault_seen()
-        self._say(self._message_of_end(callback, max(self._hard_s, limit_s or 0.0)), monotonic_ns())
-
-    def restarting(self) -> None:
-        """Reports that the wrapper restarts: nothing is judged."""
-        self.fault_seen()
-        self._say(self._message_of(WrapperPhase.RESTARTING), monotonic_ns())
-
-    def over(self) -> None:
-        """Reports that the call ended: the rank is watched as before it."""
         self.period_s, now_ns = math.inf, monotonic_ns()
         client = RankMonitorClient.active
         if client is not None:
             client.learn_again(now_ns)
-        self._say(self._message_of(WrapperPhase.OVER), now_ns)
+        with self._lock:
+            self._say(phase, number, now_ns, reason=reason)
 
     def ping(self) -> None:
         """Notes progress of the function; the watchdog sends it with its stamps."""
         self._pinged_ns = monotonic_ns()
-
-    def report(
-        self, state: WrapperState, member: int, iteration: int, prefix: str, limit_s: float, reason: str = ""
-    ) -> None:
-        """Reports the wrapper's state to the node's agent; the arguments are those of `Restarter`."""
-        now_ns = monotonic_ns()
-        self._restarter = Restarter(state, member, iteration, prefix, limit_s, reason), now_ns
-        self._send(self._restarter[0], now_ns)
 
     def interrupted_again(self, iteration: int, waited_s: float, why: str, stack: str) -> None:
         """Reports that the function was interrupted again; arguments as of `InterruptedAgain`. From any thread."""
@@ -164,20 +180,33 @@ class MonitorLink:
         if pinged_ns > self._ping_sent_ns and link is not None and link.post(Ping(), pinged_ns):
             self._ping_sent_ns = pinged_ns
 
+    @property
+    def restart(self) -> RestartReport | None:
+        """The last report; None: no call has begun."""
+        report = self._last[0]
+        if report.phase is RestartPhase.NONE:
+            return None
+        return report
+
     def state(self) -> list[tuple[Message, int]]:
-        """The whole state of the wrapper for a monitor; the phases after stamp and ping, by which it judges them."""
+        """The whole state of the wrapper for a monitor; the report after stamp and ping, which it judges by."""
         link, pinged_ns = self._link, self._pinged_ns
-        progress: list[tuple[Message, int]] = []
+        report, since_ns = self._last
+        states: list[tuple[Message, int]] = []
+        if self._log_to is not None:
+            states.append(self._log_to)
         if link is not None and link.stamp_ns is not None:
-            progress.append((Progress(link.stamp_ns), monotonic_ns()))
+            states.append((Progress(link.stamp_ns), monotonic_ns()))
         if pinged_ns:
-            progress.append((Ping(), pinged_ns))
-        states = (self._log_to, *progress, *self._phases, self._restarter)
-        return [state for state in states if state is not None]
+            states.append((Ping(), pinged_ns))
+        if report.phase is not RestartPhase.NONE:
+            states.append((report, since_ns))
+        return states
 
     def asked(self, message: InterruptAsked, sent_ns: int) -> None:
         """Handles the monitor's request to restart; a request from before the present call is ignored."""
-        if self._phase not in (WrapperPhase.RUNNING, WrapperPhase.UNGUARDED) or sent_ns < self._phases[1][1]:
+        report = self._last[0]
+        if report.phase is not RestartPhase.RUNNING or sent_ns < report.began_ns:
             return
         try:
             self.fault_seen()
@@ -187,25 +216,28 @@ class MonitorLink:
 
     # Within.
 
-    @property
-    def _phase(self) -> str:
-        return self._phases[-1][0].phase
+    def _say(self, phase: RestartPhase, number: int, now_ns: int = 0, hard_s: float = 0.0, reason: str = "") -> None:
+        """Begins a phase and reports it. Called with the lock held: the watcher's thread does so as well.
 
-    def _say(self, message: messages.Guard, now_ns: int, only_in: Collection[str] = tuple(WrapperPhase)) -> None:
-        """Sends a phase, in the phases `only_in`. The earlier phases of the call are kept, so that a new monitor also
-        gets when it began. The watcher's thread calls it as well, when it interrupts the function."""
-        with self._lock:
-            if self._phase not in only_in:
-                return
-            before = {WrapperPhase.RUNNING: self._phases, WrapperPhase.UNGUARDED: self._phases[:2]}
-            self._phases = (*before.get(WrapperPhase(message.phase), ()), (message, now_ns))
-            self._send(message, now_ns)
+        Args:
+            now_ns: the moment; 0: now.
+            hard_s: what the phase has in the place of `hard_timeout`; 0: that.
+        """
+        now_ns = now_ns or monotonic_ns()
+        report = replace(
+            self._last[0],
+            phase=phase,
+            round=number,
+            began_ns=now_ns,
+            is_timed=True,
+            hard_timeout_s=hard_s or self._hard_s,
+            reason=reason,
+        )
+        self._post(report, now_ns)
 
-    def _message_of_end(self, what: str, limit_s: float) -> messages.Guard:
-        return messages.Guard(WrapperPhase.FINALIZING, self._soft_s, limit_s, self._grace_s, what)
-
-    def _message_of(self, phase: WrapperPhase) -> messages.Guard:
-        return messages.Guard(phase, self._soft_s, self._hard_s, self._grace_s)
+    def _post(self, report: RestartReport, since_ns: int) -> None:
+        self._last = report, since_ns
+        self._send(report, since_ns)
 
     def _send(self, message: Message, now_ns: int) -> None:
         link = self._link

@@ -100,11 +100,11 @@ class UserFunction:
             return
         with self._wrapper.atomic():
             if self._arguments.abort is None:
-                self._link.ending()
+                self._link.interrupting()
                 self._interrupter.interrupt()
             else:
                 self._abort(self._arguments.abort)
-                self._link.ending()
+                self._link.interrupting()
                 self._interrupter.interrupt(cut_again)
 
     def _abort(self, abort: OnState) -> None:

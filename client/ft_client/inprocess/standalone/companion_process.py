@@ -41,14 +41,14 @@ from rank_monitor.contract.processes import peer_names, proc, resolver
 from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.spawn import Template
 from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.restart_phase import GONE, RestartPhase
 from rank_monitor.contract.rounds.iteration import depart
 from rank_monitor.contract.rounds.iteration_stores import serve_iterations
 from rank_monitor.contract.wire import channel
 from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.launcher_messages import CycleStart
-from rank_monitor.contract.wire.messages import WrapperState
 
-_SPOKEN_FOR = (WrapperState.FINALIZED, WrapperState.LEFT, WrapperState.ABORTED)
+_SPOKEN_FOR = GONE | {RestartPhase.DONE}
 # The rank sends its first call right after the start; without one the monitor starts all the same.
 _FIRST_CALL_S = 1.0
 _IGNORED = {

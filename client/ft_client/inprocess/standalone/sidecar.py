@@ -26,7 +26,7 @@ from rank_monitor.contract.wire.launcher_messages import (
     SnapshotRequest,
     Verdict,
 )
-from rank_monitor.contract.wire.messages import ControlRequest, Guard, InterruptedAgain, LimitsSet, Message, Restarter
+from rank_monitor.contract.wire.messages import ControlRequest, InterruptedAgain, LimitsSet, Message, RestartReport
 
 # A monitor that does not answer must not hold up the report that its rank has ended.
 _LAST_MESSAGES_S = 0.5
@@ -57,13 +57,13 @@ class Sidecar:
         self.condemned = ""
         """Why the monitor condemned the rank; empty if it did not."""
         self.state = ""
-        """The last state that the rank's wrapper reported."""
+        """The last phase that the rank's wrapper reported."""
         self.client_pid = 0
         """The pid of the process that connected as the rank; 0 if none did."""
         self._folder, self._listener, self._local_rank, self._start = folder, listener, local_rank, start
         self._say, self._settings = say, settings or MonitorSettings()
         self._limits: LimitsSet | None = None
-        self._wrapper_phase: Guard | None = None
+        self._restart: RestartReport | None = None
         self._sequence = 0
         self._template = template
         self._monitor = template.fork_monitor(listener, self._settings, local_rank)
@@ -85,13 +85,13 @@ class Sidecar:
             self._monitor.close(goodbye_s=0)
             self._monitor = self._template.fork_monitor(self._listener, self._settings, self._local_rank)
             self._send(replace(self._start, reconnect=True))
-            for message in (self._limits, self._wrapper_phase):
+            for message in (self._limits, self._restart):
                 if message is not None:
                     self._send(message)
 
     def begin(self, start: CycleStart) -> None:
         """Begins with another process as the rank. What was known of the former one is discarded."""
-        self._start, self._limits, self._wrapper_phase = start, None, None
+        self._start, self._limits, self._restart = start, None, None
         self.condemned, self.state, self.client_pid = "", "", 0
         self._send(CycleEnd())
         self._send(start)
@@ -132,12 +132,10 @@ class Sidecar:
         match message:
             case Verdict(condemned=True):
                 self.condemned = message.line
-            case Restarter():
-                self.state = message.state
             case LimitsSet():
                 self._limits = message
-            case Guard():
-                self._wrapper_phase = message
+            case RestartReport():
+                self.state, self._restart = message.phase, message
             case Connected():
                 self._start = replace(self._start, attached=message.attached)
                 self.client_pid = message.pid

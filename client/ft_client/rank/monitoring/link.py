@@ -24,7 +24,7 @@ from rank_monitor.contract.processes.descriptor import moved_up
 from rank_monitor.contract.settings import declaration
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
-from rank_monitor.contract.wire.messages import Hello, InterruptAsked, Message, Refused, Welcome
+from rank_monitor.contract.wire.messages import Hello, InterruptAsked, Message, Refused, RestartReport, Welcome
 
 # A script may have set SIGPIPE to its default action, which ends the process.
 _QUIETLY = socket.MSG_NOSIGNAL
@@ -56,6 +56,10 @@ class WrapperLink(Protocol):
 
     def tick(self) -> None:
         """Called with every stamp."""
+
+    @property
+    def restart(self) -> RestartReport | None:
+        """The last report of the wrapper, for the hello; None: there was none."""
 
     def state(self) -> list[tuple[Message, int]]:
         """The whole state of the wrapper for a monitor, each message with its moment."""
@@ -192,7 +196,8 @@ class Link:
         if wrapper_link is not None:
             (hello, sent_ns), *others = state
             assert isinstance(hello, Hello)
-            state = [(dataclasses.replace(hello, guarded=True), sent_ns), *wrapper_link.state(), *others]
+            hello = dataclasses.replace(hello, restart=wrapper_link.restart)
+            state = [(hello, sent_ns), *wrapper_link.state(), *others]
         return [codec.encode(message, next(self.sequence), sent_ns) for message, sent_ns in state]
 
     def _send_again(self, data: bytes, error: OSError) -> bool:

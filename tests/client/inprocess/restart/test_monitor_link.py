@@ -1,4 +1,4 @@
-"""The wrapper's guard: what a monitor is told and asks; with the real one, who is interrupted, killed, left alone."""
+"""The wrapper's link: what a monitor is told and asks; with the real one, who is interrupted, killed, left alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from ft_client import RankMonitorClient, RankMonitorClientError
 from ft_client.inprocess.arguments import Timeouts
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.rank.monitoring import process
+from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.settings.config import MonitorSettings
-from rank_monitor.contract.wire import codec, messages
+from rank_monitor.contract.wire import codec
 from rank_monitor.contract.wire.launcher_messages import Verdict
-from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, InterruptAsked, Ping, Restarter, Sections
+from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, InterruptAsked, Ping, RestartReport, Sections
 from tests.client.agent import Agent, agent_of
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.rank_of_a_test import started
@@ -35,8 +36,12 @@ QUICK = Timeouts(
     hard_timeout=20 * SHORT,
     termination_grace_time=SHORT,
 )
-RESTARTING, RUNNING, UNGUARDED, OVER = (
-    messages.Guard(phase, 1.0, 2.0, 0.1) for phase in ("restarting", "running", "unguarded", "over")
+# A phase as the monitor is told it: with the round, whether progress is expected, and the hard timeout.
+RESTARTING, RUNNING, UNTIMED, OVER = (
+    ("closing", 0, True, 2.0),
+    ("running", 0, True, 2.0),
+    ("running", 0, False, 2.0),
+    ("done", 0, True, 2.0),
 )
 
 
@@ -45,7 +50,11 @@ class Wrapper:
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
-        self.guard = MonitorLink(QUICK, self.reasons.append)
+        self.link = MonitorLink(QUICK, self.reasons.append, member=3, prefix="p/")
+
+    def restarts(self) -> None:
+        """Reports that the rank waits for the others at the end of a round."""
+        self.link.report(RestartPhase.CLOSING, 0)
 
 
 @pytest.fixture
@@ -54,7 +63,7 @@ def wrapper(monitor: FakeMonitor) -> Wrapper:
 
 
 def ask(monitor: FakeMonitor, reason: str, sent_ns: int | None = None) -> None:
-    monitor.wait_for(messages.Guard)
+    monitor.wait_for(RestartReport)
     sent_ns = time.monotonic_ns() if sent_ns is None else sent_ns
     monitor.say(codec.encode(InterruptAsked("soft_timeout", reason), 1, sent_ns))
 
@@ -62,72 +71,81 @@ def ask(monitor: FakeMonitor, reason: str, sent_ns: int | None = None) -> None:
 # What a monitor is told.
 
 
+def told(monitor: FakeMonitor, count: int) -> list[tuple[str, int, bool, float]]:
+    """The phases of the first reports."""
+    reports = monitor.wait_for(RestartReport, count)
+    assert {(one.soft_timeout_s, one.grace_s, one.member, one.prefix) for one in reports} == {(1.0, 0.1, 3, "p/")}
+    return [(one.phase.value, one.round, one.is_timed, one.hard_timeout_s) for one in reports]
+
+
 def test_an_interrupted_function_must_end_whatever_it_says(monitor: FakeMonitor, wrapper: Wrapper) -> None:
     """It may leave a stretch without protection on its way out, or enter one in a loop that swallows everything."""
-    guard = wrapper.guard
-    guard.ending()
-    guard.running()
-    guard.unguarded()
-    guard.ending()
-    guard.guarded_again()
-    guard.unguarded()
-    guard.restarting()
-    guard.ending()
-    guard.over()
-    told = monitor.wait_for(messages.Guard, 5)
-    ending = messages.Guard("finalizing", 1.0, 2.0, 0.1, "the function after its interruption")
-    assert told == [RUNNING, UNGUARDED, ending, RESTARTING, OVER]
+    link = wrapper.link
+    link.interrupting()
+    link.running(0)
+    link.expect_progress(False)
+    link.interrupting()
+    link.expect_progress(True)
+    link.expect_progress(False)
+    wrapper.restarts()
+    link.interrupting()
+    link.over(RestartPhase.DONE, 0)
+    assert told(monitor, 5) == [RUNNING, UNTIMED, ("interrupting", 0, True, 2.0), RESTARTING, OVER]
 
 
 def test_a_call_is_told_phase_by_phase(monitor: FakeMonitor, wrapper: Wrapper) -> None:
-    guard = wrapper.guard
-    guard.report("initialized", 3, 0, "p/", 5.0)
-    guard.restarting()
-    guard.running()
-    guard.guarded_again()
-    guard.unguarded()
-    guard.guarded_again()
-    guard.restarting()
-    guard.calling("completion", 9.0)
-    guard.calling("terminate", 0.5)
-    guard.over()
-    told = monitor.wait_for(messages.Guard, 8)
-    completion = messages.Guard("finalizing", 1.0, 9.0, 0.1, "completion")
-    terminate = messages.Guard("finalizing", 1.0, 2.0, 0.1, "terminate")
-    assert told == [RESTARTING, RUNNING, UNGUARDED, RUNNING, RESTARTING, completion, terminate, OVER]
-    assert monitor.messages(Restarter) == [Restarter("initialized", 3, 0, "p/", 5.0)]
+    link = wrapper.link
+    link.report(RestartPhase.ASSIGNING, 0)
+    link.running(0)
+    link.expect_progress(True)
+    link.expect_progress(False)
+    link.expect_progress(True)
+    wrapper.restarts()
+    link.report(RestartPhase.COMPLETING, 1, 9.0)
+    link.report(RestartPhase.LEAVING, 1, 0.5)
+    link.over(RestartPhase.GAVE_UP, 1, "why")
+    assert told(monitor, 8) == [
+        ("assigning", 0, True, 2.0),
+        *(RUNNING, UNTIMED, RUNNING, RESTARTING),
+        ("completing", 1, True, 9.0),
+        ("leaving", 1, True, 2.0),
+        ("gave_up", 1, True, 2.0),
+    ]
+    reports = monitor.messages(RestartReport)
+    assert [one.reason for one in reports if one.reason] == [reports[-1].reason] == ["why"]
+    began = [one.began_ns for one in reports]
+    assert began[1] == began[2] == began[3], "one call of the function"
+    assert len(set(began)) == 6 and began == sorted(began)
 
 
-def test_a_new_monitor_learns_the_whole_guard(monitor: FakeMonitor, wrapper: Wrapper) -> None:
-    guard = wrapper.guard
-    for step in (guard.restarting, guard.running, guard.unguarded, guard.running, guard.unguarded):
-        step()
-    guard.report("handling_completed", 3, 1, "p/", 0.0)
-    monitor.wait_for(Restarter)
-    before = [one for one in monitor.received if isinstance(one.message, (messages.Guard, Restarter))]
+def test_a_new_monitor_learns_the_last_report(monitor: FakeMonitor, wrapper: Wrapper) -> None:
+    wrapper.restarts()
+    wrapper.link.running(1)
+    wrapper.link.expect_progress(False)
+    monitor.wait_for(RestartReport, 3)
+    last = [one for one in monitor.received if isinstance(one.message, RestartReport)][-1]
     known = len(monitor.received)
     monitor.drop()
-    monitor.wait_for(Restarter, 2)
-    again = [one for one in monitor.received[known:] if not isinstance(one.message, Ping)]
-    assert again[0].message == Hello(os.getpid(), guarded=True)
-    assert [one.message for one in again[1:5]] == [RESTARTING, RUNNING, UNGUARDED, before[-1].message]
-    moments = {one.sent_ns for one in before}
-    assert {one.sent_ns for one in again[1:5]} <= moments, "each with the moment it had"
+    monitor.wait_for(RestartReport, 4)
+    hello, *others = [one for one in monitor.received[known:] if not isinstance(one.message, Ping)]
+    assert isinstance(last.message, RestartReport)
+    assert hello.message == Hello(os.getpid(), restart=last.message)
+    assert [(one.message, one.sent_ns) for one in others[:1]] == [(last.message, last.sent_ns)], "with its moment"
 
 
 def test_pings_go_with_the_stamps_and_carry_their_moment(monitor: FakeMonitor, wrapper: Wrapper) -> None:
-    wrapper.guard.running()
+    wrapper.link.running(0)
     before_ns = time.monotonic_ns()
     for _ in range(10_000):
-        wrapper.guard.ping()
+        wrapper.link.ping()
     after_ns = time.monotonic_ns()
     monitor.wait_for(Ping)
     until(lambda: sent_pings(monitor)[-1] > after_ns - 10_000_000, "the last one")
     assert before_ns < sent_pings(monitor)[0]
     assert sent_pings(monitor)[-1] <= after_ns
     assert len(sent_pings(monitor)) < 1000
-    wrapper.guard.restarting()
-    wrapper.guard.running()
+    wrapper.restarts()
+    wrapper.link.running(0)
     count = len(sent_pings(monitor))
     stamps = len(monitor.progress)
     until(lambda: len(monitor.progress) > stamps + 3, "stamps of the next call")
@@ -139,43 +157,45 @@ def sent_pings(monitor: FakeMonitor) -> list[int]:
 
 
 def test_without_a_monitor_nothing_happens(fresh: None) -> None:
-    guard = MonitorLink(QUICK, print)
-    guard.report("initialized", 3, 0, "", 5.0)
-    for step in (guard.restarting, guard.running, guard.ping, guard.unguarded, guard.running, guard.over):
-        step()
+    link = MonitorLink(QUICK, print)
+    link.report(RestartPhase.ASSIGNING, 0)
+    link.running(0)
+    link.ping()
+    link.expect_progress(False)
+    link.over(RestartPhase.DONE, 0)
     assert process.current() is None
 
 
 def test_a_forked_child_tells_nothing(monitor: FakeMonitor, wrapper: Wrapper) -> None:
-    wrapper.guard.restarting()
+    wrapper.restarts()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            wrapper.guard.running()
-            wrapper.guard.tick()
+            wrapper.link.running(0)
+            wrapper.link.tick()
             os._exit(0)
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
-    wrapper.guard.over()
-    assert monitor.wait_for(messages.Guard, 2) == [RESTARTING, OVER]
+    wrapper.link.over(RestartPhase.DONE, 0)
+    assert told(monitor, 2) == [RESTARTING, OVER]
 
 
 # What it is asked.
 
 
 def test_what_the_monitor_asks_is_passed_on(monitor: FakeMonitor, wrapper: Wrapper) -> None:
-    wrapper.guard.running()
+    wrapper.link.running(0)
     ask(monitor, "why")
     until(lambda: wrapper.reasons == ["why"], "the reason")
 
 
 def test_nothing_is_passed_on_that_is_of_another_call_or_of_none(monitor: FakeMonitor, wrapper: Wrapper) -> None:
     early_ns = time.monotonic_ns()
-    wrapper.guard.running()
+    wrapper.link.running(0)
     ask_is_taken(monitor, "of the call before", early_ns)
-    wrapper.guard.restarting()
+    wrapper.restarts()
     ask_is_taken(monitor, "while restarting")
-    wrapper.guard.over()
+    wrapper.link.over(RestartPhase.DONE, 0)
     ask_is_taken(monitor, "after the call")
     assert wrapper.reasons == []
 
@@ -194,10 +214,10 @@ def test_a_wrapper_that_fails_ends_no_watchdog(
     monitor: FakeMonitor, wrapper: Wrapper, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = MonitorLink(QUICK, lambda reason: print({}[reason]))
-    failing.running()
+    failing.running(0)
     ask_is_taken(monitor, "why")
     assert "KeyError" in caplog.text
-    wrapper.guard.running()
+    wrapper.link.running(0)
     ask_is_taken(monitor, "again")
     assert wrapper.reasons == ["again"]
 
@@ -208,8 +228,8 @@ def test_a_wrapper_that_fails_ends_no_watchdog(
 def test_a_client_may_be_initialised_again_in_each_call(monitor: FakeMonitor, wrapper: Wrapper) -> None:
     client = RankMonitorClient()
     for call in range(1, 4):
-        wrapper.guard.restarting()
-        wrapper.guard.running()
+        wrapper.restarts()
+        wrapper.link.running(0)
         client.init_workload_monitoring()
         client.start_section("step")
         with pytest.raises(RankMonitorClientError, match="called twice"):
@@ -220,10 +240,10 @@ def test_a_client_may_be_initialised_again_in_each_call(monitor: FakeMonitor, wr
 
 @pytest.mark.usefixtures("fresh")
 def test_that_holds_where_nobody_watches() -> None:
-    guard, client = MonitorLink(QUICK, print), RankMonitorClient()
-    for _ in range(2):
-        guard.restarting()
-        guard.running()
+    link, client = MonitorLink(QUICK, print), RankMonitorClient()
+    for number in range(2):
+        link.report(RestartPhase.CLOSING, number)
+        link.running(number)
         client.init_workload_monitoring()
         assert client.is_initialized and RankMonitorClient.active is client
 
@@ -233,8 +253,8 @@ def test_a_client_that_is_not_initialised_again_goes_on_with_nothing_open(
 ) -> None:
     client.start_section("step")
     client.start_section("data")
-    wrapper.guard.restarting()
-    wrapper.guard.running()
+    wrapper.restarts()
+    wrapper.link.running(0)
     assert not client.is_open("step")
     client.end_section("data")
     client.start_section("step")
@@ -254,7 +274,7 @@ def test_no_interval_across_a_restart_is_learned(
     def after(seconds: float) -> None:
         now[0] += int(seconds * 1e9)
 
-    wrapper.guard.running()
+    wrapper.link.running(0)
     client.send_heartbeat()
     after(1)
     client.start_section("step")
@@ -266,13 +286,13 @@ def test_no_interval_across_a_restart_is_learned(
     with pytest.raises(KeyError), client.section("left by the fault"):
         after(50)
         raise KeyError
-    wrapper.guard.fault_seen()
+    wrapper.link.fault_seen()
     after(50)
     client.end_section("step")
     client.send_heartbeat()
-    wrapper.guard.restarting()
+    wrapper.restarts()
     after(500)
-    wrapper.guard.running()
+    wrapper.link.running(0)
     client.send_heartbeat()
     after(3)
     client.start_section("step")
@@ -290,6 +310,7 @@ import ctypes, itertools, os, time
 from datetime import timedelta
 from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.inprocess.arguments import Timeouts
+from rank_monitor.contract.restart_phase import RestartPhase
 
 def interrupted(reason):
     print(reason, flush=True)
@@ -297,11 +318,10 @@ def interrupted(reason):
 
 SHORT = timedelta(seconds=0.1)
 intervals = dict.fromkeys(["progress_watchdog_interval", "monitor_process_interval", "monitor_thread_interval"], SHORT)
-guard = MonitorLink(
+link = MonitorLink(
     Timeouts(soft_timeout=10 * SHORT, hard_timeout=20 * SHORT, termination_grace_time=SHORT, **intervals), interrupted
 )
-guard.report("initialized", 3, 0, "p/", 5.0)
-guard.restarting()
+link.report(RestartPhase.ARRIVING, 0)
 """
 
 
@@ -316,10 +336,10 @@ def found(agent: Agent) -> list[tuple[str, bool]]:
 
 
 def test_who_restarts_is_left_alone_and_who_sleeps_is_interrupted(agent: Agent, tmp_path: Path) -> None:
-    script = BEGIN + "time.sleep(3)\nguard.running()\ntime.sleep(60)\n"
+    script = BEGIN + "time.sleep(3)\nlink.running(0)\ntime.sleep(60)\n"
     with started(script, tmp_path, agent.path) as rank:
         agent.begin(rank)
-        assert agent.wait_for(Restarter) == [Restarter("initialized", 3, 0, "p/", 5.0)]
+        assert agent.wait_for(RestartReport)[0].phase is RestartPhase.ARRIVING
         code, reason, _ = ended(rank)
         assert (code, reason[:31]) == (7, "no progress of the main thread ")
         agent.wait_for(Verdict, 2)
@@ -327,7 +347,7 @@ def test_who_restarts_is_left_alone_and_who_sleeps_is_interrupted(agent: Agent, 
 
 
 def test_who_holds_the_interpreter_is_killed(agent: Agent, tmp_path: Path) -> None:
-    script = BEGIN + "guard.running()\nsum(itertools.repeat(0))\n"
+    script = BEGIN + "link.running(0)\nsum(itertools.repeat(0))\n"
     with started(script, tmp_path, agent.path) as rank:
         agent.begin(rank)
         assert ended(rank)[:2] == (-signal.SIGTERM, "")
@@ -336,7 +356,7 @@ def test_who_holds_the_interpreter_is_killed(agent: Agent, tmp_path: Path) -> No
 
 
 def test_a_livelock_that_stopped_its_pings_is_interrupted(agent: Agent, tmp_path: Path) -> None:
-    script = BEGIN + "guard.running()\nguard.ping()\nwhile True:\n    time.sleep(0.01)\n"
+    script = BEGIN + "link.running(0)\nlink.ping()\nwhile True:\n    time.sleep(0.01)\n"
     with started(script, tmp_path, agent.path) as rank:
         agent.begin(rank)
         code, reason, _ = ended(rank)
@@ -345,30 +365,31 @@ def test_a_livelock_that_stopped_its_pings_is_interrupted(agent: Agent, tmp_path
 
 
 def test_a_monitor_that_was_replaced_meanwhile_interrupts(agent: Agent, tmp_path: Path) -> None:
-    script = BEGIN + "guard.running()\nguard.report('handling_completed', 3, 1, 'p/', 0.0)\ntime.sleep(60)\n"
+    script = BEGIN + "link.running(0)\ntime.sleep(60)\n"
     with started(script, tmp_path, agent.path) as rank:
         agent.begin(rank)
-        agent.wait_for(Restarter, 2)
+        agent.wait_for(RestartReport, 2)
         agent.replace_monitor(rank, attached=False)
-        assert agent.wait_for(Restarter, 3)[-1].state == "handling_completed"
+        assert agent.wait_for(RestartReport, 3)[-1].phase is RestartPhase.RUNNING
         assert ended(rank)[0] == 7
 
 
 def test_a_rank_that_works_is_left_alone(agent: Agent, tmp_path: Path) -> None:
-    """Two calls, each longer than the hard timeout, with pings, an unguarded stretch and a client of its own."""
+    """Two calls, each longer than the hard timeout, with pings, a stretch without protection, a client."""
     script = BEGIN + (
         "import ft_client\n"
         "def work(seconds):\n    end = time.monotonic() + seconds\n    while time.monotonic() < end:\n"
-        "        guard.ping()\n        time.sleep(0.01)\n"
+        "        link.ping()\n        time.sleep(0.01)\n"
         "client = ft_client.RankMonitorClient()\n"
-        "for call in range(2):\n    guard.running()\n    client.init_workload_monitoring()\n    work(0.5)\n"
-        "    client.report_iteration(call)\n    guard.unguarded()\n    time.sleep(1.2)\n    guard.running()\n"
-        "    client.start_section('step')\n    work(0.5)\n    guard.restarting()\n"
-        "guard.report('finalized', 3, 3, 'p/', 0.0)\nguard.over()\ntime.sleep(1.2)\n"
+        "for call in range(2):\n    link.running(0)\n    client.init_workload_monitoring()\n    work(0.5)\n"
+        "    client.report_iteration(call)\n    link.expect_progress(False)\n    time.sleep(1.2)\n"
+        "    link.expect_progress(True)\n"
+        "    client.start_section('step')\n    work(0.5)\n    link.report(RestartPhase.CLOSING, 0)\n"
+        "link.over(RestartPhase.DONE, 1)\ntime.sleep(1.2)\n"
     )
     with started(script, tmp_path, agent.path) as rank:
         agent.begin(rank)
         code, _, err = ended(rank)
         assert code == 0, err
-        agent.wait_for(Restarter, 2)
+        agent.wait_for(RestartReport, 10)
         assert {limit for limit, _ in found(agent)} <= {"stall"}

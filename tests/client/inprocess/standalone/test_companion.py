@@ -69,12 +69,12 @@ def test_a_rank_whose_call_is_over_is_not(ranks: Nursery, server: Any) -> None:
     assert CallMembers(PrefixStore("call/companion", server), 2).has_ended(1)
 
 
-@pytest.mark.parametrize("state", ["finalized", "left", "aborted"])
-def test_a_rank_that_has_said_so_is_not(ranks: Nursery, server: Any, state: str) -> None:
+@pytest.mark.parametrize("phase", ["done", "left", "gave_up"])
+def test_a_rank_that_has_said_so_is_not(ranks: Nursery, server: Any, phase: str) -> None:
     rank, _, _ = guarded(ranks, server)
     assert rank.do("connected")
-    rank.do("say", state="initialized")
-    rank.do("say", state=state)
+    rank.do("say", phase="assigning")
+    rank.do("say", phase=phase)
     rank.kill()
     ranks.nothing_left()
     assert not records(PrefixStore("call", server))
@@ -145,11 +145,11 @@ def test_a_rank_with_threads_gets_one_by_exec(ranks: Nursery, server: Any) -> No
 
 def test_a_second_call_has_the_same_companion(ranks: Nursery, server: Any) -> None:
     rank, companion, _ = guarded(ranks, server, prefix="first")
-    rank.do("say", state="finalized")
+    rank.do("say", phase="done")
     rank.do("close")
     again, _ = rank.do("start", member=1, world_size=2, address=address(server), prefix="second")
     assert again == companion
-    rank.do("say", state="initialized")  # as every call does: the last word of the call before may be under way
+    rank.do("say", phase="assigning")  # as every call does: the last word of the call before may be under way
     rank.kill()
     goes_without(PrefixStore("second", server), 1, Interruption.TERMINATED)
     assert not records(PrefixStore("first", server))

@@ -15,6 +15,7 @@ from ft_client.inprocess.restart.monitor_link import MonitorLink
 from ft_client.rank.monitoring import process
 from ft_client.rank.monitoring.link import Link
 from ft_client.rank.monitoring.watchdog import Stamp, Watchdog, megatron_iteration
+from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import Hello, IterationReached, LimitsSet, Progress, Sections
 from tests.client.fake_monitor import FakeMonitor
@@ -57,16 +58,16 @@ def test_the_period_is_a_quarter_of_a_stall_and_a_twentieth_of_a_hang(
     assert watchdog.period_s() == period_s
 
 
-def test_the_period_of_a_guarded_rank_is_the_guards_while_that_is_shorter(monitor: FakeMonitor) -> None:
+def test_the_period_of_a_wrapped_rank_is_the_wrappers_while_that_is_shorter(monitor: FakeMonitor) -> None:
     second = datetime.timedelta(seconds=1)
-    guard = MonitorLink(Timeouts(progress_watchdog_interval=second / 2, soft_timeout=8 * second), print)
+    wrapper = MonitorLink(Timeouts(progress_watchdog_interval=second / 2, soft_timeout=8 * second), print)
     link = process.current()
     assert link is not None
     watchdog = Watchdog(link)
     assert watchdog.period_s() > 1
-    guard.running()
+    wrapper.running(0)
     assert watchdog.period_s() == 0.5
-    guard.over()
+    wrapper.over(RestartPhase.DONE, 0)
     assert watchdog.period_s() > 1
 
 

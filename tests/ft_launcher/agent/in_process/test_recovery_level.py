@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,8 @@ from ft_launcher.agent.in_process.recovery_steps import (
     Step,
     TakeOver,
 )
-from rank_monitor.contract.wire.messages import Restarter
+from rank_monitor.contract.wire.messages import RestartReport
+from tests.restart_reports import report
 
 LIMIT_S = 30.0
 PREFIX = "call/0"
@@ -55,13 +57,12 @@ class Node:
             assert decide_again(record["happened"], record["known"]) == record["follows"]
         return steps
 
-    def say(self, state: str, *local_ranks: int, iteration: int = 0, prefix: str = PREFIX) -> list[Step]:
-        """These ranks say so (all that are there, if none is named); returns what follows."""
+    def say(self, phase: str, *local_ranks: int, number: int = 0, prefix: str = PREFIX) -> list[Step]:
+        """These ranks report it (all that are there, if none is named), in that round; returns what follows."""
         found = list[Step]()
         for local_rank in local_ranks or range(self.ranks):
             self.now += 1
-            message = Restarter(state, 4 + local_rank, iteration, prefix, LIMIT_S)
-            found += self.on(Heard(local_rank, message)) or []
+            found += self.on(Heard(local_rank, reported(phase, local_rank, number, prefix=prefix))) or []
         return found
 
     def die(self, local_rank: int, exit_code: int = -9) -> list[Step] | None:
@@ -75,16 +76,24 @@ class Node:
     def tick(self, now: float) -> list[Step]:
         return self.on(DeadlinePassed(), now) or []
 
-    def restart(self, *local_ranks: int, iteration: int = 1) -> list[Step]:
-        """These deal with a fault to the end."""
-        found = self.say("handling_starting", *local_ranks, iteration=iteration - 1)
-        return found + self.say("handling_completed", *local_ranks, iteration=iteration)
+    def restart(self, *local_ranks: int, number: int = 1) -> list[Step]:
+        """These deal with a fault to the end, until round `number` runs."""
+        found = list[Step]()
+        for phase in ("interrupting", "recovering", "finalizing", "closing"):
+            found += self.say(phase, *local_ranks, number=number - 1)
+        for phase in ("assigning", "arriving", "running"):
+            found += self.say(phase, *local_ranks, number=number)
+        return found
+
+
+def reported(phase: str, local_rank: int, number: int = 0, **others: Any) -> RestartReport:
+    return report(phase, round=number, member=4 + local_rank, **({"prefix": PREFIX, "limit_s": LIMIT_S} | others))
 
 
 @pytest.fixture
 def node() -> Iterator[Node]:
     node = Node()
-    assert node.say("initialized") == []
+    assert node.say("assigning") == []
     return node
 
 
@@ -103,23 +112,23 @@ def taken_over(steps: list[Step] | None) -> str:
 # Deaths.
 
 DEATHS = {
-    "at the start": (["initialized"], 1),
-    "while a fault is dealt with": (["initialized", "handling_starting"], 1),
-    "after a restart": (["initialized", "handling_starting", "handling_completed"], 0),
+    "at the start": (["assigning"], 1),
+    "while a fault is dealt with": (["assigning", "recovering"], 1),
+    "after a restart": (["assigning", "recovering", "running"], 0),
 }
 
 
 @pytest.mark.parametrize(("states", "code"), DEATHS.values(), ids=list(DEATHS))
 def test_rung_one_takes_a_death_in_the_wrapped_function(states: list[str], code: int) -> None:
     node = Node()
-    for iteration, state in enumerate(states):
-        node.say(state, iteration=iteration)
+    for number, phase in enumerate(states):
+        node.say(phase, number=number)
     assert node.die(1, code) == [notify(1)]
     assert node.rungs.lost == {1}
 
 
 @pytest.mark.parametrize("code", [0, 1, -9])
-@pytest.mark.parametrize("state", ["", "finalized"])
+@pytest.mark.parametrize("state", ["", "done"])
 def test_a_death_outside_of_it_is_as_without_wrappers(node: Node, state: str, code: int) -> None:
     node = Node() if not state else node
     if state:
@@ -130,13 +139,13 @@ def test_a_death_outside_of_it_is_as_without_wrappers(node: Node, state: str, co
 
 def test_off(node: Node) -> None:
     node = Node(enabled=False)
-    node.say("initialized")
+    node.say("assigning")
     assert not node.rungs.needs_message(1)
     assert node.die(1) is None
 
 
 @pytest.mark.parametrize("code", [16, 17])
-@pytest.mark.parametrize("state", ["initialized", "left"])
+@pytest.mark.parametrize("state", ["assigning", "left"])
 def test_codes_for_the_launcher_reach_it(node: Node, state: str, code: int) -> None:
     node.say(state, 1)
     assert node.die(1, code) is None
@@ -144,7 +153,7 @@ def test_codes_for_the_launcher_reach_it(node: Node, state: str, code: int) -> N
 
 def test_a_store_that_the_launcher_cannot_reach() -> None:
     node = Node()
-    node.say("initialized", prefix="")
+    node.say("assigning", prefix="")
     assert node.die(0, 0) is None
     assert "store" in taken_over(node.die(1))
 
@@ -152,22 +161,22 @@ def test_a_store_that_the_launcher_cannot_reach() -> None:
 @pytest.mark.parametrize("what", ["never came", "is done", "is in another call"])
 def test_all_must_be_in_the_same_call(what: str) -> None:
     node = Node()
-    node.say("initialized", 0, 1)
+    node.say("assigning", 0, 1)
     if what != "never came":
-        node.say("finalized" if what == "is done" else "initialized", 2, prefix=PREFIX if "done" in what else "call/1")
+        node.say("done" if what == "is done" else "assigning", 2, prefix=PREFIX if "done" in what else "call/1")
     assert "rank 6 is not in the wrapped function" in taken_over(node.die(1))
 
 
 def test_the_last_one() -> None:
     node = Node(2)
-    node.say("initialized")
+    node.say("assigning")
     assert node.die(0) == [notify(0)]
     assert "no rank of this node goes on" in taken_over(node.die(1))
 
 
 def test_ranks_that_end_without_a_word_and_well_are_a_success() -> None:
     node = Node(2)
-    node.say("initialized")
+    node.say("assigning")
     assert node.die(0, 0) == [notify(0)]
     assert node.die(1, 0) is None
 
@@ -189,13 +198,13 @@ def test_a_rank_that_leaves_is_lost_whatever_its_code(node: Node) -> None:
 
 def test_a_rank_that_leaves_late_does_not_spoil_success(node: Node) -> None:
     node.say("left", 1)
-    node.say("finalized", 0, 2)
+    node.say("done", 0, 2)
     assert [node.die(0, 0), node.die(2, 0), node.die(1, 1)] == [None, None, []]
 
 
 def test_the_last_that_leaves_and_does_not_end() -> None:
     node = Node(1)
-    node.say("initialized")
+    node.say("assigning")
     node.say("left")
     due = node.rungs.next_check()
     assert due is not None and node.tick(due - 0.1) == []
@@ -203,7 +212,7 @@ def test_the_last_that_leaves_and_does_not_end() -> None:
 
 
 def test_a_wrapper_that_gives_up_ends_rung_one_with_the_exit_code_if_that_comes_soon(node: Node) -> None:
-    node.say("aborted", 1)
+    node.say("gave_up", 1)
     due = node.rungs.next_check()
     assert due is not None and node.tick(due - 0.1) == []
     assert "rank 5 gave up" in taken_over(node.tick(due))
@@ -212,19 +221,19 @@ def test_a_wrapper_that_gives_up_ends_rung_one_with_the_exit_code_if_that_comes_
 
 def test_the_reason_with_which_a_wrapper_gave_up_is_passed_on() -> None:
     node = Node()
-    node.say("handling_starting")
-    gave_up = Restarter("aborted", 5, 0, PREFIX, LIMIT_S, reason="the same error 3 times")
+    node.say("recovering")
+    gave_up = reported("gave_up", 1, reason="the same error 3 times")
     node.on(Heard(1, gave_up))
     assert "rank 5 gave up: the same error 3 times" in taken_over(node.die(1, 1))
 
 
-@pytest.mark.parametrize("last", ["handling_completed", "left"])
+@pytest.mark.parametrize("last", ["running", "left"])
 def test_that_reason_is_told_also_where_the_end_of_another_rank_is_known_first(last: str) -> None:
     node = Node()
-    node.say("handling_starting")
-    node.on(Heard(1, Restarter("aborted", 5, 0, PREFIX, LIMIT_S, reason="the same error 3 times")))
+    node.say("recovering")
+    node.on(Heard(1, reported("gave_up", 1, reason="the same error 3 times")))
     for other in (0, 2):
-        node.say(last, other, iteration=1)
+        node.say(last, other, number=1)
     node.die(2, 1)
     assert "rank 5 gave up: the same error 3 times" in taken_over(node.die(0, 1))
 
@@ -233,11 +242,11 @@ def test_that_reason_is_told_also_where_the_end_of_another_rank_is_known_first(l
 
 
 def test_each_rank_owes_the_end_of_a_restart_within_its_limit(node: Node) -> None:
-    node.say("handling_starting", 0)
+    node.say("recovering", 0)
     since = node.now
-    node.say("handling_starting", 1, 2)
+    node.say("recovering", 1, 2)
     assert node.rungs.next_check() == since + LIMIT_S
-    node.say("handling_completed", 1, 2, iteration=1)
+    node.say("running", 1, 2, number=1)
     assert node.tick(since + LIMIT_S - 0.1) == []
     reason = node.tick(since + LIMIT_S)
     assert [type(step) for step in reason] == [EndRank], "the others went on without it"
@@ -246,23 +255,23 @@ def test_each_rank_owes_the_end_of_a_restart_within_its_limit(node: Node) -> Non
 
 
 def test_nobody_comes_to_the_end(node: Node) -> None:
-    node.say("handling_starting")
+    node.say("recovering")
     assert "rank 4 did not come to the end of the restart within 30 s" in taken_over(node.tick(node.now + 99))
 
 
-@pytest.mark.parametrize("state", ["handling_completed", "finalized", "left"])
+@pytest.mark.parametrize("state", ["running", "done", "left"])
 def test_what_pays_the_debt(node: Node, state: str) -> None:
-    node.say("handling_starting", 0, 1)
-    node.say("handling_completed", 1, 2, iteration=1)
+    node.say("recovering", 0, 1)
+    node.say("running", 1, 2, number=1)
     assert node.rungs.next_check() is not None
-    node.say(state, 0, iteration=1)
+    node.say(state, 0, number=1)
     assert node.rungs.next_check() is None
 
 
 def test_the_same_word_once_more_changes_nothing(node: Node) -> None:
-    node.say("handling_starting", 0)
+    node.say("recovering", 0)
     due = node.rungs.next_check()
-    assert node.say("handling_starting", 0) == []
+    assert node.say("recovering", 0) == []
     assert node.rungs.next_check() == due
 
 
@@ -279,19 +288,17 @@ def test_a_restart_ends_when_the_last_rank_has_come_to_it(node: Node) -> None:
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_each_restart_is_counted_in_whatever_order_the_ranks_words_come(restarts: int) -> None:
     words = [
-        (state, number + (state == "handling_completed"))
-        for number in range(restarts)
-        for state in ("handling_starting", "handling_completed")
+        (state, number + (state == "running")) for number in range(restarts) for state in ("recovering", "running")
     ]
     for first in itertools.combinations(range(2 * len(words)), len(words)):
         node = Node(ranks=2)
-        node.say("initialized")
+        node.say("assigning")
         left = {0: iter(words), 1: iter(words)}
         steps = list[Step]()
         for place in range(2 * len(words)):
             rank = 0 if place in first else 1
-            state, iteration = next(left[rank])
-            steps += node.say(state, rank, iteration=iteration)
+            phase, number = next(left[rank])
+            steps += node.say(phase, rank, number=number)
         assert [(step.iteration, step.failed) for step in steps if isinstance(step, Restarted)] == [
             (number + 1, number) for number in range(restarts)
         ]
@@ -301,7 +308,7 @@ def test_each_restart_is_counted_in_whatever_order_the_ranks_words_come(restarts
 def test_an_old_end_of_a_restart_is_none_of_this_one(node: Node) -> None:
     node.restart()
     node.die(1)
-    assert node.say("handling_completed", 0, 2, iteration=1) == []
+    assert node.say("running", 0, 2, number=1) == []
     assert node.rungs.is_restarting
 
 
@@ -316,26 +323,26 @@ def test_a_silent_rank_without_which_the_others_went_on(node: Node) -> None:
 
 
 def test_a_late_rank_that_is_killed_when_all_is_done(node: Node) -> None:
-    node.say("handling_starting")
-    node.say("handling_completed", 0, 2, iteration=1)
-    node.say("finalized", 0, 2, iteration=1)
+    node.say("recovering")
+    node.say("running", 0, 2, number=1)
+    node.say("done", 0, 2, number=1)
     assert [type(step) for step in node.tick(node.now + 99)] == [EndRank]
     assert node.die(1) == []
 
 
-def test_an_iteration_that_no_rank_can_be_in_fills_no_memory() -> None:
+def test_a_round_that_no_rank_can_be_in_fills_no_memory() -> None:
     """Any number may come from a rank, and stand in a journal."""
     node = Node(ranks=1)
-    node.say("handling_starting")
-    steps = node.say("handling_completed", iteration=1 << 60)
+    node.say("recovering")
+    steps = node.say("running", number=1 << 60)
     assert 0 < len(steps) <= 100 and steps[-1] == Restarted(1 << 60, 1.0, (1 << 60) - 1, PREFIX)
     assert isinstance(steps[0], Restarted) and steps[0].skipped <= 1_000_000
 
 
 def test_each_restart_is_counted_that_was_made_while_the_launcher_stood_still(node: Node) -> None:
     """It reads what monitors have kept of it: of each rank the last messages."""
-    node.say("handling_starting")
-    steps = node.say("handling_starting", iteration=264) + node.say("handling_completed", iteration=265)
+    node.say("recovering")
+    steps = node.say("recovering", number=264) + node.say("running", number=265)
     made = [step for step in steps if isinstance(step, Restarted)]
     assert sum(1 + step.skipped for step in made) == 265
     assert [step.iteration for step in made] == list(range(165, 266))
@@ -347,10 +354,10 @@ def test_each_restart_is_counted_that_was_made_while_the_launcher_stood_still(no
 
 def test_a_rank_is_started_again_after_the_restart(node: Node) -> None:
     assert node.die(1) == [notify(1)]
-    node.say("handling_starting", 0, 2)
+    node.say("recovering", 0, 2)
     assert node.loss_notified(1) == []
-    assert node.say("handling_completed", 0, iteration=1) == []
-    assert [type(step) for step in node.say("handling_completed", 2, iteration=1)] == [Restarted, StartAgain]
+    assert node.say("running", 0, number=1) == []
+    assert [type(step) for step in node.say("running", 2, number=1)] == [Restarted, StartAgain]
 
 
 def test_or_when_the_others_are_told_if_that_is_later(node: Node) -> None:
@@ -367,10 +374,10 @@ def test_it_takes_part_from_the_next_restart_on(node: Node) -> None:
     assert node.rungs.lost == {1} and node.rungs.needs_message(1)
     assert node.say("joining", 1) == []
     assert node.rungs.lost == {1}
-    node.say("handling_starting", 0, 2, iteration=1)
-    assert node.say("handling_completed", 1, iteration=2) == [Joined(1, 2)]
+    node.say("recovering", 0, 2, number=1)
+    assert node.say("running", 1, number=2) == [Joined(1, 2)]
     assert node.rungs.lost == set()
-    assert [type(step) for step in node.say("handling_completed", 0, 2, iteration=2)] == [Restarted]
+    assert [type(step) for step in node.say("running", 0, 2, number=2)] == [Restarted]
     assert node.die(1) == [notify(1)]
 
 
@@ -416,7 +423,7 @@ def test_one_that_ends_well_before_it_is_let_in_is_not_wanted_again(node: Node) 
 @pytest.mark.parametrize("states", [(), ("joining",)], ids=["no word", "joining"])
 def test_one_that_ends_when_all_is_done_harms_nobody(node: Node, states: tuple[str, ...], code: int) -> None:
     newcomer(node, *states)
-    node.say("finalized", 0, 2, iteration=1)
+    node.say("done", 0, 2, number=1)
     assert node.die(1, code) == []
     assert node.rungs.lost == {1}
 
@@ -434,7 +441,7 @@ def test_newcomers_are_no_ranks_that_go_on(node: Node) -> None:
 
 def test_without_rejoin_it_stays_lost() -> None:
     node = Node(rejoin=False)
-    node.say("initialized")
+    node.say("assigning")
     node.die(1)
     node.restart(0, 2)
     assert node.loss_notified(1) == []
@@ -442,15 +449,15 @@ def test_without_rejoin_it_stays_lost() -> None:
 
 def test_when_all_is_done_nobody_is_started_again(node: Node) -> None:
     node.die(1)
-    node.say("finalized", 0, 2)
+    node.say("done", 0, 2)
     assert node.loss_notified(1) == []
     assert not node.rungs.is_restarting
 
 
 def test_starts_are_counted_anew_after_each_restart(node: Node) -> None:
     newcomer(node)
-    for iteration in range(2, 6):
-        node.restart(0, 2, iteration=iteration)
+    for number in range(2, 6):
+        node.restart(0, 2, number=number)
         assert node.die(1) == [StartAgain(1)]
         node.rungs.started(1)
 
@@ -458,12 +465,12 @@ def test_starts_are_counted_anew_after_each_restart(node: Node) -> None:
 def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
     """They will not come to its start; one that is back will."""
     node = Node(ranks=3, rejoin=False)
-    node.say("initialized")
+    node.say("assigning")
     assert node.die(1) == [notify(1)]
     node.loss_notified(1)
     node.restart(0, 2)
-    node.say("finalized", 0, 2, iteration=1)
-    found = node.say("initialized", 0, 2, prefix="call/1")
+    node.say("done", 0, 2, number=1)
+    found = node.say("assigning", 0, 2, prefix="call/1")
     assert found == [NotifyLoss(1, 5, "call/1", LIMIT_S, joins=False)]
     assert node.loss_notified(1) == []
 
@@ -471,7 +478,7 @@ def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
 def test_a_rank_that_dies_before_its_word_is_heard_may_have_said_it() -> None:
     node = Node(ranks=2)
     assert not node.rungs.may_have_declared(1), "nobody has said anything: a job without wrappers"
-    node.say("initialized", 0)
+    node.say("assigning", 0)
     assert node.rungs.may_have_declared(1)
-    node.say("initialized", 1)
+    node.say("assigning", 1)
     assert not node.rungs.may_have_declared(1)

@@ -15,7 +15,7 @@ from ft_launcher.agent.in_process.recovery_level import Rungs, RungState
 from ft_launcher.agent.in_process.recovery_record import decide_again, is_recorded, to_record
 from ft_launcher.agent.in_process.recovery_steps import Died, Happened, Heard, LossNotified
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.wire.messages import Restarter
+from tests.restart_reports import report
 
 RANKS = 8
 
@@ -23,7 +23,7 @@ RANKS = 8
 def recorded(*happened: Happened) -> list[dict[str, Any]]:
     """The records of what happens to eight ranks in the wrapped function, one every 10 ms."""
     rungs, now, found = Rungs(RungState.at_start(range(RANKS), True, {16, 17})), 1e5, list[dict[str, Any]]()
-    for event in [*said("initialized", 0), *happened]:
+    for event in [*said("assigning", 0), *happened]:
         now += 0.01
         known = rungs.known()
         steps = rungs.on(event, now)
@@ -32,16 +32,14 @@ def recorded(*happened: Happened) -> list[dict[str, Any]]:
     return found
 
 
-def said(state: str, iteration: int, *but: int) -> list[Happened]:
+def said(phase: str, number: int, *but: int) -> list[Happened]:
     return [
-        Heard(rank, Restarter(state, rank, iteration, "in_process/0", 660.0))
-        for rank in range(RANKS)
-        if rank not in but
+        Heard(rank, report(phase, member=rank, round=number, limit_s=660.0)) for rank in range(RANKS) if rank not in but
     ]
 
 
-RESTART = [*said("handling_starting", 0), *said("handling_completed", 1)]
-LOSS = [Died(3, -9), *said("handling_starting", 0, 3), *said("handling_completed", 1, 3), LossNotified(3, "")]
+RESTART = [*said("recovering", 0), *said("running", 1)]
+LOSS = [Died(3, -9), *said("recovering", 0, 3), *said("running", 1, 3), LossNotified(3, "")]
 
 
 @pytest.mark.parametrize(("happened", "most"), [(RESTART, 800), (LOSS, 2000)], ids=["exception", "death"])
@@ -51,7 +49,7 @@ def test_a_restart_of_eight_ranks_takes_little_room(happened: list[Happened], mo
 
 
 def test_deadlines_stand_once_for_ranks_that_are_alike() -> None:
-    *_, record = recorded(*said("handling_starting", 0, 3), Died(3, -9))
+    *_, record = recorded(*said("recovering", 0, 3), Died(3, -9))
     waiting, dead = record["known"]["wrappers"]
     assert waiting["local_ranks"] == [0, 1, 2, 4, 5, 6, 7] and dead["local_ranks"] == [3]
     assert waiting["due_s"] == [pytest.approx(660.0 - 0.01 * age) for age in range(7, 0, -1)] and "due_s" not in dead

@@ -20,7 +20,8 @@ from ft_launcher.tools.replay.replay import Replay
 from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.launcher_messages import Snapshot
-from rank_monitor.contract.wire.messages import ControlRequest, RankException, Restarter
+from rank_monitor.contract.wire.messages import ControlRequest, RankException
+from tests.restart_reports import report
 
 Line = dict[str, Any]
 
@@ -109,15 +110,15 @@ def in_process() -> list[Line]:
             elif isinstance(step, StartAgain):
                 lines.append(line(events.StartedAgain(0, step.local_rank, step.local_rank, 103)))
 
-    def say(state: str, iteration: int, *ranks: int) -> None:
+    def say(phase: str, number: int, *ranks: int) -> None:
         for rank in ranks:
-            happens(Heard(rank, Restarter(state, rank, iteration, "in_process/0", 30.0)))
+            happens(Heard(rank, report(phase, member=rank, round=number)))
 
-    say("initialized", 0, 0, 1, 2)
+    say("assigning", 0, 0, 1, 2)
     happens(Died(2, -9))
-    say("handling_starting", 0, 0, 1)
+    say("recovering", 0, 0, 1)
     happens(LossNotified(2, ""))
-    say("handling_completed", 1, 0, 1)
+    say("running", 1, 0, 1)
     return lines
 
 

@@ -38,7 +38,6 @@ from rank_monitor.contract.wire.messages import (
     ControlRequest,
     Detach,
     GroupMade,
-    Guard,
     Heartbeat,
     Hello,
     InterruptAsked,
@@ -54,13 +53,13 @@ from rank_monitor.contract.wire.messages import (
     Progress,
     RankException,
     Refused,
-    Restarter,
     ResultInDoubt,
     Returned,
     Sections,
     SectionTimes,
     Welcome,
 )
+from tests.restart_reports import report
 
 U64 = 2**64 - 1
 MESSAGES: list[Message] = [
@@ -74,7 +73,7 @@ MESSAGES: list[Message] = [
     Hello(1),
     GroupMade("cpu:gloo,cuda:nccl"),
     ModulesImported(["sympy", "torch._dynamo"], {"HF_HOME": "/a", "CI": None}),
-    Hello(1, True, 2**62, True, 0, True),
+    Hello(1, True, 2**62, True, 0, report("running", began_ns=2**62)),
     Attach(),
     Attach(7),
     LimitsSet(1, 2.5, {"a": None, "b": 1}, None, ["initial"], {"x": {"y": []}}),
@@ -86,9 +85,8 @@ MESSAGES: list[Message] = [
     LogTo("/logs/monitor-7.log"),
     LastOutput("Error: no such file\n"),
     Returned(),
-    Guard("running", 60, 90.0, 0.5),
+    report("gave_up", 60, 90.0, 0.5, round=7, reason="again"),
     Ping(),
-    Restarter("handling_starting", 3, 7, "inprocess/0/", 120.0),
     InterruptAsked("soft_timeout", "no progress"),
     SectionTimes({"work": {"med_ms": 1.5, "num": 3, "relative": 0.5, "individual": None}}, {"relative": None}),
     ResultInDoubt("reproducible", 3, 7, "a", "cpu"),
@@ -133,7 +131,7 @@ def test_a_heartbeat_is_sixteen_bytes_and_known_without_decoding() -> None:
     assert len(data) == 16
     assert codec.decode(data) == codec.Received(Heartbeat(), 5, 77)
     assert codec.heartbeat_sent_ns(data, 16) == 77
-    for other in (codec.encode(Progress(1), 1, 1), codec.encode(Bye(), 1, 1), b"", bytes(16), b"\2\1" + data[2:]):
+    for other in (codec.encode(Progress(1), 1, 1), codec.encode(Bye(), 1, 1), b"", bytes(16), b"\1\1" + data[2:]):
         assert codec.heartbeat_sent_ns(other, len(other)) is None
 
 
@@ -155,7 +153,7 @@ def _header(kind: int, version: int = codec.VERSION) -> bytes:
     [
         (b"", "shorter than a header"),
         (bytes(15), "shorter than a header"),
-        (_header(1, version=2), "protocol version 2; this process speaks 1"),
+        (_header(1, version=1), "protocol version 1; this process speaks 2"),
         (_header(200), "unknown kind 200"),
         (_header(1) + bytes(codec.MAX_MESSAGE), "above 60000"),
         (_header(3), "kind 3 with 16 bytes"),
