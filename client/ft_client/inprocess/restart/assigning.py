@@ -13,13 +13,27 @@ from collections.abc import Callable
 from typing import Any
 
 from ft_client.inprocess.assignment.gather import GatherAbandoned, Gathers
-from ft_client.inprocess.rank_assignment import RankAssignmentCtx, ShiftRanks, assign, forget_activity
+from ft_client.inprocess.compose import parts_of
+from ft_client.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    ActiveWorldSizeDivisibleBy,
+    FillGaps,
+    MaxActiveWorldSize,
+    RankAssignmentCtx,
+    ShiftRanks,
+    assign,
+    forget_activity,
+)
 from ft_client.inprocess.state import State, environment
 from ft_client.inprocess.store import PrefixStore
 from rank_monitor.contract.rounds.iteration import Closed
 from rank_monitor.contract.rounds.iteration_stores import variables_of
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE")
+_IMMEDIATE: frozenset[object] = frozenset(
+    {ActivateAllRanks, ActiveWorldSizeDivisibleBy, FillGaps, MaxActiveWorldSize, ShiftRanks}
+)
+"""They decide from the numbers alone, within microseconds. Others ask other ranks, or are the user's own."""
 
 
 class Assigning:
@@ -30,11 +44,13 @@ class Assigning:
         store: of the call.
         watched: the same keys through the watcher's connection.
 
-    `undecided`: while the assignment runs, how many ranks may take part; else 0.
+    `undecided`: while the assignment runs, how many ranks may take part; else 0. `may_block`: the assignment may wait
+    for other ranks, or runs code of the user.
     """
 
     def __init__(self, assignment: Callable[[RankAssignmentCtx], object], store: Any, watched: Any) -> None:
         self.undecided = 0
+        self.may_block = any(type(part) not in _IMMEDIATE for part in parts_of(assignment))
         self._assignment = assignment
         self._store = store
         self._watched = watched

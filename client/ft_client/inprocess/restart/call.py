@@ -152,11 +152,12 @@ class Call:
     # One method for each `RestartAction`, in `_ACTIONS`. Before the function.
 
     def _assign(self) -> RestartEvent:
-        """Assigns the numbers of this rank in the next iteration."""
-        coming = self._state.iteration
-        if self._closed is not None:
-            coming += 1
-        self._link.report(RestartPhase.ASSIGNING, coming, self._arguments.assignment_limit_s)
+        """Assigns the numbers of this rank in the next iteration. What takes no time is not reported as a phase."""
+        if self._assigning.may_block:
+            coming = self._state.iteration
+            if self._closed is not None:
+                coming += 1
+            self._link.report(RestartPhase.ASSIGNING, coming, self._arguments.assignment_limit_s)
         try:
             self._assigning.assign(self._state, self._closed)
         except RankDiscarded as error:
@@ -168,7 +169,8 @@ class Call:
         return RestartEvent.ASSIGNED
 
     def _arrive(self) -> RestartEvent:
-        self._enter(RestartPhase.ARRIVING)
+        if self._closed is None or self._assigning.may_block:  # else it is closing still, and is judged alike
+            self._enter(RestartPhase.ARRIVING)
         self._function.begin()
         self._server = None
         if self._coordination.must_serve(self._state):
