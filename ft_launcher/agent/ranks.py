@@ -193,7 +193,7 @@ class Ranks(EventSource):
             kwargs["args"] = {
                 rank: tuple(rank_program.through_bootstrap(command)) for rank, command in kwargs["args"].items()
             }
-        kind: Any = RankContext
+        kind: Callable[..., RankContext] = RankContext
         if not isinstance(kwargs["entrypoint"], str):
             stop_s = settings.stop.workers_stop_timeout
             # The end of a rank whose function returned is bounded by the same limit as every other stop.
@@ -203,7 +203,7 @@ class Ranks(EventSource):
             log = application_log(settings.record.per_cycle_applog_prefix, self.cycle)
         is_read = settings.record.watch_log is not None
         zygotes = self.parts.zygotes
-        context: RankContext = kind(envs=envs, zygotes=zygotes, application_log=log, is_read=is_read, **kwargs)
+        context = kind(envs=envs, zygotes=zygotes, application_log=log, is_read=is_read, **kwargs)
         context.start()
         return context
 

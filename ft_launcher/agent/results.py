@@ -11,10 +11,10 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.ranks import Ranks
@@ -149,7 +149,7 @@ class Results:
             first.message = f"{fault.what}; the launcher ended it"
         return result if result.failures else self.stopped()
 
-    def _keep_error_file(self, failure: Any) -> str:
+    def _keep_error_file(self, failure: ProcessFailure) -> str:
         """Copies an error file out of the runtime folder, which is removed at the end; returns where it is then."""
         if not Path(failure.error_file).is_relative_to(self._parts.runtime.folder):
             return str(failure.error_file)

@@ -70,7 +70,7 @@ class Job:
     settings: Settings
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
-    launch_config: Any
+    launch_config: LaunchConfig
     entrypoint: Any
     args: tuple[Any, ...]
     log_dir: str | None
@@ -180,7 +180,7 @@ def _is_made_up(run_id: str) -> bool:
     return True
 
 
-def _settle_rendezvous(config: Any, conf: Mapping[str, Any], parsed: Parsed, resolved: Resolved) -> list[str]:
+def _settle_rendezvous(config: LaunchConfig, conf: Mapping[str, Any], parsed: Parsed, resolved: Resolved) -> list[str]:
     """Leaves the keys that apply in torch's configuration; returns warnings about those and options without effect.
 
     Args:

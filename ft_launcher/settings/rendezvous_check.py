@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.launcher.api import LaunchConfig
 
 from ft_launcher.settings import options
 from ft_launcher.settings.command_line import Parsed
@@ -76,7 +77,7 @@ class Settled:
     warnings: tuple[str, ...] = ()
 
 
-def check_rendezvous(config: Any, conf: Mapping[str, Any], parsed: Parsed) -> Settled:
+def check_rendezvous(config: LaunchConfig, conf: Mapping[str, Any], parsed: Parsed) -> Settled:
     """Checks the rendezvous of a configuration of torch. Returns the keys of `conf`, the backend's own, that apply.
 
     Raises:
@@ -136,7 +137,7 @@ def sorts_nodes(backend: str) -> bool:
     return backend in _WITH_COORDINATOR
 
 
-def check_members(config: Any, members: MemberSettings, sources: Mapping[str, str]) -> None:
+def check_members(config: LaunchConfig, members: MemberSettings, sources: Mapping[str, str]) -> None:
     """Checks our settings of nodes against torch's.
 
     Raises:
@@ -150,7 +151,7 @@ def check_members(config: Any, members: MemberSettings, sources: Mapping[str, st
         raise ConfigError("segment", members.segment, sources.get("segment", "settings"), problem, "Change --nnodes")
 
 
-def about_unused(config: Any, parsed: Parsed, resolved: Resolved) -> list[str]:
+def about_unused(config: LaunchConfig, parsed: Parsed, resolved: Resolved) -> list[str]:
     """Returns a warning about each option of the user that the rendezvous of a configuration never looks at.
 
     Args:
@@ -169,7 +170,7 @@ def about_unused(config: Any, parsed: Parsed, resolved: Resolved) -> list[str]:
     return [f"{flag} has no effect with the rendezvous backend {backend}: {why}" for flag, why in unused.items()]
 
 
-def _unused_of_torch(config: Any, parsed: Parsed) -> dict[str, str]:
+def _unused_of_torch(config: LaunchConfig, parsed: Parsed) -> dict[str, str]:
     """Returns why an option of torch has no effect, by its name in torch's parser."""
     backend, is_alone = config.rdzv_backend, config.max_nodes == 1
     found = {}

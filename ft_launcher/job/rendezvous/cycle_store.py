@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from rank_monitor.contract.processes import local_address, resolver
+from rank_monitor.contract.rounds.barrier import Store
 from rank_monitor.contract.wire.foreign import parse_json
 
 # torch's agent keeps its own keys in the same store.
@@ -156,7 +157,7 @@ def shares_store(environ: Mapping[str, str]) -> bool:
 
 
 def publish(
-    store: Any, holder: PortHolder, host: str, run_id: str, at_least: int = 0, shared: bool = True
+    store: Store, holder: PortHolder, host: str, run_id: str, at_least: int = 0, shared: bool = True
 ) -> CycleStore:
     """On the first node: counts the cycle, hosts its store, and publishes where it is.
 
@@ -172,13 +173,13 @@ def publish(
     return of_cycle
 
 
-def learn(store: Any) -> CycleStore:
+def learn(store: Store) -> CycleStore:
     """On the other nodes: waits for what the first node published."""
     found = parse_json(store.get(_KEY))
     return CycleStore.of_another_node(int(found["cycle"]), found)
 
 
-def _underlying(store: Any) -> Any:
+def _underlying(store: Store) -> Store:
     """Returns the store below the prefixes of a rendezvous round, in which a counter lasts for the whole job."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store

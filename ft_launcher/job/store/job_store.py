@@ -19,16 +19,17 @@ from typing import Any, TypeAlias
 
 from torch.distributed import DistNetworkError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
 from ft_launcher.job.store.store_base import WaitingStore
 from rank_monitor.contract.errors import StoreLost, one_line
-from rank_monitor.contract.rounds.barrier import value_now
+from rank_monitor.contract.rounds.barrier import Store, value_now
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.foreign import whole_number
 
 logger = logging.getLogger(__name__)
 
-Connect: TypeAlias = "Callable[[], tuple[Any, Any]]"
+Connect: TypeAlias = "Callable[[], tuple[RendezvousBackend, Store]]"
 
 HOSTED = "ft_launcher/host"
 """This key exists from the beginning where an agent is the server of the store."""
@@ -73,7 +74,9 @@ class JobStore:
     are read and written.
     """
 
-    def __init__(self, backend: Any, store: Any, connect: Connect, run_id: str, hosted_here: bool) -> None:
+    def __init__(
+        self, backend: RendezvousBackend, store: Store, connect: Connect, run_id: str, hosted_here: bool
+    ) -> None:
         self.raw = store
         self._backend = backend
         self._connect = connect

@@ -15,18 +15,20 @@ from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend as create_c10d
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
 from ft_launcher.job.store.file_store import FolderStore
 from ft_launcher.job.store.job_store import HOSTED, Connect, JobStore
 from rank_monitor.contract.errors import one_line
 from rank_monitor.contract.processes import resolver, runtime_folder
+from rank_monitor.contract.rounds.barrier import Store
 
 _T = TypeVar("_T")
 
@@ -94,7 +96,7 @@ def _job_store(connect: Connect, run_id: str) -> JobStore:
     return JobStore(*connect(), connect, run_id, False)
 
 
-def _with_record(store: Any, run_id: str) -> tuple[Any, Any]:
+def _with_record(store: Store, run_id: str) -> tuple[RendezvousBackend, Store]:
     return C10dRendezvousBackend(store, run_id), store
 
 
@@ -111,11 +113,13 @@ def _may_host(backend: str, parameters: RendezvousParameters) -> tuple[bool, flo
     return is_host, float(parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S)
 
 
-def _c10d_store(parameters: RendezvousParameters) -> tuple[Any, Any]:
+def _c10d_store(parameters: RendezvousParameters) -> tuple[RendezvousBackend, Store]:
     limit_s = (parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S) + _REACH_S
     try:
         host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
-        made: tuple[Any, Any] = _within(limit_s, lambda: create_c10d(parameters), host, port, check=True)
+        made: tuple[RendezvousBackend, Store] = _within(
+            limit_s, lambda: create_c10d(parameters), host, port, check=True
+        )
         return made
     except RendezvousConnectionError as error:
         if error.__cause__ is None:

@@ -186,7 +186,14 @@ class FunctionContext(RankContext):
                     ours.close()
                 raise
 
-    def _add(self, local_rank: int, pair: _Pair, pid: int, poll: Any, close: Any = lambda: None) -> None:
+    def _add(
+        self,
+        local_rank: int,
+        pair: _Pair,
+        pid: int,
+        poll: Callable[[], int | None],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
         process = self._processes[local_rank] = FunctionProcess(pid, poll, pair[0], close)
         self.subprocess_handlers[local_rank] = ForkedHandler(process, local_rank)
 

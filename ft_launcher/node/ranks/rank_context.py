@@ -14,13 +14,14 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -58,6 +59,16 @@ class RankExit:
     at: float
 
 
+class StartedProcess(Protocol):
+    """What torch uses of the process of a rank, as of `subprocess.Popen`."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Returns the exit code once the process has ended."""
+
+
 class ForkedProcess:
     """A rank that the zygote forked, a child of ours: what torch uses of `subprocess.Popen`."""
 
@@ -78,7 +89,7 @@ class ForkedProcess:
 class ForkedHandler:
     """Replaces torch's `SubprocessHandler` for a forked rank, with the attributes that torch reads."""
 
-    proc: Any
+    proc: StartedProcess
     local_rank_id: int
 
 
@@ -93,9 +104,10 @@ class _RankHandler(SubprocessHandler):  # type: ignore[misc]
         self._streams = streams
         super().__init__(stdout=None, stderr=None, **kwargs)
 
-    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
         self._stdout, self._stderr = self._streams.get(1), self._streams.get(2)
-        return super()._popen(args, env)
+        process: subprocess.Popen[bytes] = super()._popen(args, env)
+        return process
 
 
 class RankContext(SubprocessContext):  # type: ignore[misc]
@@ -145,7 +157,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         """Replaces torch's tails, which poll, by a pump; torch stops it in `close` as it would its tails."""
         if "_tail_logs" in vars(self):
             pump = LogPump([*streams_of(self.name, vars(self)["_tail_logs"]), *self._spooled.streams])
-            self._tail_logs: list[Any] = [pump]
+            self._tail_logs = [pump]
         else:  # before torch 2.10
             tails = [vars(self)["_stdout_tail"], vars(self)["_stderr_tail"]]
             pump = LogPump([*streams_of(self.name, tails), *self._spooled.streams])
