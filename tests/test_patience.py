@@ -15,7 +15,7 @@ PLAY_SOMETHING_SLOW = {
     "client/straggler/test_detector.py",
     "client/straggler/test_straggler_manager.py",
     "ft_launcher/agent/cycle/test_nccl_ras.py",  # a server
-    "ft_launcher/job/link/test_job_store.py",
+    "ft_launcher/job/store/test_job_store.py",
     "rank_monitor/test_rank_socket.py",  # heartbeats of a rank
 }
 

@@ -25,7 +25,8 @@ import sys
 from ft_launcher import cli, composition
 from ft_launcher.agent import fault_finding
 from ft_launcher.decide.attribution import first_failure
-from ft_launcher.record import recorder, console_text
+from ft_launcher.record import recorder
+from ft_launcher.record.console import console_text
 
 def fails(*args, **kwargs):
     raise RecursionError("what a rank wrote \\x1b[2J")
@@ -36,7 +37,7 @@ def without_exceptions(evidence, attribute=first_failure.attribute):
     return attribute(evidence)
 
 first_failure.attribute = without_exceptions
-console_text.block = failed_cycle.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
+console_text.block = fault_finding.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
 cli.program()
 """
 
