@@ -1,7 +1,6 @@
 """Makes the parts of the launcher, runs it, and turns its outcome into an exit code. The composition root.
 
-torch's own `launch_agent` builds the rendezvous and runs the agent; the name of the agent class in its module is
-rebound to ours for that time, so that none of its code is copied.
+`agent/torch_launch.py` runs the agent as torch's launcher does; what it runs is put together here.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,9 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import SignalException, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, get_error_handler
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ErrorHandler, get_error_handler
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError, RendezvousHandler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-from torch.distributed.launcher import api as torch_launcher
 
 from ft_launcher import __version__
 from ft_launcher.agent.cycle.fault_injection import Injected
@@ -37,6 +35,7 @@ from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.times import NodeTimes
+from ft_launcher.agent.torch_launch import agent_arguments, run_agent, worker_spec
 from ft_launcher.job.rendezvous import backends
 from ft_launcher.job.rendezvous.cycle_store import PortHolder, shares_store
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
@@ -202,7 +201,10 @@ def _run_recorded(
 
     def launch() -> Mapping[int, Any]:
         peer_names.look_up_no_more(torch)
-        ports = _choose_rendezvous(job)
+        if not config.run_id:
+            # As torch's launcher does where a program gave none.
+            config.run_id = str(uuid.uuid4().int)
+        rendezvous = _choose_rendezvous(job, signals)
         together = bool(job.settings.record.per_cycle_applog_prefix)
         if job.logs_specs_name is None or together:
             if together:
@@ -219,7 +221,7 @@ def _run_recorded(
             recorder=recorder,
             times=times,
             signals=signals,
-            ports=ports,
+            ports=rendezvous.ports,
             zygotes=zygotes,
             health=health,
             health_watch=health.repeated(),
@@ -232,14 +234,14 @@ def _run_recorded(
             more_sources=partial(_more_sources, *asked),
             more_environment=_more_environment(job.settings, recorder),
             nccl_bound=nccl_bound,
-            several_nodes=config.rdzv_backend != backends.ONE_NODE,
+            several_nodes=rendezvous.has_several_nodes,
             named_signals=job.named_signals,
             adopt_orphans=not within,
             is_script=job.is_script,
         )
-        with backends.guarded(config, signals), _our_agent(parts, agents):
-            values: Mapping[int, Any] = torch_launcher.launch_agent(config, job.entrypoint, list(job.args))
-            return values
+        spec = worker_spec(config, job.entrypoint, job.args, rendezvous.make())
+        agents.append(NodeAgent(spec, parts=parts, **agent_arguments(config)))
+        return run_agent(agents[0], config)
 
     def summary(error: ChildFailedError) -> str:
         hidden, text = agents[0].results.hidden if agents else (), f"{error.name} FAILED"
@@ -286,22 +288,6 @@ def _more_environment(settings: Settings, recorder: Recorder) -> Callable[[int, 
     return lambda cycle, has_rank0: {env.SAVE_INTERVAL: str(intervals.choose(cycle, has_rank0))}
 
 
-@contextmanager
-def _our_agent(parts: NodeParts, made: list[NodeAgent]) -> Iterator[None]:
-    """Context in which torch's `launch_agent` makes agents of ours; `made` collects them."""
-
-    def make(*args: Any, **kwargs: Any) -> NodeAgent:
-        made.append(NodeAgent(*args, parts=parts, **kwargs))
-        return made[-1]
-
-    before = torch_launcher.LocalElasticAgent
-    torch_launcher.LocalElasticAgent = make
-    try:
-        yield
-    finally:
-        torch_launcher.LocalElasticAgent = before
-
-
 def write_reply(error: BaseException) -> None:
     """Writes the file that TORCHELASTIC_ERROR_FILE names for the launcher, as torchrun's `@record` does.
 
@@ -316,7 +302,7 @@ def write_reply(error: BaseException) -> None:
         logger.warning("the reply file %s cannot be written: %s: %s", path, type(problem).__name__, problem)
 
 
-def _reply(handler: Any, error: BaseException) -> None:
+def _reply(handler: ErrorHandler, error: BaseException) -> None:
     try:
         raise error
     except ChildFailedError as failed:
@@ -363,8 +349,20 @@ def _outcome(
     return Outcome(int(ExitCode.OK), "all ranks succeeded", values)
 
 
-def _choose_rendezvous(job: Job) -> PortHolder:
-    """Replaces torch's rendezvous by one of ours where there is one; returns the holder of the ranks' port.
+@dataclass(frozen=True)
+class Rendezvous:
+    """The rendezvous of a job: the holder of the ranks' port, and what makes the handler, which may connect to a store.
+
+    `has_several_nodes`: other nodes may take part.
+    """
+
+    ports: PortHolder
+    has_several_nodes: bool
+    make: Callable[[], RendezvousHandler]
+
+
+def _choose_rendezvous(job: Job, signals: SignalPipe) -> Rendezvous:
+    """Chooses a rendezvous of ours where there is one.
 
     A job of one node needs no rendezvous. Several nodes run ours over torch's store. A backend that torch does not
     ship is used unchanged.
@@ -389,12 +387,14 @@ def _choose_rendezvous(job: Job) -> PortHolder:
         if not static:
             master = config.local_addr or master
         master = _host_of_one_node(master)
-        backends.use_one_node(config, master, static or shares_store(os.environ))
-        return PortHolder(master, port, port_range)
+        shares = static or shares_store(os.environ)
+        one = partial(backends.OneNodeRendezvous, config.run_id, master, shares)
+        return Rendezvous(PortHolder(master, port, port_range), False, one)
     ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)
     if config.rdzv_backend in backends.OURS:
-        backends.use_store(config, job.settings, ports, descriptor_limit.must_do)
-    return ports
+        several = partial(backends.several_nodes, config, job.settings, ports, descriptor_limit.must_do)
+        return Rendezvous(ports, True, several)
+    return Rendezvous(ports, True, partial(backends.foreign, config, signals))
 
 
 def _host_of_one_node(name: str) -> str:

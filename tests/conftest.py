@@ -56,6 +56,7 @@ EVERY_TORCH = (
     "tests/test_architecture.py::test_the_monitor_runs_on_a_bare_interpreter",
     "tests/ft_launcher/settings/test_command_line.py::",
     "tests/ft_launcher/agent/test_torchs_environment.py::",
+    "tests/ft_launcher/agent/test_torch_launch.py::",
     "tests/ft_launcher/job/rendezvous/test_cycle_store.py::",
     "tests/ft_launcher/test_launch_api.py::",
     "tests/ft_launcher/record/logs/test_log_pump.py::",

@@ -111,7 +111,7 @@ class EndingSignal(EventSource):
     def error(self, number: int, exit_code: int) -> SignalException:
         """Returns the exception with which a signal ends the launcher, and sets the exit code.
 
-        torch's `launch_agent` leaves the rendezvous open for other nodes then. It is torch's own class, since users of
+        `torch_launch.py` leaves the rendezvous open for other nodes then. It is torch's own class, since users of
         `launch()` and what classifies errors know it by its name.
         """
         self.exit_code = exit_code

@@ -1,8 +1,8 @@
 """The node agent: torch elastic's local agent, with our ranks and a cycle loop that waits for events.
 
-torch's launcher makes and runs it. Here are torch's hooks and the loop of one cycle: `ranks.py` starts and ends the
-ranks, `agent/cycle/cycle.py` decides by what happens to them when a cycle has ended, and the membership
-(`single_node.py`, `many_nodes.py`) says what follows.
+Made by `composition.py` and run by `torch_launch.py`. Here are torch's hooks and the loop of one cycle: `ranks.py`
+starts and ends the ranks, `agent/cycle/cycle.py` decides by what happens to them when a cycle has ended, and the
+membership (`single_node.py`, `many_nodes.py`) says what follows.
 
 Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_start_workers` and `_shutdown`, its
 calls `_initialize_workers`, `_monitor_workers`, `_set_local_rank_env`, `_setup_local_watchdog` and
@@ -49,8 +49,8 @@ from rank_monitor.contract.processes.wait import readable
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     """torch's agent of this node, for one job."""
 
-    def __init__(self, *args: Any, parts: NodeParts, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, spec: WorkerSpec, parts: NodeParts, **of_torch: Any) -> None:
+        super().__init__(spec, **of_torch)
         self._parts = parts
         self._exit_barrier_timeout = parts.settings.stop.exit_barrier_timeout
         handler = self._rdzv_handler
@@ -92,13 +92,13 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         """Why the job ended; empty where that is known from elsewhere."""
         return self._job_end.reason if self._job_end is not None else ""
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, role: str = torch_api.DEFAULT_ROLE) -> RunResult:
         """As torch's, without its line about the signal that ends the launcher. `EndingSignal.end_ranks` has said more,
         and when torch says that it ends the ranks they have ended."""
         torchs = logging.getLogger(torch_api.__name__)
         torchs.addFilter(_is_no_signal_line)
         try:
-            return super().run(*args, **kwargs)
+            return super().run(role)
         finally:
             torchs.removeFilter(_is_no_signal_line)
 
@@ -156,7 +156,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         if self._ranks.placement.has_rank0:
             self._parts.cycle_info.begin(store.cycle, *self._membership.names())
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         """torch's hook: starts the ranks in our context, with the environment that torchrun documents."""
         self._ranks.prepare()
         spec, placement = worker_group.spec, self._ranks.placement
@@ -180,7 +180,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         if not self._membership.needs_agents_store:
             # Ranks are assigned: its connection is one of the descriptors of the node that hosts it.
             worker_group.store = self._store = None
-        pids: dict[int, Any] = self._pcontext.pids()
+        pids: dict[int, int] = self._pcontext.pids()
         return pids
 
     def _line_prefixes(self, placement: Placement) -> dict[int, str] | None:

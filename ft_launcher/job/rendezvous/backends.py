@@ -1,8 +1,7 @@
 """The rendezvous of a job, from torch's configuration and our settings: of one node, or of several over one store.
 
-Called by `composition.py`. Registered with torch's registry, so that torch makes the handler where it makes its own,
-and everything else treats it like any other: endpoint, run id and environment are the same for the ranks. Uses torch's
-underscored `_registry`.
+Called by `composition.py`, which hands the handler to torch's agent. A handler that is not ours is made by torch, from
+its registry.
 """
 
 from __future__ import annotations
@@ -11,11 +10,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from torch.distributed import HashStore, PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
@@ -23,24 +19,25 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
-    rendezvous_handler_registry,
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.launcher.api import LaunchConfig
 
 from ft_launcher.decide.policy.job_policy import make_policy
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import NO_RANK, JoinRequest
 from ft_launcher.job.link.attempt import NodeSettings
 from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
-from ft_launcher.job.rendezvous.guarded_handler import EndingSignals, created
+from ft_launcher.job.rendezvous.guarded_handler import EndingSignals, GuardedHandler, created
 from ft_launcher.job.rendezvous.handler import NodeRendezvous, OwnRendezvous
 from ft_launcher.job.store.store_connection import open_job_store
 from rank_monitor.contract.settings.config import MemberSettings, Settings
 
 logger = logging.getLogger(__name__)
 
-ONE_NODE = "ft-one-node"
+_ONE_NODE = "ft-one-node"
 _SEVERAL_NODES = "ft-nodes"
 OURS = ("c10d", "static", "etcd-v3")
 """Backends over whose store our protocol runs. Any other, torch's `etcd` and `etcd-v2` too, is used as it is."""
@@ -73,7 +70,7 @@ class OneNodeRendezvous(OwnRendezvous):
     """
 
     def __init__(self, run_id: str, host: str, shares: bool = True) -> None:
-        super().__init__(ONE_NODE, run_id)
+        super().__init__(_ONE_NODE, run_id)
         self._shares = shares
         self._host = host
         self._round = 0
@@ -97,81 +94,68 @@ class OneNodeRendezvous(OwnRendezvous):
         return True
 
 
-def use_one_node(config: Any, host: str, shares: bool) -> None:
-    """Changes torch's launch configuration of a job of one node so that its rendezvous is ours.
+def parameters_of(config: LaunchConfig) -> RendezvousParameters:
+    """Returns what torch gives the handler of a job, as its own launcher does."""
+    return RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
 
-    Args:
-        host: what the ranks see as MASTER_ADDR.
-        shares: whether the ranks use the launcher's store.
-    """
-    _use(config, ONE_NODE, lambda parameters: OneNodeRendezvous(parameters.run_id, host, shares))
 
-
-def use_store(
-    config: Any, settings: Settings, ports: PortHolder, check_descriptors: Callable[[int, int, int, bool, bool], None]
-) -> None:
-    """Changes torch's launch configuration of several nodes so that its rendezvous is ours over the same backend.
+def several_nodes(
+    config: LaunchConfig,
+    settings: Settings,
+    ports: PortHolder,
+    check_descriptors: Callable[[int, int, int, bool, bool], None],
+) -> NodeRendezvous:
+    """Returns our rendezvous of several nodes, over the store of the backend that the configuration names.
 
     Args:
         check_descriptors: raises an error where this process may open too few for the job. Its arguments are the least
             and the most nodes, the ranks of a node, whether this node hosts the job's store, and whether the ranks use
             the store of a cycle.
     """
-    backend, max_restarts = config.rdzv_backend, config.max_restarts
+    parameters, static = parameters_of(config), config.rdzv_backend == "static"
+    first_store = None
+    if static:
+        host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
+        first_store = CycleStore(0, host, port, None)
 
-    def make(parameters: RendezvousParameters) -> NodeRendezvous:
-        static = backend == "static"
-        first_store = None
-        if static:
-            host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
-            first_store = CycleStore(0, host, port, None)
+    def must_do(hosts: bool) -> None:
+        shares = static or shares_store(os.environ)
+        check_descriptors(parameters.min_nodes, parameters.max_nodes, config.nproc_per_node, hosts, shares)
 
-        def must_do(hosts: bool) -> None:
-            shares = static or shares_store(os.environ)
-            least, most = parameters.min_nodes, parameters.max_nodes
-            check_descriptors(least, most, config.nproc_per_node, hosts, shares)
-
-        return NodeRendezvous(
-            _SEVERAL_NODES,
-            parameters.run_id,
-            lambda: open_job_store(backend, parameters, must_do),
-            this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
-            _node_settings(parameters, settings, max_restarts, static),
-            ports,
-            first_store,
-        )
-
-    _use(config, _SEVERAL_NODES, make)
+    return NodeRendezvous(
+        _SEVERAL_NODES,
+        parameters.run_id,
+        lambda: open_job_store(config.rdzv_backend, parameters, must_do),
+        this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
+        _node_settings(parameters, settings, config.max_restarts, static),
+        ports,
+        first_store,
+    )
 
 
-@contextmanager
-def guarded(config: Any, signals: EndingSignals) -> Iterator[None]:
-    """Context in which a handler that torch makes is guarded, unless it is one of ours (`guarded_handler.py`)."""
-    registry: dict[str, Callable[[RendezvousParameters], RendezvousHandler]] = rendezvous_handler_registry._registry
-    backend = config.rdzv_backend
-    create = registry.get(backend)
-    if create is None or backend in (ONE_NODE, _SEVERAL_NODES):
-        yield
-        return
-    make = create
-    if backend in _OVER_ETCD_V2:
-        make = partial(_over_etcd_v2, create)
-    registry[backend] = lambda parameters: created(lambda: make(parameters), signals)
-    try:
-        yield
-    finally:  # a program that calls `launch()` may register the same one again, which torch refuses if it is another
-        registry[backend] = create
+def foreign(config: LaunchConfig, signals: EndingSignals) -> GuardedHandler:
+    """Has torch make a handler that is not ours, and returns it guarded (`guarded_handler.py`).
+
+    Raises:
+        RendezvousConnectionError: torch's; nothing answers at its endpoint, or what answers has no such API.
+        SignalException: torch's; a signal to the launcher arrived before the handler was there.
+    """
+    parameters = parameters_of(config)
+    create = get_rendezvous_handler
+    if parameters.backend in _OVER_ETCD_V2:
+        create = _over_etcd_v2
+    return created(lambda: create(parameters), signals)
 
 
-def _use(config: Any, backend: str, make: Callable[[RendezvousParameters], RendezvousHandler]) -> None:
-    # Not by `register`, which takes one function per name: that of this job replaces that of an earlier `launch()`.
-    rendezvous_handler_registry._registry[backend] = make
-    config.rdzv_backend = backend
-
-
-def _over_etcd_v2(
-    create: Callable[[RendezvousParameters], RendezvousHandler], parameters: RendezvousParameters
-) -> RendezvousHandler:
+def _over_etcd_v2(parameters: RendezvousParameters) -> RendezvousHandler:
     """Makes a handler of torch over etcd's v2 API, in a thread of `created`.
 
     Raises:
@@ -180,7 +164,7 @@ def _over_etcd_v2(
     from torch.distributed.elastic.rendezvous.etcd_rendezvous import etcd  # here: it takes 31 ms of a launch
 
     try:
-        return create(parameters)
+        return get_rendezvous_handler(parameters)
     except (etcd.EtcdException, RendezvousConnectionError) as error:
         # torch's own error only refers to its cause.
         cause = error.__cause__ or error

@@ -1,9 +1,9 @@
-"""A rendezvous handler that is not ours, between it and torch's launcher: torch's `etcd` and `etcd-v2`, or one of
-another package.
+"""A rendezvous handler that is not ours, between it and the agent: torch's `etcd` and `etcd-v2`, or one of another
+package.
 
 Such a handler works on a store that may not answer for a minute or for ever, and was not written for several threads.
 So one thread at a time uses it, and the launcher's main thread never waits for it beyond a signal: its creation and its
-shutdown, which torch's launcher calls there, run in threads that a signal leaves behind. `next_rendezvous` and
+shutdown, which are called there, run in threads that a signal leaves behind. `next_rendezvous` and
 `num_nodes_waiting` are called in threads of the agent already.
 """
 
@@ -56,7 +56,7 @@ class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
         signals: to the launcher. They are not read here.
     """
 
-    def __init__(self, handler: Any, signals: EndingSignals) -> None:
+    def __init__(self, handler: RendezvousHandler, signals: EndingSignals) -> None:
         self._handler = handler
         self._signals = signals
         self._in_use = threading.Lock()
@@ -104,7 +104,7 @@ class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
     def shutdown(self) -> bool:
         """Closes the rendezvous at the end of the job; returns whether that was done in time.
 
-        Called by torch's launcher in the main thread. A signal shortens the wait: the job has ended, and how stays.
+        Called by `agent/torch_launch.py` in the main thread. A signal shortens the wait: how the job ended is known.
         """
         call = BlockingCall(self._shut_down)
         try:
@@ -132,7 +132,7 @@ class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
             self._in_use.release()
 
 
-def created(create: Callable[[], Any], signals: EndingSignals) -> GuardedHandler:
+def created(create: Callable[[], RendezvousHandler], signals: EndingSignals) -> GuardedHandler:
     """Creates a handler, which connects to its store, and returns it guarded.
 
     Raises:

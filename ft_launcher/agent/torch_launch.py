@@ -1,0 +1,89 @@
+"""Runs torch's agent of this node for one job, as torch's `launch_agent` does, but with our agent and our rendezvous.
+
+Called by `composition.py`, in the launcher's main thread. torch's own function makes handler and agent itself, and has
+no hook for either. What it makes of a `LaunchConfig` is made here by the names of fields, so that what a release of
+torch adds arrives as well. Uses torch's underscored `_get_entrypoint_name`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeAlias
+
+from torch.distributed.elastic import events, metrics
+from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.launcher.api import LaunchConfig, _get_entrypoint_name
+
+Entrypoint: TypeAlias = "Callable[..., Any] | str"
+
+_SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_NO_EVENTS = "null"
+"""torch's default for the handler of events, before its configuration had one."""
+
+
+def worker_spec(
+    config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any], handler: RendezvousHandler
+) -> WorkerSpec:
+    """Returns torch's specification of the ranks of this node."""
+    same = _of_config(config, {field.name for field in fields(WorkerSpec)})
+    return WorkerSpec(
+        local_world_size=config.nproc_per_node, entrypoint=entrypoint, args=tuple(args), rdzv_handler=handler, **same
+    )
+
+
+def agent_arguments(config: LaunchConfig) -> dict[str, Any]:
+    """Returns what torch's agent takes of a configuration beside the specification of the ranks."""
+    return _of_config(config, inspect.signature(LocalElasticAgent.__init__).parameters)
+
+
+def _of_config(config: LaunchConfig, names: Collection[str]) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(LaunchConfig) if field.name in names}
+
+
+def run_agent(agent: SimpleElasticAgent, config: LaunchConfig) -> Mapping[int, Any]:
+    """Runs an agent until the job has ended on this node, and records torch's events of that.
+
+    Returns:
+        What the ranks of this node returned, by global rank; None for programs.
+
+    Raises:
+        ChildFailedError: torch's; ranks failed, and the job is given up.
+        SignalException: torch's; a signal ended the launcher.
+    """
+    if hasattr(config, "signals_to_handle"):
+        # The ranks of torchrun have it in their environment.
+        os.environ[_SIGNALS_VARIABLE] = config.signals_to_handle
+    metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
+    spec = agent.get_worker_group().spec
+    result = _run(agent, spec.rdzv_handler, getattr(config, "event_log_handler", _NO_EVENTS))
+    if result.is_failed():
+        raise ChildFailedError(_get_entrypoint_name(spec.entrypoint, list(spec.args)), result.failures)
+    values: Mapping[int, Any] = result.return_values
+    return values
+
+
+def _run(agent: SimpleElasticAgent, handler: RendezvousHandler, event_handler: str) -> RunResult:
+    """Runs the agent, then closes the rendezvous. A signal to this launcher leaves it open for the other nodes."""
+    stays_open = False
+    try:
+        result = agent.run()
+        # That the agent ran to its end, whatever became of the ranks.
+        events.record(agent.get_event_succeeded(), event_handler)
+    except SignalException:
+        stays_open = True
+        events.record(agent.get_event_failed(), event_handler)
+        raise
+    except Exception:
+        events.record(agent.get_event_failed(), event_handler)
+        raise
+    finally:
+        if not stays_open:
+            handler.shutdown()
+    return result
