@@ -272,7 +272,7 @@ class Ranks(EventSource):
         return min((moment for moment in moments if moment is not None), default=None)
 
     def attend(self, ready: Set[int]) -> list[Event]:
-        """Takes the monitors' messages, then the exit codes of ranks that ended, and has rung 1 act on both.
+        """Takes the monitors' messages, then the exit codes of ranks that ended, and has level 1 act on both.
 
         In this order, since a verdict or an exception explains the death that follows it.
         """
@@ -317,7 +317,7 @@ class Ranks(EventSource):
         """Takes and records all messages of the monitors; returns the events among them.
 
         Args:
-            is_over: the cycle has ended, so rung 1 takes none of them any more: it would start ranks again.
+            is_over: the cycle has ended, so level 1 takes none of them any more: it would start ranks again.
         """
         self.parts.injected.attend(self.cycle, self.parts.recorder, self.monitors, self.parts.zygotes)
         events: list[Event] = []

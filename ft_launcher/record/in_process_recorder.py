@@ -20,7 +20,7 @@ _MOST_REASONS = 4
 
 
 class InProcessRecorder:
-    """Records the events of rung 1. One method for each event."""
+    """Records the events of level 1. One method for each event."""
 
     def __init__(self, files: KeptFiles) -> None:
         self._files = files
@@ -36,13 +36,13 @@ class InProcessRecorder:
 
     @contained("an event cannot be recorded")
     def evidence(self, cycle: int, found: CycleEvidence, rank: int) -> None:
-        """What the fault of a rank is found by, whose end rung 1 handles."""
+        """What the fault of a rank is found by, whose end level 1 handles."""
         # `report`: most of it is texts of ranks.
         self._journal.report(events.Evidence(cycle, rank, **to_record(found)))
 
     @contained("an event cannot be recorded")
     def lost(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
-        """A rank's process ended, and rung 1 handles it."""
+        """A rank's process ended, and level 1 handles it."""
         self._files.begin()
         if killed_by_us:
             what = "was killed by the launcher"
@@ -58,9 +58,9 @@ class InProcessRecorder:
 
     @contained("an event cannot be recorded")
     def restarted(
-        self, cycle: int, iteration: int, took_s: float, why: Sequence[Mapping[str, Any]], skipped: int = 0
+        self, cycle: int, number: int, took_s: float, why: Sequence[Mapping[str, Any]], skipped: int = 0
     ) -> None:
-        """The ranks of this node run again, in the same processes.
+        """The ranks of this node run again, in the same processes, in round `number`.
 
         Args:
             why: what the ranks wrote of the fault.
@@ -68,8 +68,8 @@ class InProcessRecorder:
         """
         self._files.begin()
         self.counts["restarts_in_process"] += 1 + skipped
-        self._journal.write(events.InProcessRestart(cycle, iteration, round(took_s, 6), why, skipped))
-        line = f"restarted in process after {took_s:.3f} s: iteration {iteration} of cycle {cycle}"
+        self._journal.write(events.InProcessRestart(cycle, number, round(took_s, 6), why, skipped))
+        line = f"restarted in process after {took_s:.3f} s: round {number} of cycle {cycle}"
         reasons = ", ".join(map(console_text.of_interruption, why[:_MOST_REASONS]))
         if reasons:
             line += f" ({reasons})"
@@ -87,15 +87,15 @@ class InProcessRecorder:
         console_text.say(f"rank {rank} is not started again: {reason}; the others go on")
 
     @contained("an event cannot be recorded")
-    def blamed(self, cycle: int, iteration: int, finding: str, ranks: Sequence[int], text: str) -> None:
-        """Who held up the others, because of which the ranks restart in process."""
-        self._journal.write(events.InProcessBlame(cycle, iteration, finding, ranks, text))
+    def blamed(self, cycle: int, number: int, finding: str, ranks: Sequence[int], text: str) -> None:
+        """Who held up the others in round `number`, because of which the ranks restart in process."""
+        self._journal.write(events.InProcessBlame(cycle, number, finding, ranks, text))
         if ranks:
             console_text.say(f"{text}; the ranks restart in process")
 
-    def joined(self, cycle: int, rank: int, iteration: int) -> None:
-        """A rank that was started again takes part."""
-        self._journal.write(events.Joined(cycle, rank, iteration))
+    def joined(self, cycle: int, rank: int, number: int) -> None:
+        """A rank that was started again takes part, from round `number` on."""
+        self._journal.write(events.Joined(cycle, rank, number))
 
     def finished_without(self, cycle: int, ranks: Sequence[int]) -> None:
         """A cycle succeeds, and these ranks are lost."""
@@ -108,7 +108,7 @@ class InProcessRecorder:
         console_text.say(f"{reason}; the others went on, and it is killed")
 
     def took_over(self, cycle: int, rank: int, reason: str) -> None:
-        """Rung 1 cannot handle a fault: the cycle ends."""
+        """Level 1 cannot handle a fault: the cycle ends."""
         self._files.begin()
         self.counts["taken_over"] += 1
         self._journal.write(events.TakenOver(cycle, rank, reason))

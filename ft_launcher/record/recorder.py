@@ -65,7 +65,7 @@ _QUOTED = 200
 
 
 class Recorder:
-    """Records the events of a run. One method for each event; those of rung 1 are at `in_process`.
+    """Records the events of a run. One method for each event; those of level 1 are at `in_process`.
 
     Args:
         run, settings: what is kept of the run (`KeptFiles`).

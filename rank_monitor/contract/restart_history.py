@@ -1,6 +1,6 @@
 """The history of failed runs, as one value, by which a decider says whether another run would help. Pure.
 
-A run is a cycle of the launcher, or an iteration of an in-process restart. The restart policy of the launcher and the
+A run is a cycle of the launcher, or a round of an in-process restart. The restart policy of the launcher and the
 in-process wrapper keep one `History` each: the first sends it between nodes, the second keeps it in the ranks' store.
 As a record it contains ages instead of times, so that another node, whose clock differs, can go on with it.
 """

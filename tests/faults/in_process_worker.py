@@ -54,7 +54,7 @@ def train(wrapper: CallWrapper) -> None:
 
 
 def _hold(call: str) -> None:
-    """Waits for the test's word in this iteration: `go`, or what else to do, and which rank."""
+    """Waits for the test's word in this round: `go`, or what else to do, and which rank."""
     print(f"rank {MEMBER} holds in {call}", flush=True)
     write(FOLDER / "holds" / f"{call}-{MEMBER}", "")
     word = FOLDER / f"word-{call}"

@@ -1,4 +1,4 @@
-"""Rung 1 before rung 2, with real ranks: what the launcher does about faults of ranks that restart in process."""
+"""Level 1 before level 2, with real ranks: what the launcher does about faults of ranks that restart in process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from ft_launcher.tools.commands.replay import decide_again
 from ft_launcher.tools.replay.replay import IN_PROCESS, IN_PROCESS_FAULT
-from rank_monitor.contract.rounds.iteration import joining
+from rank_monitor.contract.rounds.round import joining
 from tests.faults.conftest import StartJob
 from tests.faults.in_process_worker import SAMPLES, STEPS
 from tests.faults.invariants import Told, decided_again, healthy_ranks_live, journal_tells, nothing_left
@@ -29,7 +29,7 @@ PREFIX = "in_process/0"
 
 
 def holding(job: Job, call: str, members: Collection[int]) -> dict[int, int]:
-    """Waits until these members, and no others, hold in an iteration (`CYCLE-ITERATION`); returns member -> pid."""
+    """Waits until these members, and no others, hold in a round (`CYCLE-ITERATION`); returns member -> pid."""
 
     def found() -> dict[int, int]:
         return {
@@ -42,7 +42,7 @@ def holding(job: Job, call: str, members: Collection[int]) -> dict[int, int]:
 
 
 def say(job: Job, call: str, word: str) -> None:
-    """Tells the ranks that hold in an iteration what to do."""
+    """Tells the ranks that hold in a round what to do."""
     draft = job.folder / f"draft-{call}"
     draft.write_text(word)
     draft.rename(job.folder / f"word-{call}")

@@ -56,7 +56,7 @@ class AbortTorchDistributed(Abort):
     NCCL's communicators are aborted, each in a thread of its own; gloo's connections are shut down, and so are those to
     the store at MASTER_PORT, for which a main thread inside `init_process_group` may wait. A wait in gloo ends with a
     RuntimeError. On the other side of the connection it ends when that side aborts, too, or when this one calls
-    `gloo_connections.release`: the wrapper does as the next iteration begins.
+    `gloo_connections.release`: the wrapper does as the next round begins.
     A main thread that is still on its way into a wait (its store looks up a name, or finds no server yet) is not
     freed: call again until it has been interrupted. Never freed are a `recv` from any source, which ends with its
     group's timeout, and gloo over ibverbs.
@@ -114,7 +114,7 @@ def forget_groups() -> None:
 
     A main thread that was inside `init_process_group` during the abort may have completed it since, or have taken a
     name for a group that was never made: then its next group waits without end for peers that count from 0. To be
-    called in the main thread after its interruption, before the next iteration.
+    called in the main thread after its interruption, before the next round.
     """
     _forget_names()  # which keeps them as well
     _forget_hooks()
@@ -191,7 +191,7 @@ def cut_again() -> None:
 
 
 def cut_connections() -> None:
-    """Ends waits for peers and for the iteration's store, by shutting down their connections."""
+    """Ends waits for peers and for the round's store, by shutting down their connections."""
     left = gloo_connections.cut_gloo()
     port = os.environ.get("MASTER_PORT", "")
     if port.isdecimal():

@@ -1,4 +1,4 @@
-"""The record of what interrupted an iteration, and on which rank, as written to the store. Pure.
+"""The record of what interrupted a round, and on which rank, as written to the store. Pure.
 
 The wrapper of a rank writes it, or its companion where the rank is dead. Which rank failed first is decided by the
 launcher's `decide/attribution/`, not here.
@@ -16,7 +16,7 @@ from rank_monitor.contract.wire.foreign import parse_object
 
 
 class Interruption(enum.Enum):
-    """Why an iteration ends before its function does."""
+    """Why a round ends before its function does."""
 
     EXCEPTION = enum.auto()
     """The function, a callback before it, or a health check raised an `Exception`."""
@@ -65,7 +65,7 @@ class LastInterruption:
 
 @dataclass(frozen=True)
 class InterruptionRecord:
-    """One rank, by its number in the iteration, and what happened there.
+    """One rank, by its number in the round, and what happened there.
 
     Attributes:
         member: its number at entry, if the writer knows it.
@@ -96,7 +96,7 @@ class InterruptionRecord:
 
 
 def last_interruption(records: Sequence[str], blame: str) -> LastInterruption:
-    """Returns why an iteration ended, of what the ranks wrote, and of what the launcher did: it has seen all of them.
+    """Returns why a round ended, of what the ranks wrote, and of what the launcher did: it has seen all of them.
 
     Args:
         records: JSON of `InterruptionRecord`, in the order in which they were written.

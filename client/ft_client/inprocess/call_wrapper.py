@@ -49,9 +49,9 @@ class CallWrapper:
     """Handed to each parameter of the wrapped function that asks for it. For the thread that runs the function.
 
     Args:
-        state: of this rank; changes from iteration to iteration.
+        state: of this rank; changes from round to round.
         link: the link to the monitor.
-        why: returns why an iteration ended.
+        why: returns why a round ended.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class CallWrapper:
 
     @property
     def iteration(self) -> int:
-        """How many times the function was called again, on any rank."""
+        """The number of our round: how many times the function was called again, on any rank."""
         return self._state.iteration
 
     @property
     def state(self) -> FrozenState:
-        """The numbers of this rank in this iteration."""
+        """The numbers of this rank in this round."""
         return self._state.freeze()
 
     @property
@@ -86,7 +86,7 @@ class CallWrapper:
         return self._why(self._state.iteration - 1)
 
     def ping(self) -> None:
-        """Reports progress of the training. After the first one of an iteration, further ones are expected."""
+        """Reports progress of the training. After the first one of a round, further ones are expected."""
         self._link.ping()
 
     @contextmanager
@@ -101,23 +101,23 @@ class CallWrapper:
     @contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
         """A context in whose body a lack of progress is not a fault. Re-entrant."""
-        iteration, self._unprotected = self._state.iteration, self._unprotected + 1
+        number, self._unprotected = self._state.iteration, self._unprotected + 1
         try:
             if self._unprotected == 1:
                 self._link.expect_progress(False)
             yield
         finally:
-            if iteration == self._state.iteration and self._unprotected:
+            if number == self._state.iteration and self._unprotected:
                 self._unprotected -= 1
                 if self._unprotected == 0:
                     self._link.expect_progress(True)
 
     def close(self) -> None:
         """Ends the call: the store is not asked any more, and not kept by who keeps this object."""
-        self._why = lambda _iteration: LastInterruption()
+        self._why = lambda _number: LastInterruption()
 
     def begin(self) -> None:
-        """Begins an iteration: contexts that an interrupted one left open are closed."""
+        """Begins a round: contexts that an interrupted one left open are closed."""
         self._unprotected = 0
 
 

@@ -23,7 +23,7 @@ logger = logging.getLogger("ft_client.inprocess")
 
 _T = TypeVar("_T")
 _reported: set[str] = set()
-"""Arguments whose callback returned something else than a state: reported once, not in each iteration."""
+"""Arguments whose callback returned something else than a state: reported once, not in each round."""
 
 
 class Callback(abc.ABC):

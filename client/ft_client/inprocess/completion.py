@@ -10,4 +10,4 @@ from ft_client.inprocess.callback import Callback
 
 
 class Completion(Callback):
-    """Runs once, after the last iteration, before the wrapper returns."""
+    """Runs once, after the last round, before the wrapper returns."""

@@ -1,4 +1,4 @@
-"""Finds the connections of gloo and of the iteration's store in this process, and shuts them down.
+"""Finds the connections of gloo and of the round's store in this process, and shuts them down.
 
 `abort.py` calls it; `restart/coordination.py` names the port that is spared. Torch cannot end a collective of gloo:
 `abort` and `shutdown` of its groups do nothing, and a changed timeout applies from the next collective on. A connection

@@ -1,4 +1,4 @@
-"""Checks whether this rank may take part in the next iteration; users pass them to the wrapper.
+"""Checks whether this rank may take part in the next round; users pass them to the wrapper.
 
 `restart/user_function.py` calls them. Local: nothing is exchanged with other ranks, of which some may be gone.
 """

@@ -1,4 +1,4 @@
-"""Callbacks that run at the start of every iteration, before the function.
+"""Callbacks that run at the start of every round, before the function.
 
 `restart/user_function.py` runs the user's. What they may raise is in `exception.py`.
 """
@@ -11,14 +11,14 @@ from ft_client.inprocess.state import FrozenState
 
 
 class Initialize(Callback):
-    """Runs first in every iteration. An `Exception` is a fault and starts the next one; a `BaseException` ends."""
+    """Runs first in every round. An `Exception` is a fault and starts the next one; a `BaseException` ends."""
 
 
 class RetryController(Initialize):
-    """Ends the restarts when there were too many iterations, or when too few ranks are left.
+    """Ends the restarts when there were too many rounds, or when too few ranks are left.
 
     Args:
-        max_iterations: iterations that may run, the first included; None: no limit.
+        max_iterations: how many of our rounds may run, the first included; None: no limit.
         min_world_size: ranks that must be there, spares included.
         min_active_world_size: ranks that must be active.
     """

@@ -29,7 +29,7 @@ _KEPT, _GIVEN_UP = "1", "0"
 
 
 class RankDiscarded(RestartError):
-    """This rank has no place in the next iteration."""
+    """This rank has no place in the next round."""
 
 
 @dataclass
@@ -53,14 +53,14 @@ class RankAssignmentCtx:
 
 
 class RankAssignment(abc.ABC):
-    """Decides which number each healthy rank gets in the next iteration. The result is the same on every rank."""
+    """Decides which number each healthy rank gets in the next round. The result is the same on every rank."""
 
     @abc.abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Returns the context with the new state of this rank, and without terminated ranks.
 
         Raises:
-            RankDiscarded: this rank does not take part in the next iteration.
+            RankDiscarded: this rank does not take part in the next round.
         """
 
 
@@ -330,7 +330,7 @@ def limit_activity(state: State, size: Callable[[int], int]) -> None:
 
 
 def assign(assignment: Callable[[RankAssignmentCtx], object], ctx: RankAssignmentCtx) -> State:
-    """Calls the assignment and returns the state of this rank in the next iteration.
+    """Calls the assignment and returns the state of this rank in the next round.
 
     Where the assignment leaves the activity undecided, all ranks are active. Blocks while it gathers values.
 

@@ -1,8 +1,8 @@
-"""The state of a rank in the present iteration: its numbers, its mode, and what its function raised.
+"""The state of a rank in the present round: its numbers, its mode, and what its function raised.
 
-`wrapper.py` makes it for each call of a wrapped function, `restart/assigning.py` changes it from iteration to
-iteration; callbacks of users get a frozen copy. Pure: it does not set the environment, and does not decide on the next
-iteration.
+`wrapper.py` makes it for each call of a wrapped function, `restart/assigning.py` changes it from round to
+round; callbacks of users get a frozen copy. Pure: it does not set the environment, and does not decide on the next
+round.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class State:
 
     `rank` and `world_size` count all ranks of the wrapper, `active_rank` and `active_world_size` those that call the
     function, `initial_rank` and `initial_world_size` those at entry. `rank` is None when the rank is terminated,
-    `active_rank` when it is not active. `fn_exception` is what the function raised on this rank in this iteration;
-    None where it failed in consequence of a fault that was known already.
+    `active_rank` when it is not active. `fn_exception` is what the function raised on this rank in this round;
+    None where it failed in consequence of a fault that was known already. `iteration` is NVIDIA's name for the
+    number of our round.
     """
 
     rank: int | None
@@ -98,7 +99,7 @@ def _number(environment: Mapping[str, str], name: str, least: int) -> int:
 
 
 def environment(state: State | FrozenState) -> dict[str, str]:
-    """RANK and WORLD_SIZE of an iteration: what the function of an active rank sees, else the rank among all.
+    """RANK and WORLD_SIZE of a round: what the function of an active rank sees, else the rank among all.
 
     Never the text `None`: a terminated rank keeps its first number.
     """

@@ -1,4 +1,4 @@
-"""The stores in which the ranks of a wrapper agree on iterations: torch's, with barriers. Their names are public.
+"""The stores in which the ranks of a wrapper agree on rounds: torch's, with barriers. Their names are public.
 
 `restart/coordination.py` makes one for each call. Every rank is a client; the host is not known here.
 """

@@ -72,7 +72,7 @@ class Wrapper:
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> _T | None:
-            parameters.bind(None, args, kwargs)  # what does not fit fails here, and not in every iteration
+            parameters.bind(None, args, kwargs)  # what does not fit fails here, and not in every round
 
             def once(wrapper: CallWrapper) -> _T:
                 bound, named = parameters.bind(wrapper, args, kwargs)
@@ -93,7 +93,7 @@ class Wrapper:
                 "not torch.distributed.is_initialized() must hold: call the wrapped function before, and let it do that"
             )
         if Wrapper._is_in_call:
-            raise RuntimeError("a wrapped function cannot be called by one: its ranks would be those of one iteration")
+            raise RuntimeError("a wrapped function cannot be called by one: its ranks would be those of one round")
         state = State.from_env(os.environ)
         with one_handler(logging.getLogger(_LOGGER)) as log:
             for warning in nccl_warnings(

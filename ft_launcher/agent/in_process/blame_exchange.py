@@ -2,10 +2,10 @@
 
 `in_process.py` uses it, when a rank is about to be asked to restart. The interruption aborts the collectives of all
 ranks within milliseconds, and what a rank shows after that says nothing. All happens in the store by which the ranks
-are interrupted, so its order tells before from after, also for clocks that differ: an answer counts if the iteration
+are interrupted, so its order tells before from after, also for clocks that differ: an answer counts if the round
 was not interrupted yet when all of it was there.
 
-    asked/N     a rank is about to be asked to restart, in which call and iteration (`BlameQuestion`); N counts in
+    asked/N     a rank is about to be asked to restart, in which call and round (`BlameQuestion`); N counts in
                 the cycle
     nodes/N     how many nodes have answered in time
     scenes/N    a line for each of them but the host: its name, and its ranks as in `all_nodes.to_record`
@@ -32,7 +32,7 @@ from ft_launcher.decide.attribution.fault import Blame, HangKind
 from ft_launcher.node.monitors.monitors import NodeMonitors
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.rounds.barrier import EVER, release, value_now
-from rank_monitor.contract.rounds.iteration import Iteration
+from rank_monitor.contract.rounds.round import Round
 from rank_monitor.contract.wire.foreign import parse_json, parse_object
 from rank_monitor.contract.wire.json_record import read_record, write_record
 from rank_monitor.contract.wire.messages import RestartReport
@@ -54,10 +54,10 @@ _SOFT_TIMEOUT = "SOFT_TIMEOUT"
 
 @dataclass(frozen=True)
 class BlameQuestion:
-    """The iteration that is about to be interrupted: the prefix of the keys of its call, and its number in it."""
+    """The round that is about to be interrupted: the prefix of the keys of its call, and its number in it."""
 
     prefix: str
-    iteration: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Blamed:
-    """Who held up the others in an iteration that was interrupted, also in words."""
+    """Who held up the others in a round that was interrupted, also in words."""
 
-    iteration: int
+    number: int
     blame: Blame
     text: str
 
@@ -92,7 +92,7 @@ class BlameOfInterruption:
         gather: Callable[[], Sequence[RankEvidence]],
     ) -> None:
         self._monitors, self._exchange, self._gather = monitors, exchange, gather
-        self._iteration: BlameQuestion | None = None
+        self._round: BlameQuestion | None = None
         """Where the wrapper of a rank is; None: no rank is in one, and nobody asks."""
         self._next_number = 0
         self._ask_again_at = 0.0
@@ -105,15 +105,15 @@ class BlameOfInterruption:
 
     def heard(self, report: RestartReport) -> None:
         """Notes where the wrapper is: which call, and which round of it. Listens to questions from the first on."""
-        if self._iteration is None:
+        if self._round is None:
             self._exchange.listen()
-        self._iteration = BlameQuestion(report.prefix, report.round)
+        self._round = BlameQuestion(report.prefix, report.round)
 
     def suspected(self, now: float) -> None:
         """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""
-        if self._iteration is not None and now >= self._ask_again_at:
+        if self._round is not None and now >= self._ask_again_at:
             self._ask_again_at = now + _ASKED_FOR_S
-            self._exchange.ask(self._next_number, self._iteration)
+            self._exchange.ask(self._next_number, self._round)
 
     def attend(self, now: float) -> list[Blamed]:
         """Passes questions to the monitors, and their answers to the exchange; returns what was found."""
@@ -190,14 +190,14 @@ class BlameExchange:
             except ProtocolError:  # by `StoreThreads.close` of another node: the cycle is over
                 return
             self.news.put(Asked(number))
-            iteration = Iteration(PrefixStore(question.prefix, keys.underlying_store), question.iteration)
-            self._answer(keys, number, iteration, time.monotonic() + _LONGEST_S)
+            this_round = Round(PrefixStore(question.prefix, keys.underlying_store), question.number)
+            self._answer(keys, number, this_round, time.monotonic() + _LONGEST_S)
             number += 1
 
-    def _answer(self, keys: Keys, number: int, iteration: Iteration, until: float) -> None:
+    def _answer(self, keys: Keys, number: int, this_round: Round, until: float) -> None:
         """Writes the answer of this node, and decides where it hosts the store."""
         ranks = self._answered(number, until)
-        if iteration.is_over():
+        if this_round.is_over():
             ranks = None
         name = socket.gethostname()
         if ranks is not None:
@@ -208,9 +208,9 @@ class BlameExchange:
                 keys.append(f"scenes/{number}", f"{json.dumps([name, record['ranks']])}\n")
             keys.add(f"nodes/{number}", 1)  # after its scene
         if self._is_host:
-            if self._made_no_progress(keys, number, iteration, until):
+            if self._made_no_progress(keys, number, this_round, until):
                 own = NodeScene(name, rank_view.views(ranks or [], None), {})
-                self._decide([own, *_of_others(keys, number)], _counted(keys, number) == self._nodes, iteration)
+                self._decide([own, *_of_others(keys, number)], _counted(keys, number) == self._nodes, this_round)
             for key in (f"scenes/{number}", f"nodes/{number}"):
                 keys.delete_key(key)
 
@@ -223,20 +223,20 @@ class BlameExchange:
                     return ranks
         return None
 
-    def _made_no_progress(self, keys: Keys, number: int, iteration: Iteration, until: float) -> bool:
+    def _made_no_progress(self, keys: Keys, number: int, this_round: Round, until: float) -> bool:
         """Waits for the interruption, and then for the other nodes; returns whether it was because a rank made no
         progress."""
-        while not iteration.is_over():
+        while not this_round.is_over():
             if time.monotonic() >= until or self._threads.is_over:
                 return False
             time.sleep(_LOOKS_EVERY_S)
         until = time.monotonic() + _OTHERS_S
         while _counted(keys, number) < self._nodes and time.monotonic() < until and not self._threads.is_over:
             time.sleep(_LOOKS_EVERY_S)
-        first = parse_object(next(iter(iteration.records()), ""))
+        first = parse_object(next(iter(this_round.records()), ""))
         return first.get("interruption") == _SOFT_TIMEOUT
 
-    def _decide(self, nodes: Sequence[NodeScene], all_ranks: bool, iteration: Iteration) -> None:
+    def _decide(self, nodes: Sequence[NodeScene], all_ranks: bool, this_round: Round) -> None:
         """Writes who held up the others, for the ranks and as news; nothing if nobody waited for anybody."""
         views = {view.rank: (view, node.name) for node in nodes for view in node.views}
         blame = all_nodes.find(nodes, all_ranks)
@@ -252,8 +252,8 @@ class BlameExchange:
             if blame.finding is not HangKind.GONE and first.scene.own_frame:
                 text += f"; it is at {first.scene.own_frame}"
             record = {"finding": blame.finding.value, "ranks": list(blame.ranks), "text": text}
-            iteration.set_blame(json.dumps(record))
-        self.news.put(Blamed(iteration.number, blame, text))
+            this_round.set_blame(json.dumps(record))
+        self.news.put(Blamed(this_round.number, blame, text))
 
 
 def _counted(keys: Keys, number: int) -> int:

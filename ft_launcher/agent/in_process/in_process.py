@@ -1,4 +1,4 @@
-"""Rung 1 of one cycle on this node: carries out the steps that `recovery_level.py` decides, and returns events for the
+"""Level 1 of one cycle on this node: carries out the steps that `recovery_level.py` decides, and returns events for the
 cycle.
 
 Made and called by `agent/ranks.py`, whose events the cycle loop takes. Decides nothing, and ends no cycle itself.
@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.agent.cycle.evidence import fault_in, gather, of_node, oom_kills
 from ft_launcher.agent.in_process.blame_exchange import BlameExchange, BlameOfInterruption
-from ft_launcher.agent.in_process.recovery_level import Rungs, RungState
+from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import is_recorded, to_record
 from ft_launcher.agent.in_process.recovery_steps import (
     DeadlinePassed,
@@ -52,8 +52,8 @@ from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.placement import Placement, RankNumbers
 from rank_monitor.contract import env
 from rank_monitor.contract.restart_phase import ENTERING
-from rank_monitor.contract.rounds.iteration import Iteration, depart, withdraw
-from rank_monitor.contract.rounds.iteration_stores import serve_iterations
+from rank_monitor.contract.rounds.round import Round, depart, withdraw
+from rank_monitor.contract.rounds.round_stores import serve_rounds
 from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.wire.foreign import parse_json
 from rank_monitor.contract.wire.messages import RestartReport
@@ -71,7 +71,7 @@ class InProcess:
 
     Args:
         placement: of this node in the cycle.
-        ports: to serve the stores of iterations; None: another node's agent serves them.
+        ports: to serve the stores of rounds; None: another node's agent serves them.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class InProcess:
         self._monitors, self._recorder = monitors, recorder
         self._rejoins = settings.start.rejoin
         start, numbers = settings.start, [each.rank for each in placement.ranks]
-        state = RungState.at_start(numbers, start.rejoin != "false", final_codes(settings.restart))
-        self._rungs = Rungs(state, start.inprocess == "auto")
+        state = RecoveryState.at_start(numbers, start.rejoin != "false", final_codes(settings.restart))
+        self._levels = RecoveryLevels(state, start.inprocess == "auto")
         self._threads = StoreThreads(store.host, store.port)
         self._loss_notifier = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout, ranks.on_reaped)
         self._servers: dict[str, dict[int, object]] = {}
-        """For each call, by the prefix of its keys: the store servers of its iterations."""
+        """For each call, by the prefix of its keys: the store servers of its rounds."""
         self._oom_kills = oom_kills()
         self._events: list[Event] = []
         self._notified: list[LossNotified] = []
@@ -105,7 +105,7 @@ class InProcess:
         self._killed: set[int] = set()
         self._took_over: TakeOver | None = None
         # Not a method: a circle of references would keep the descriptors of a cycle that is over.
-        members = partial(_members, placement.ranks, ranks, monitors, self._rungs)
+        members = partial(_members, placement.ranks, ranks, monitors, self._levels)
         is_host, started_at = store.server is not None, ranks.started_ns / 1e9
         exchange = BlameExchange(self._threads, placement.nodes, started_at, is_host)
         self._blames = BlameOfInterruption(monitors, exchange, members)
@@ -116,14 +116,14 @@ class InProcess:
 
     def next_check(self) -> float | None:
         """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
-        return self._rungs.next_check()
+        return self._levels.next_check()
 
     def heard(self, local_rank: int, report: RestartReport) -> None:
         """Handles a report of a rank's wrapper."""
         # A report of another rank may come late, when a further call has begun: it must not end the stores of that.
         is_entering = report.phase in ENTERING and report.prefix and report.prefix not in self._servers
         if is_entering and self._ports is not None:
-            self._serve_iterations(report.prefix, self._ports)
+            self._serve_rounds(report.prefix, self._ports)
         if report.prefix:
             self._blames.heard(report)
         self._do(self._decide(Heard(local_rank, report)) or [])
@@ -135,7 +135,7 @@ class InProcess:
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
         """Takes the end of a rank's process; returns the event that it is for the cycle."""
-        was_let_in = local_rank not in self._rungs.lost
+        was_let_in = local_rank not in self._levels.lost
         steps = self._decide(Died(local_rank, exit_code))
         if steps is None:
             return RankEnded(local_rank, exit_code)
@@ -153,7 +153,7 @@ class InProcess:
                 self._recorder.evidence(self._store.cycle, evidence, end.rank)
             self._recorder.lost(self._store.cycle, end, fault, ours)
         self._do(steps)
-        if self._rungs.is_restarting or self._took_over is not None:
+        if self._levels.is_restarting or self._took_over is not None:
             self._open.add(local_rank)
         return RankLost(local_rank)
 
@@ -164,7 +164,7 @@ class InProcess:
             ended: local ranks whose process ended.
         """
         self._notified += self._loss_notifier.notified.take()
-        missing = (self._rungs.needs_message(rank) or self._rungs.may_have_declared(rank) for rank in ended)
+        missing = (self._levels.needs_message(rank) or self._levels.may_have_declared(rank) for rank in ended)
         return bool(self._notified) or any(missing)
 
     def attend(self) -> list[Event]:
@@ -172,7 +172,7 @@ class InProcess:
         losses, self._notified = self._notified, []
         for loss in losses:
             self._do(self._decide(loss) or [])
-        due = self._rungs.next_check()
+        due = self._levels.next_check()
         if due is not None and due <= time.monotonic():
             self._do(self._decide(DeadlinePassed()) or [])
         self._tell_blame()
@@ -188,25 +188,25 @@ class InProcess:
 
     def finish(self) -> set[int]:
         """Records and returns the local ranks without which the cycle succeeded."""
-        lost = sorted(self._rungs.lost)
+        lost = sorted(self._levels.lost)
         if lost:
             self._recorder.finished_without(self._store.cycle, [self._rank(local_rank) for local_rank in lost])
         return set(lost)
 
     def of_the_end(self, evidence: list[RankEvidence]) -> list[RankEvidence]:
-        """Returns the evidence without deaths that rung 1 recovered from, and with those that it did not."""
+        """Returns the evidence without deaths that level 1 recovered from, and with those that it did not."""
         found = []
         for rank in evidence:
             if rank.local_rank in self._open:
                 found.append(self._ends[rank.local_rank])
-            elif rank.local_rank in self._rungs.lost:
+            elif rank.local_rank in self._levels.lost:
                 found.append(replace(rank, died_at=None, verdict=None, exception_at=None))
             else:
                 found.append(rank)
         return found
 
     def fault(self, evidence: list[RankEvidence]) -> Fault | None:
-        """Returns the fault of a cycle that ended because rung 1 failed; None: rung 1 did not fail."""
+        """Returns the fault of a cycle that ended because level 1 failed; None: level 1 did not fail."""
         if self._took_over is None:
             return None
         rank = evidence[self._took_over.local_rank]
@@ -215,10 +215,10 @@ class InProcess:
         return Fault(FaultKind.HANG, rank.rank, rank.local_rank, rank.pid, 1, what, "", "", limit=LIMIT, others=others)
 
     def _decide(self, happened: Happened) -> list[Step] | None:
-        """Returns the steps that follow, as `Rungs.on`, and records what they were decided by."""
-        known, now = self._rungs.known(), time.monotonic()
-        steps = self._rungs.on(happened, now)
-        # Rung 2 takes over once; the deadline that it was for passes again until the cycle has ended.
+        """Returns the steps that follow, as `RecoveryLevels.on`, and records what they were decided by."""
+        known, now = self._levels.known(), time.monotonic()
+        steps = self._levels.on(happened, now)
+        # Level 2 takes over once; the deadline that it was for passes again until the cycle has ended.
         comes_again = self._took_over is not None and isinstance(happened, DeadlinePassed)
         if is_recorded(happened, known, steps) and not comes_again:
             self._recorder.decided(self._store.cycle, partial(to_record, happened, known, steps, now))
@@ -233,13 +233,13 @@ class InProcess:
                     self._start_again(local_rank)
                 case StayAway(local_rank, reason):
                     self._recorder.stays_away(self._store.cycle, self._rank(local_rank), reason)
-                case Joined(local_rank, iteration):
+                case Joined(local_rank, number):
                     self._events.append(TakesPart(local_rank))
-                    self._recorder.joined(self._store.cycle, self._rank(local_rank), iteration)
-                case Restarted(iteration, took_s):
+                    self._recorder.joined(self._store.cycle, self._rank(local_rank), number)
+                case Restarted(number, took_s):
                     self._open.clear()
                     why = self._records(step.prefix, step.failed)
-                    self._recorder.restarted(self._store.cycle, iteration, took_s, why, step.skipped)
+                    self._recorder.restarted(self._store.cycle, number, took_s, why, step.skipped)
                 case EndRank(local_rank, reason):
                     self._recorder.ends_late_rank(self._store.cycle, self._rank(local_rank), reason)
                     self._killed.add(local_rank)
@@ -257,32 +257,32 @@ class InProcess:
     def _tell_blame(self) -> None:
         for found in self._blames.attend(time.monotonic()):
             blame = found.blame
-            self._recorder.blamed(self._store.cycle, found.iteration, blame.finding.value, blame.ranks, found.text)
+            self._recorder.blamed(self._store.cycle, found.number, blame.finding.value, blame.ranks, found.text)
 
-    def _serve_iterations(self, prefix: str, ports: PortHolder) -> None:
-        """Starts a thread that serves the stores of a call's iterations. No rank does: each of them may die."""
+    def _serve_rounds(self, prefix: str, ports: PortHolder) -> None:
+        """Starts a thread that serves the stores of a call's rounds. No rank does: each of them may die."""
         self._servers.clear()  # of the call before, which is over
         servers = self._servers[prefix] = dict[int, object]()
 
         def serve(keys: Keys) -> None:
-            serve_iterations(keys, ports.serve_iteration, self._store.host, servers)
+            serve_rounds(keys, ports.serve_round, self._store.host, servers)
 
         def end(problem: str) -> None:
             if problem and not self._threads.is_over:
-                logger.warning("the stores of iterations are not served any more: %s", problem)
+                logger.warning("the stores of rounds are not served any more: %s", problem)
 
-        self._threads.start(f"ft_iterations {prefix}", prefix, serve, end)
+        self._threads.start(f"ft_rounds {prefix}", prefix, serve, end)
 
-    def _records(self, prefix: str, iteration: int) -> list[dict[str, Any]]:
-        """Returns the ranks' records of why an iteration was interrupted; empty on nodes that do not host the store."""
+    def _records(self, prefix: str, number: int) -> list[dict[str, Any]]:
+        """Returns the ranks' records of why a round was interrupted; empty on nodes that do not host the store."""
         if self._store.server is None or not prefix:
             return []
         try:
-            records = Iteration(PrefixStore(prefix, self._store.server), iteration).records()
+            records = Round(PrefixStore(prefix, self._store.server), number).records()
             return [dict(parse_json(record)) for record in records]
         # Ranks wrote the records; the restart is over, and only its line on the console is poorer.
         except (RuntimeError, ValueError, TypeError) as error:
-            logger.warning("why iteration %d was interrupted cannot be read: %s", iteration, error)
+            logger.warning("why round %d was interrupted cannot be read: %s", number, error)
             return []
 
     def _start_again(self, local_rank: int) -> None:
@@ -295,7 +295,7 @@ class InProcess:
             return
         self._killed.discard(local_rank)
         self._monitors.begin_rank(self._store.cycle, local_rank, rank, pid, started_ns)
-        self._rungs.started(local_rank)
+        self._levels.started(local_rank)
         self._recorder.started_again(self._store.cycle, rank, local_rank, pid)
 
 
@@ -336,7 +336,7 @@ class RankLossNotifier:
 
 
 def _members(
-    numbers: Sequence[RankNumbers], ranks: RankContext, monitors: NodeMonitors, rungs: Rungs
+    numbers: Sequence[RankNumbers], ranks: RankContext, monitors: NodeMonitors, levels: RecoveryLevels
 ) -> list[RankEvidence]:
     """Returns the evidence of all ranks of this node, but for those that the others went on without."""
-    return [rank for rank in gather(numbers, ranks, monitors) if rank.local_rank not in rungs.lost]
+    return [rank for rank in gather(numbers, ranks, monitors) if rank.local_rank not in levels.lost]

@@ -1,15 +1,15 @@
-"""Decides between rung 1 and rung 2, from the messages of in-process wrappers and the deaths of ranks. Pure.
+"""Decides between recovery level 1 and 2, from the messages of in-process wrappers and the deaths of ranks. Pure.
 
     phase of a rank              a death of that rank now is
     none, or DONE                as without wrappers: it ends the cycle
     JOINING                      withdrawn: the others may count on it
     of AT_WORK                   reported to the others, which restart in process
     LEFT                         expected: it has notified the others itself
-    GAVE_UP                      the end of rung 1
+    GAVE_UP                      the end of level 1
 
-Rung 1 takes a death only while every other rank of the node can go on: in the same call, or gone already. It hands over
-to rung 2 when no rank is left, or when it does not come to an end within the limit that the ranks gave. Knows no
-process, store or clock; `in_process.py` carries the steps out.
+Level 1, restart in process, takes a death only while every other rank of the node can go on: in the same call, or gone
+already. It hands over to level 2, a new cycle, when no rank is left, or when it does not come to an end within the
+limit that the ranks gave. Knows no process, store or clock; `in_process.py` carries the steps out.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _CHANGES_NOTHING = frozenset(
 # A rank that dies at each start, for a broken device for example, must not be started for ever.
 MOST_STARTS = 3
 """How often a rank is started again alone between two restarts."""
-# Ranks are at most a few iterations apart; but a rank may send any number, and a journal may hold any.
+# Ranks are at most a few rounds apart; but a rank may send any number, and a journal may hold any.
 _MOST_ENDS = 100
 """Ends of restarts that are reported at once, each by a step. There are more where the launcher stood still."""
 _MOST_SKIPPED = 1_000_000
 """More of them are not counted: they would take hours."""
-# Seconds, for a wrapper that reports no limit of its own. Without one a lost restart would never reach rung 2.
+# Seconds, for a wrapper that reports no limit of its own. Without one a lost restart would never reach level 2.
 _DEFAULT_LIMIT_S = 600.0
 _NOBODY = "no rank of this node goes on"
 _LAST_MESSAGE_S = 5.0
@@ -57,11 +57,11 @@ _LAST_MESSAGE_S = 5.0
 
 
 @dataclass
-class WrapperSlot:
+class RankSlot:
     """What is known of a local rank.
 
     `last`: the last report of its wrapper by which something changed here. `is_new`: started again, and not let in yet.
-    `is_lost`: rung 1 handles its death. `due`: the deadline after which rung 1 has failed here; `is_ended`: it was
+    `is_lost`: level 1 handles its death. `due`: the deadline after which level 1 has failed here; `is_ended`: it was
     killed for that. `starts`: how often it was started again since the last restart; `is_next`: it is to be started
     again.
     """
@@ -97,36 +97,36 @@ class WrapperSlot:
 
 
 @dataclass
-class RungState:
+class RecoveryState:
     """What is known of the local ranks of one cycle.
 
     `ranks`: the global rank of each local rank, for reasons. `rejoin`: whether a dead rank is started again.
-    `final_codes`: exit codes that speak to the launcher: rung 2 handles them. `since`: the first sign of the fault that
-    is dealt with in process; None: there is none. `failed`: the iteration that is restarted.
+    `final_codes`: exit codes that speak to the launcher: level 2 handles them. `since`: the first sign of the fault
+    that is dealt with in process; None: there is none. `failed`: the round that is restarted.
     """
 
     ranks: Sequence[int]
     rejoin: bool
     final_codes: Collection[int]
-    slots: list[WrapperSlot]
+    slots: list[RankSlot]
     since: float | None = None
     failed: int = -1
 
     @classmethod
-    def at_start(cls, ranks: Sequence[int], rejoin: bool, final_codes: Collection[int]) -> RungState:
+    def at_start(cls, ranks: Sequence[int], rejoin: bool, final_codes: Collection[int]) -> RecoveryState:
         """Returns the state when the ranks have just started."""
-        return cls(ranks, rejoin, final_codes, [WrapperSlot() for _ in ranks])
+        return cls(ranks, rejoin, final_codes, [RankSlot() for _ in ranks])
 
 
-class Rungs:
+class RecoveryLevels:
     """The local ranks of one cycle.
 
     Args:
         state: what is known already; it changes with each event.
-        enabled: whether rung 1 is used at all; else messages of wrappers are not taken, as if there were none.
+        enabled: whether level 1 is used at all; else reports of wrappers are left out, as if there were none.
     """
 
-    def __init__(self, state: RungState, enabled: bool = True) -> None:
+    def __init__(self, state: RecoveryState, enabled: bool = True) -> None:
         self._state, self._enabled = state, enabled
         self._slots = state.slots
 
@@ -153,12 +153,12 @@ class Rungs:
         """When `tick` is to be called (monotonic seconds); None: no deadline runs."""
         return min((slot.due for slot in self._slots if slot.due is not None), default=None)
 
-    def known(self) -> RungState:
+    def known(self) -> RecoveryState:
         """Returns the present state, which further events do not change."""
         return replace(self._state, slots=[replace(slot) for slot in self._slots])
 
     def on(self, happened: Happened, now: float) -> list[Step] | None:
-        """Takes what happened; returns the steps of rung 1, or None for a death that counts as without wrappers."""
+        """Takes what happened; returns the steps of level 1, or None for a death that counts as without wrappers."""
         match happened:
             case Heard(local_rank, report):
                 return self.heard(local_rank, report, now)
@@ -194,7 +194,7 @@ class Rungs:
         return steps + self._restarted(now) + self._start_next()
 
     def died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
-        """Takes a rank's end; returns the steps of rung 1, or None where the end counts as without wrappers."""
+        """Takes a rank's end; returns the steps of level 1, or None where the end counts as without wrappers."""
         slot = self._slots[local_rank]
         is_declared = self.needs_message(local_rank)
         slot.exit_code, slot.due = exit_code, None
@@ -225,7 +225,7 @@ class Rungs:
 
     def started(self, local_rank: int) -> None:
         """Notes that the rank was started again."""
-        self._slots[local_rank] = WrapperSlot(is_new=True, starts=self._slots[local_rank].starts)
+        self._slots[local_rank] = RankSlot(is_new=True, starts=self._slots[local_rank].starts)
 
     def tick(self, now: float) -> list[Step]:
         """Returns the steps for deadlines that have passed."""
@@ -234,7 +234,7 @@ class Rungs:
         if number < 0 or due > now:
             return []
         slot = self._slots[number]
-        # A rank that the others went on without is killed first; only if that does not end it, rung 2 takes over.
+        # A rank that the others went on without is killed first; only if that does not end it, level 2 takes over.
         if slot.is_ended or not self._is_left_behind(slot):
             return [TakeOver(number, self._why_late(number))]
         slot.is_ended, slot.due = True, now + _LAST_MESSAGE_S
@@ -308,7 +308,7 @@ class Rungs:
         return [StartAgain(local_rank)]
 
     def _why_not(self, last: RestartReport) -> str:
-        """Why rung 1 cannot handle the death of a rank whose last report is `last`; empty: it can."""
+        """Why level 1 cannot handle the death of a rank whose last report is `last`; empty: it can."""
         if not last.prefix:
             return "its wrapper uses a store in which the launcher cannot notify the others"
         for number, other in enumerate(self._slots):
@@ -333,13 +333,13 @@ class Rungs:
             if slot.goes_on and slot.last and slot.due is None and slot.last.round < report.round:
                 self._expect(number, now)
 
-    def _begin(self, iteration: int, now: float) -> None:
+    def _begin(self, number: int, now: float) -> None:
         """Notes the first sign of a fault, unless one is being handled already."""
         if self._state.since is None:
-            self._state.since, self._state.failed = now, iteration
+            self._state.since, self._state.failed = now, number
 
     def _restarted(self, now: float) -> list[Step]:
-        """Returns the ends of restarts that all ranks have reached: one for each iteration.
+        """Returns the ends of restarts that all ranks have reached: one for each round.
 
         Messages of one rank arrive in order, those of two in any: one may handle the next fault already, or the one
         after it, before the message that another has recovered from the first.
@@ -370,7 +370,7 @@ class Rungs:
     def _all_ended_well(self) -> bool:
         return all(slot.exit_code == 0 or slot.is_new for slot in self._slots)
 
-    def _is_left_behind(self, slot: WrapperSlot) -> bool:
+    def _is_left_behind(self, slot: RankSlot) -> bool:
         """Whether others came to the end of a restart without this rank."""
         last = slot.last
         if last is None or last.phase not in AT_WORK:
@@ -388,7 +388,7 @@ class Rungs:
         return any(prefix in (None, last.prefix) for last in finalized)
 
     def _why_late(self, local_rank: int) -> str:
-        """Why rung 1 has failed when the deadline of a rank has passed."""
+        """Why level 1 has failed when the deadline of a rank has passed."""
         slot = self._slots[local_rank]
         if slot.phase is RestartPhase.GAVE_UP:
             return self._gave_up(local_rank)

@@ -1,4 +1,4 @@
-"""A decision of rung 1 as the journal's event `in_process_decision`: what it was made of, and what follows. Pure.
+"""A decision of level 1 as the journal's event `in_process_decision`: what it was made of, and what follows. Pure.
 
 `in_process.py` has it written, and `ft_launcher replay` decides it again. What most ranks have in common, and what is
 as at the start, takes no room: a decision about eight ranks is a line of half a kilobyte. The journal's words for the
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ft_launcher.agent.in_process.recovery_level import Rungs, RungState, WrapperSlot
+from ft_launcher.agent.in_process.recovery_level import RankSlot, RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_steps import (
     DeadlinePassed,
     Died,
@@ -72,7 +72,7 @@ _DIGITS = 6
 """Of seconds, as everywhere in the journal."""
 
 
-def is_recorded(happened: Happened, known: RungState, steps: list[Step] | None) -> bool:
+def is_recorded(happened: Happened, known: RecoveryState, steps: list[Step] | None) -> bool:
     """Returns whether the journal holds this: a step follows, or a rank died that has a wrapper, or beside ranks that
     have one. An end that counts as without wrappers is held only where it is a failure: each job ends with such.
     """
@@ -81,12 +81,12 @@ def is_recorded(happened: Happened, known: RungState, steps: list[Step] | None) 
     return bool(steps) or isinstance(happened, Died)
 
 
-def to_record(happened: Happened, known: RungState, steps: list[Step] | None, now: float) -> dict[str, Any]:
+def to_record(happened: Happened, known: RecoveryState, steps: list[Step] | None, now: float) -> dict[str, Any]:
     """Returns the fields of the event but its cycle.
 
     Args:
         known: before it happened.
-        steps: what follows; None as of `Rungs.on`.
+        steps: what follows; None as of `RecoveryLevels.on`.
         now: when it happened (monotonic seconds).
     """
     (what,) = (name for name, kind in _HAPPENED.items() if type(happened) is kind)
@@ -115,7 +115,7 @@ def decide_again(happened: Any, known: Any) -> list[dict[str, Any]] | None:
         event = _happened(happened, state.ranks)
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"a decision about a restart in process does not fit: {error!r}") from None
-    return _of_steps(Rungs(state).on(event, now))
+    return _of_steps(RecoveryLevels(state).on(event, now))
 
 
 def _happened(record: Any, ranks: Sequence[int]) -> Happened:
@@ -137,6 +137,8 @@ def _of_steps(steps: Sequence[Step] | None) -> list[dict[str, Any]] | None:
         return None
     found = [{"step": _STEPS[type(step)], **asdict(step)} for step in steps]
     for step in found:
+        if "number" in step:
+            step["iteration"] = step.pop("number")
         if "took_s" in step:
             step["took_s"] = round(step["took_s"], _DIGITS)
     return found
@@ -145,11 +147,11 @@ def _of_steps(steps: Sequence[Step] | None) -> list[dict[str, Any]] | None:
 # What was known.
 
 
-def _of_state(state: RungState, now: float) -> dict[str, Any]:
+def _of_state(state: RecoveryState, now: float) -> dict[str, Any]:
     alike: dict[str, dict[str, Any]] = {}
     for local_rank, slot in enumerate(state.slots):
         values = _of_slot(slot, state.ranks[local_rank])
-        if slot == WrapperSlot():
+        if slot == RankSlot():
             continue
         key = json.dumps([values, slot.due is None])
         wrapper = alike.setdefault(key, {"local_ranks": [], **values})
@@ -167,9 +169,9 @@ def _of_state(state: RungState, now: float) -> dict[str, Any]:
     return found
 
 
-def _of_slot(slot: WrapperSlot, rank: int) -> dict[str, Any]:
+def _of_slot(slot: RankSlot, rank: int) -> dict[str, Any]:
     """Returns what is not as at the start, but the deadline."""
-    at_start = vars(WrapperSlot())
+    at_start = vars(RankSlot())
     found = {name: value for name, value in vars(slot).items() if name not in _OF_EACH and value != at_start[name]}
     if slot.last is not None:
         found |= _of_report(slot.last)
@@ -238,9 +240,9 @@ class _Alike:
     due_s: list[float] | None = None
 
 
-def _state(record: Any, now: float) -> RungState:
+def _state(record: Any, now: float) -> RecoveryState:
     known = from_json(_Known, record)
-    state = RungState.at_start(known.ranks, known.rejoin, known.final_codes)
+    state = RecoveryState.at_start(known.ranks, known.rejoin, known.final_codes)
     if known.since_s is not None:
         state.since, state.failed = now - known.since_s, known.failed
     for wrapper in known.wrappers:
@@ -254,8 +256,8 @@ def _state(record: Any, now: float) -> RungState:
     return state
 
 
-def _slot(wrapper: Mapping[str, Any], rank: int) -> WrapperSlot:
-    slot = from_json(WrapperSlot, wrapper, ignore_unknown=True)
+def _slot(wrapper: Mapping[str, Any], rank: int) -> RankSlot:
+    slot = from_json(RankSlot, wrapper, ignore_unknown=True)
     others = vars(slot).keys() | {member.name for member in fields(_Alike)}
     message = {name: value for name, value in wrapper.items() if name not in others}
     if message:

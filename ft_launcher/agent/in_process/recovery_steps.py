@@ -1,4 +1,4 @@
-"""What rung 1 goes by, and the steps that follow, as values. Pure data.
+"""What level 1 goes by, and the steps that follow, as values. Pure data.
 
 `recovery_level.py` decides the steps, `in_process.py` carries them out.
 """
@@ -37,7 +37,7 @@ class LossNotified:
 
 @dataclass(frozen=True)
 class DeadlinePassed:
-    """The time of `Rungs.next_check` has come."""
+    """The time of `RecoveryLevels.next_check` has come."""
 
 
 Happened: TypeAlias = Heard | Died | LossNotified | DeadlinePassed
@@ -77,18 +77,19 @@ class Joined:
     """A rank that was started again takes part."""
 
     local_rank: int
-    iteration: int
+    number: int
+    """Of the round."""
 
 
 @dataclass(frozen=True)
 class Restarted:
     """The ranks of this node run again in process, `took_s` seconds after the first sign of the fault.
 
-    `failed`: the iteration that was interrupted, of the call whose keys begin with `prefix`. `skipped`: how many
-    restarts came just before this one and have no step of their own.
+    `number`: of the round that begins. `failed`: the round that was interrupted, of the call whose keys begin with
+    `prefix`. `skipped`: how many restarts came just before this one and have no step of their own.
     """
 
-    iteration: int
+    number: int
     took_s: float
     failed: int
     prefix: str
@@ -97,7 +98,7 @@ class Restarted:
 
 @dataclass(frozen=True)
 class TakeOver:
-    """End the cycle: rung 2 takes over."""
+    """End the cycle: level 2 takes over."""
 
     local_rank: int
     reason: str

@@ -112,8 +112,8 @@ class PortHolder:
                 use_libuv=_LIBUV,
             )
 
-    def serve_iteration(self) -> tuple[TCPStore, int]:
-        """Starts a server for one iteration of in-process restart, beside the cycle's own; returns it and its port.
+    def serve_round(self) -> tuple[TCPStore, int]:
+        """Starts a server for one round of in-process restart, beside the cycle's own; returns it and its port.
 
         Raises:
             RendezvousConnectionError: no port is free.

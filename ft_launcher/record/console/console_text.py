@@ -153,7 +153,7 @@ def of_interruption(record: Mapping[str, Any]) -> str:
 
 
 def of_rung_one(restarts_in_process: int, started_again: int, taken_over: int) -> str:
-    """Returns what rung 1 did in a run, in one line."""
+    """Returns what level 1 did in a run, in one line."""
     return (
         f"restarts in process: {restarts_in_process}; ranks started again alone: {started_again}; "
         f"cycles that had to end all the same: {taken_over}"

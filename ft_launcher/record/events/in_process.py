@@ -23,9 +23,9 @@ class InProcessDecision(OfCycle, Event, name="in_process_decision"):
     known: InPartOrText[Mapping[str, Any]]
     """What the launcher knew before: `ranks` of this node; `rejoin` (dead ranks are started again); `final_codes`
     (exit codes that end the cycle); where ranks restart, `since_s` (seconds since the first sign of the fault) and
-    `failed` (the iteration); `wrappers`, each with the `local_ranks` for which it holds: of the last message `state`,
-    `iteration`, `prefix`, `limit_s`, `reason`, and `member` where it is not the rank; and only where they apply
-    `exit_code`, `is_new` (started again, not let in yet), `is_lost`, `starts` (how often it was started again),
+    `failed` (the round); `wrappers`, each with the `local_ranks` for which it holds: of the last message `state`,
+    `iteration` (the round), `prefix`, `limit_s`, `reason`, and `member` where it is not the rank; and only where they
+    apply `exit_code`, `is_new` (started again, not let in yet), `is_lost`, `starts` (how often it was started again),
     `is_next` (to be started again), `is_ended` (killed for its deadline), `due_s` (seconds to the deadline of each)."""
     follows: InPartOrText[Sequence[Mapping[str, Any]] | None]
     """The steps, each with its name `step`: `notify_loss`, `start_again`, `stay_away`, `joined`, `restarted`,
@@ -55,7 +55,7 @@ class InProcessRestart(OfCycle, Event, name="in_process_restart"):
     """The ranks of this node run again, in the same processes."""
 
     iteration: Shared[int]
-    """The iteration of the wrapper that begins."""
+    """The round that begins."""
     took_s: Shared[float]
     """Seconds from the fault to the restart, as this launcher saw them."""
     why: InPartOrText[Sequence[Mapping[str, Any]]]
@@ -70,7 +70,7 @@ class InProcessBlame(OfCycle, Event, name="in_process_blame"):
     hosts the ranks' store says it, for those of all nodes."""
 
     iteration: Shared[int]
-    """The iteration of the wrapper that is interrupted."""
+    """The round that is interrupted."""
     finding: Shared[str]
     """As in `fault`: `gone`, `behind`, `deadlock`, `mismatch`, `transport` or `unknown`."""
     ranks: InPart[Sequence[int]]
@@ -102,7 +102,7 @@ class Joined(OfRank, Event, name="joined"):
     """A rank that was started again takes part."""
 
     iteration: Shared[int]
-    """The first iteration of the wrapper that it takes part in."""
+    """The first round that it takes part in."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class _Journal:
 
     Attributes:
         evidence: of the cycle that has just ended.
-        of_ranks: evidence of ranks whose end rung 1 handled, by rank.
+        of_ranks: evidence of ranks whose end level 1 handled, by rank.
         fault: of the cycle that has just ended.
         history: after the last decision of this journal; None: another node, or a missing line, may have changed it.
         health: check -> its state by the last event about it.

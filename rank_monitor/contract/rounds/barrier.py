@@ -74,7 +74,7 @@ def value_now(store: Store, key: str) -> bytes | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A member (a rank by its number at entry) with its rank in the iteration of `world_size` ranks.
+    """A member (a rank by its number at entry) with its rank in the round of `world_size` ranks.
 
     An entry with `is_well` false is written by the process that speaks for a lost member. Its rank is 0, being unknown
     there, and so is its size, unless the member itself writes it before it has a rank.

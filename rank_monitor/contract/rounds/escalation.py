@@ -1,7 +1,7 @@
 """Decides when restarts in process end because another would not help: records in, a reason out. Pure.
 
 The history is kept in the ranks' store, so that every rank can go on with it; the last rank that arrives at the start
-of an iteration decides for all. Then the launcher starts fresh ranks; a call that has no launcher ends.
+of a round decides for all. Then the launcher starts fresh ranks; a call that has no launcher ends.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LimitsSet:
 
 @dataclass(frozen=True)
 class RunLife:
-    """What one rank observed of an iteration.
+    """What one rank observed of a round.
 
     Attributes:
         ran_s: how long the function ran there.
@@ -77,7 +77,7 @@ class RunLife:
 
 @dataclass(frozen=True)
 class CountedRestarts:
-    """The history of a call's restarts, as the ranks' store keeps it. `last`: the last iteration that is counted."""
+    """The history of a call's restarts, as the ranks' store keeps it. `last`: the last round that is counted."""
 
     last: int = -1
     history: History = field(default_factory=History)
@@ -90,24 +90,22 @@ class CountedRestarts:
         except ProtocolError:
             return cls()
 
-    def after(
-        self, iteration: int, records: Sequence[str], life: RunLife | None, least_progress: int
-    ) -> CountedRestarts:
-        """Returns the history after an interrupted iteration.
+    def after(self, number: int, records: Sequence[str], life: RunLife | None, least_progress: int) -> CountedRestarts:
+        """Returns the history after an interrupted round.
 
         Args:
-            iteration: its number; one that is counted already changes nothing.
+            number: of the round; one that is counted already changes nothing.
             records: the reasons for the interruption, as ranks, agents and companions wrote them.
             life: what one rank observed; None: the function did not run there.
             least_progress: of `EscalationLimits`.
         """
-        if iteration <= self.last:
+        if number <= self.last:
             return self
         fault = _fault_of(records)
         if fault.get("interruption") == JOINING:
-            return replace(self, last=iteration)
-        run = _ended_run(fault, life, is_first=iteration == 0)
-        return CountedRestarts(iteration, self.history.ended(run, least_progress))
+            return replace(self, last=number)
+        run = _ended_run(fault, life, is_first=number == 0)
+        return CountedRestarts(number, self.history.ended(run, least_progress))
 
 
 def why_end(history: History, limits: EscalationLimits) -> str:
@@ -127,7 +125,7 @@ def is_about_hangs(reason: str) -> bool:
 
 
 def _ended_run(fault: Mapping[str, Any], life: RunLife | None, is_first: bool) -> EndedRun:
-    """Returns what the history needs to know of an iteration that `fault` interrupted."""
+    """Returns what the history needs to know of a round that `fault` interrupted."""
     kind = str(fault.get("interruption", ""))
     ran_s, reached, pinged = 0.0, None, False
     if life is not None:

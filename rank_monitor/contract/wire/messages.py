@@ -20,7 +20,7 @@ class Message:
     """Base class of all messages. Each subclass has its number on the wire, `kind`, which is never given to another.
 
     Below 16: records that `codec.py` packs; from 16 and from 96: client to monitor, 32: monitor to client, 48: agent to
-    monitor, 64: monitor to agent, 80: the template.
+    monitor, 64: monitor to agent, 80: the template. 22 and 24 were those of messages that are gone.
     """
 
     kind: ClassVar[int]
@@ -201,7 +201,8 @@ class Ping(Message, kind=23):
 @dataclass(frozen=True)
 class InterruptedAgain(Message, kind=28):
     """An in-process wrapper interrupted its function again, although that may cut off a cleanup: the function had not
-    ended `waited_s` seconds after the interruption was due. `why`: what held it back; `stack`: of the main thread."""
+    ended `waited_s` seconds after the interruption was due. `iteration`: the round. `why`: what held it back. `stack`:
+    of the main thread."""
 
     iteration: int
     waited_s: float

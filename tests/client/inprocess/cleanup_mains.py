@@ -1,10 +1,10 @@
 """What the ranks of `test_cleanup.py` run. One function owns a writer thread, and ends it in each of six forms.
 
 The writer takes `CLEANUP_S` to end, as one that flushes to a slow disk does. A cleanup that is cut off leaves it
-running in the next iteration.
+running in the next round.
 
-The other is in the standard library's handling of locks nearly always. The locks outlive an iteration, as those of
-loggers and of a queue to a writer do: one that an interruption leaves locked stops the next iteration, whose only way
+The other is in the standard library's handling of locks nearly always. The locks outlive a round, as those of
+loggers and of a queue to a writer do: one that an interruption leaves locked stops the next round, whose only way
 out is a soft timeout, and so for ever.
 """
 

@@ -36,7 +36,7 @@ from tests.client.inprocess.mains import LONG_S, Note, me, wait
 
 
 def fails_once(call: CallWrapper, fails: bool) -> tuple[int, int, int]:
-    """Fails in iteration 0 where `fails`; elsewhere it is interrupted then."""
+    """Fails in round 0 where `fails`; elsewhere it is interrupted then."""
     if call.iteration == 0:
         if fails:
             raise ValueError("the function failed")
@@ -69,7 +69,7 @@ def all_discarded(note: Note) -> Any:
 
 
 def killed_while_assigning(note: Note, at: int, tree: bool) -> Any:
-    """Member 1 dies between the others' arrival at a gather and its own, in iteration `at`."""
+    """Member 1 dies between the others' arrival at a gather and its own, in round `at`."""
     entry = me()[0]
 
     def key(state: FrozenState) -> str:
@@ -251,7 +251,7 @@ def nobody_serves(note: Note) -> Any:
 
 
 def with_a_spare(note: Note, active: int) -> Any:
-    """The function waits in iteration 0; a rank may be sent SIGINT."""
+    """The function waits in round 0; a rank may be sent SIGINT."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have turned off
 
     def function(call: CallWrapper) -> tuple[int, int, int]:
@@ -376,7 +376,7 @@ def in_consequence(note: Note) -> Any:
 
 
 def stopped(note: Note, go: str) -> Any:
-    """Rank 1 is stopped in iteration 0; rank 0 fails in the first four, once it may."""
+    """Rank 1 is stopped in round 0; rank 0 fails in the first four, once it may."""
     entry = me()[0]
 
     def function(call: CallWrapper) -> tuple[int, int, int]:
@@ -404,7 +404,7 @@ def wait_for(path: Path) -> None:
 
 
 def as_configured(note: Note, active: int, exits: int) -> Any:
-    """The wrapper of Megatron Bridge's options; in each of the first iterations one rank exits."""
+    """The wrapper of Megatron Bridge's options; in each of the first rounds one rank exits."""
     config = InProcessRestartConfig(enabled=True, active_world_size=active, granularity="rank", last_call_wait=0)
 
     def function(call: CallWrapper) -> tuple[int, int, int]:

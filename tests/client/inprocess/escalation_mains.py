@@ -22,14 +22,14 @@ from tests.ports import free_port
 
 
 def without_progress(note: Note, limit: int) -> Any:
-    """Reports progress in the first iteration, and never again; each time another rank fails."""
+    """Reports progress in the first round, and never again; each time another rank fails."""
     entry = me()[0]
 
     def function(call: CallWrapper) -> None:
         note(call.iteration)
         if call.iteration == 0:
             call.ping()
-        store = of_iteration()  # all are here before one fails: an iteration counts by a rank that it ran on
+        store = of_iteration()  # all are here before one fails: a round counts by a rank that it ran on
         store.add("here", 1)
         while store.add("here", 0) < call.state.world_size:
             time.sleep(0.001)

@@ -23,14 +23,14 @@ TIMEOUTS = {"last_call_wait": 0.0, "soft_timeout": 40.0, "hard_timeout": 60.0, "
 
 
 def main(note: Note, victim: int, place: str, iteration: int, delay_s: float = 0.001) -> Any:
-    """Makes a group in each iteration; one rank (at entry) dies in an iteration.
+    """Makes a group in each round; one rank (at entry) dies in a round.
 
     Args:
-        iteration: 0; or 1, after an exception of the last rank in iteration 0.
+        round: 0; or 1, after an exception of the last rank in round 0.
         delay_s: from the call of `init_process_group` to the death, for the place `some time in`.
 
     Returns:
-        What the collective gave, and the iteration that ended well.
+        What the collective gave, and the round that ended well.
     """
     entry, size = me()
 

@@ -78,7 +78,7 @@ def main(
     retry: dict[str, Any] | None = None,
     calls: int = 1,
 ) -> Any:
-    """A function that fails as `fault` says, on the ranks `on` (at entry), in the first `times` iterations."""
+    """A function that fails as `fault` says, on the ranks `on` (at entry), in the first `times` rounds."""
     entry = me()[0]
 
     def function(call: CallWrapper) -> tuple[int, int, int]:
@@ -227,7 +227,7 @@ _INSIDE = "the other rank is where it is to be interrupted"
 
 
 def of_iteration() -> distributed.TCPStore:
-    """The store that the iteration's first rank hosts."""
+    """The store that the round's first rank hosts."""
     return distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 
 
@@ -276,7 +276,7 @@ def atomically(note: Note) -> Any:
 
 
 def in_group(note: Note, iterations: int = 3, hang: bool = False, early: bool = False) -> Any:
-    """Collectives over a new group in each iteration; one rank fails, or does not come, while others wait in one."""
+    """Collectives over a new group in each round; one rank fails, or does not come, while others wait in one."""
     entry = me()[0]
 
     def function(call: CallWrapper) -> tuple[int, int]:
@@ -353,7 +353,7 @@ def with_environment(note: Note, missing: str) -> Any:
 
 
 def breaks_while_groups_are_made(note: Note, rounds: int) -> Any:
-    """In each of so many iterations another rank fails as soon as it has its group, and the others use theirs.
+    """In each of so many rounds another rank fails as soon as it has its group, and the others use theirs.
 
     A rank that is not freed is ended by the tests' own limit: gloo's is longer.
     """
@@ -374,7 +374,7 @@ def breaks_while_groups_are_made(note: Note, rounds: int) -> Any:
 
 
 def breaks_while_the_other_is_stopped(note: Note, rounds: int) -> Any:
-    """In each of so many iterations one of two ranks stops the other, asks it for data, fails and recovers.
+    """In each of so many rounds one of two ranks stops the other, asks it for data, fails and recovers.
 
     The other goes on after that. It then answers with a send, on a connection of which the first needs nothing more.
     """

@@ -20,12 +20,12 @@ from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEven
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.rounds.barrier import Entry
-from rank_monitor.contract.rounds.iteration import (
+from rank_monitor.contract.rounds.round import (
     DONE,
     FAULT,
     GO,
     Closed,
-    Iteration,
+    Round,
     closing_of,
     current,
     depart,
@@ -33,7 +33,7 @@ from rank_monitor.contract.rounds.iteration import (
     tidy,
     withdraw,
 )
-from rank_monitor.contract.rounds.iteration_stores import serve_iterations
+from rank_monitor.contract.rounds.round_stores import serve_rounds
 
 RECORD = '{"rank": 0, "interruption": "EXCEPTION"}'
 
@@ -236,7 +236,7 @@ class AssignmentStore:
 
     def __init__(self, rank: SimulatedRank) -> None:
         self._rank, self._prefix = rank, f"{rank.number}/assign/"
-        self._fault = Iteration(rank.store, rank.number).started
+        self._fault = Round(rank.store, rank.number).started
         self.gathers = Gathers(self)
 
     def _key(self, key: str) -> str:
@@ -300,7 +300,7 @@ class SimulatedCall:
         Raises:
             Violation: see `check`, and a deadlock.
         """
-        self.stage.start(self.host, lambda: serve_iterations(self.store, lambda: (object(), 1), "host", {}))
+        self.stage.start(self.host, lambda: serve_rounds(self.store, lambda: (object(), 1), "host", {}))
         for member in range(self.plan.ranks):
             rank = SimulatedRank(self, f"rank {member}", member)
             self.stage.start(rank.actor, rank.play)
@@ -318,7 +318,7 @@ class SimulatedCall:
         return True
 
     def note_start(self, name: str, number: int, rank: int, world_size: int, member: int) -> None:
-        """A rank begins an iteration."""
+        """A rank begins a round."""
         if self.places.setdefault((number, rank), member) != member:
             raise Violation(f"rank {rank} of iteration {number} is two members")
         if self.sizes.setdefault(number, world_size) != world_size:
@@ -326,7 +326,7 @@ class SimulatedCall:
         self.started[name] = number
 
     def check(self) -> None:
-        """After the end: all that finished did so in one iteration, whose ranks are consecutive."""
+        """After the end: all that finished did so in one round, whose ranks are consecutive."""
         done = {number for phase, number in self.ends.values() if phase is RestartPhase.DONE}
         if len(done) > 1:
             raise Violation(f"done in iterations {done}")
@@ -405,7 +405,7 @@ class SimulatedRank:
 
     def _join(self) -> bool:
         self.number = current(self.store)
-        while Iteration(self.store, self.number).closing() is not None:
+        while Round(self.store, self.number).closing() is not None:
             self.number += 1
         joining(self.store).sign(Entry(self.member))
         while True:
@@ -436,7 +436,7 @@ class SimulatedRank:
         raise Violation(f"{key} has {value!r}")
 
     def _do(self, action: RestartAction) -> RestartEvent:
-        iteration, entry = Iteration(self.store, self.number), Entry(self.member, self.rank, self.size)
+        iteration, entry = Round(self.store, self.number), Entry(self.member, self.rank, self.size)
         outcome = {DONE: RestartEvent.DONE, FAULT: RestartEvent.INTERRUPTED}
         match action:
             case RestartAction.ASSIGN:
@@ -531,14 +531,14 @@ class SimulatedRank:
                 raise
         return RestartEvent.ENDED
 
-    def _closing(self, iteration: Iteration) -> RestartEvent:
+    def _closing(self, iteration: Round) -> RestartEvent:
         event = self._next(iteration.closed, {"{": RestartEvent.CLOSED})
         if event is RestartEvent.LATE:
             return event
         self.closed = Closed.read(self.store.get(iteration.closed))
         return RestartEvent.CLOSED if self.closed.has(self.member) else RestartEvent.EXCLUDED
 
-    def _function(self, iteration: Iteration) -> RestartEvent:
+    def _function(self, iteration: Round) -> RestartEvent:
         """Returns, fails, or is interrupted when there is a fault."""
         call = self.call
         if call.failures and self.stage.choose(3) == 1:

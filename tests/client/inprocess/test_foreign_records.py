@@ -10,7 +10,7 @@ from torch.distributed import TCPStore
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.rounds.barrier import Arrivals, Entry, leave_out, ranks_in
-from rank_monitor.contract.rounds.iteration import Closed, Iteration, current
+from rank_monitor.contract.rounds.round import Closed, Round, current
 from rank_monitor.contract.wire.foreign import whole_number
 
 NUMBERS = ["30000000000", "-30000000000", "garbage", "9" * 5000, "", "1.5", "\xff\xfe"]
@@ -54,7 +54,7 @@ def test_an_end_that_nobody_of_ours_wrote(field: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("line", ["garbage", "1 2", "1 2 3 4 5", "0 0 30000000000 1", "-1 0 2 1", "0 0 2 7", "\xff"])
 def test_foreign_lines_on_a_roll(store: TCPStore, line: str, caplog: pytest.LogCaptureFixture) -> None:
-    iteration = Iteration(store, 0)
+    iteration = Round(store, 0)
     iteration.end.sign(Entry(0, 0, 2))
     store.append("0/end/entries", f"{line}\n")
     with caplog.at_level(logging.WARNING):
@@ -71,12 +71,12 @@ def test_a_foreign_count_of_a_roll(store: TCPStore, count: str) -> None:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_foreign_numbers_of_iterations(store: TCPStore, number: str, caplog: pytest.LogCaptureFixture) -> None:
-    store.set("iteration", number)
+def test_foreign_numbers_of_rounds(store: TCPStore, number: str, caplog: pytest.LogCaptureFixture) -> None:
+    store.set("round", number)
     with caplog.at_level(logging.WARNING):
         assert current(store) == current(store) == 0
     assert len(caplog.records) == 1
-    iteration = Iteration(store, 4)
+    iteration = Round(store, 4)
     iteration.offer("")
     iteration.arrive(Entry(0, 0, 1))
     assert current(store) == 4

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from ft_client.inprocess.exception import InternalError
-from rank_monitor.contract.rounds.iteration import Iteration
+from rank_monitor.contract.rounds.round import Round
 from tests.client.inprocess.simulation import Plan, SimulatedCall, Violation, play, script_of, shrink
 
 SEEDS = int(os.environ.get("FT_SIMULATION_SEEDS", "1200"))
@@ -54,7 +54,7 @@ def test_without_faults_nothing_is_restarted() -> None:
 
 
 def test_the_schedules_reach_what_they_are_for() -> None:
-    """Several iterations, deaths at many places, members that came back."""
+    """Several rounds, deaths at many places, members that came back."""
     iterations, deaths, joined, abandoned = 0, 0, 0, 0
     for seed in range(300):
         call = play(plan_of(seed), script_of(seed))
@@ -71,7 +71,7 @@ def test_the_schedules_reach_what_they_are_for() -> None:
 def test_a_broken_protocol_is_found_and_told_in_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of the test: nobody speaks for the dead, and nobody misses them."""
     monkeypatch.setattr("tests.client.inprocess.simulation.depart", lambda *given: None)
-    monkeypatch.setattr(Iteration, "missing", lambda *given: [])
+    monkeypatch.setattr(Round, "missing", lambda *given: [])
     for seed in range(200):
         plan, script = plan_of(seed), script_of(seed)
         try:
@@ -86,14 +86,14 @@ def test_a_broken_protocol_is_found_and_told_in_few_lines(monkeypatch: pytest.Mo
 
 def test_who_was_slow_for_too_long_would_go_on_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of the test: what was released is deleted as well, so that it can be released anew."""
-    forget = Iteration.forget
+    forget = Round.forget
 
-    def forget_all(iteration: Iteration) -> None:
+    def forget_all(iteration: Round) -> None:
         forget(iteration)
         for key in (iteration._note, iteration.started, iteration.outcome, iteration.closed):
             iteration._store.delete_key(key)
 
-    monkeypatch.setattr(Iteration, "forget", forget_all)
+    monkeypatch.setattr(Round, "forget", forget_all)
     with pytest.raises((Violation, InternalError)):
         for seed in range(2, 20_000, 4):
             play(plan_of(seed), script_of(seed))

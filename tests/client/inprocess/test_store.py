@@ -11,7 +11,7 @@ import pytest
 
 from ft_client.inprocess.store import BarrierOverflow, BarrierTimeout, FileStore, PrefixStore, TCPStore, address
 from rank_monitor.contract.rounds.barrier import Arrivals, Entry, ranges_of, ranks_in, release
-from rank_monitor.contract.rounds.iteration import DONE, Closed, Iteration, depart, tidy
+from rank_monitor.contract.rounds.round import DONE, Closed, Round, depart, tidy
 from tests.ports import free_port
 
 WAIT = datetime.timedelta(seconds=60)
@@ -70,7 +70,7 @@ def test_one_too_many(store: TCPStore | FileStore) -> None:
 
 def test_an_iteration_over_a_real_store(store: TCPStore | FileStore) -> None:
     kept = PrefixStore("call/0", store)
-    iteration = Iteration(kept, 0)
+    iteration = Round(kept, 0)
     iteration.offer("nowhere")
     iteration.offer("here")
     for rank in range(3):
@@ -83,7 +83,7 @@ def test_an_iteration_over_a_real_store(store: TCPStore | FileStore) -> None:
     iteration.account(Entry(1, is_well=False))
     assert iteration.closing() == Closed(3, "1", "0,2", "", 0)
     assert iteration.records() == ['{"rank": 1, "interruption": "EXCEPTION"}']
-    second = Iteration(kept, 1)
+    second = Round(kept, 1)
     second.offer("")
     second.arrive(Entry(0, 0, 2))
     second.arrive(Entry(2, 1, 2))
@@ -93,7 +93,7 @@ def test_an_iteration_over_a_real_store(store: TCPStore | FileStore) -> None:
 
 
 def test_a_fault_after_all_returned_changes_nothing(store: TCPStore | FileStore) -> None:
-    iteration = Iteration(store, 0)
+    iteration = Round(store, 0)
     iteration.offer("")
     iteration.arrive(Entry(0, 0, 1))
     iteration.announce_return(Entry(0, 0, 1), 1)
@@ -103,20 +103,20 @@ def test_a_fault_after_all_returned_changes_nothing(store: TCPStore | FileStore)
 
 def test_what_is_old_is_deleted_and_what_may_be_read_is_not(store: TCPStore | FileStore) -> None:
     for number in range(3):
-        iteration = Iteration(store, number)
+        iteration = Round(store, number)
         iteration.offer("")
         iteration.arrive(Entry(0, 0, 1))
         iteration.interrupt("{}")
         iteration.account(Entry(0, 0, 1))
     tidy(store, 3)
-    assert not store.check(["1/start/entries"]) and not Iteration(store, 1).records()
-    assert Iteration(store, 2).records() == ["{}"]
+    assert not store.check(["1/start/entries"]) and not Round(store, 1).records()
+    assert Round(store, 2).records() == ["{}"]
 
 
 def test_what_is_left_of_iterations_that_were_interrupted_before_they_began(store: TCPStore | FileStore) -> None:
     """Nobody began them, so nobody deleted anything then."""
     for number in range(6):
-        iteration = Iteration(store, number)
+        iteration = Round(store, number)
         if number % 3 == 0:
             iteration.offer("")
             iteration.arrive(Entry(0, 0, 1))
@@ -126,13 +126,13 @@ def test_what_is_left_of_iterations_that_were_interrupted_before_they_began(stor
     tidy(store, 6)
     for number in range(5):
         assert not any(store.check([f"{number}/end/{name}"]) for name in ("entries", "count")), number
-        assert not Iteration(store, number).records(), number
-    assert Iteration(store, 5).records() == ["{}"]
+        assert not Round(store, number).records(), number
+    assert Round(store, 5).records() == ["{}"]
 
 
 def test_who_was_stopped_in_an_old_iteration_learns_that_the_others_went_on(store: TCPStore | FileStore) -> None:
     """Nothing that it does there releases anything anew, and nothing that it awaits is missing."""
-    old = Iteration(store, 0)
+    old = Round(store, 0)
     old.offer("")
     for member in range(2):
         old.arrive(Entry(member, member, 2))
@@ -150,7 +150,7 @@ def test_who_was_stopped_in_an_old_iteration_learns_that_the_others_went_on(stor
 
 def test_nobody_is_missing_in_an_iteration_that_has_closed(store: TCPStore | FileStore) -> None:
     """Who was stopped while it waited there for the others finds what they signed deleted."""
-    old = Iteration(store, 0)
+    old = Round(store, 0)
     old.offer("")
     for member in range(3):
         old.arrive(Entry(member, member, 3))

@@ -14,7 +14,7 @@ from tests.client.inprocess.job import job, seconds
 
 
 def entered(notes: list[object]) -> list[tuple[int, int, int]]:
-    """Iteration, rank and world size of each call of the function."""
+    """Round, rank and world size of each call of the function."""
     return [note[1:] for note in notes if isinstance(note, tuple) and note[0] == "enter"]
 
 
@@ -174,7 +174,7 @@ HANGS = [
     ("rank_assignment", "sleeps", 1),
     ("rank_assignment", "spins", 1),
 ]
-"""Of each callback outside of the function: how it hangs, and the iteration in which the others end."""
+"""Of each callback outside of the function: how it hangs, and the round in which the others end."""
 
 
 @pytest.mark.parametrize(("where", "how", "iteration"), HANGS)
@@ -290,7 +290,7 @@ def test_it_decorates_functions_only() -> None:
 
 @pytest.mark.parametrize("rounds", [20, pytest.param(300, marks=pytest.mark.slow)])
 def test_who_is_making_a_group_or_sends_to_a_rank_that_gave_up_is_freed(rounds: int) -> None:
-    """One in a hundred such iterations held a rank until gloo's own timeout."""
+    """One in a hundred such rounds held a rank until gloo's own timeout."""
     with job(3, mains.breaks_while_groups_are_made, rounds=rounds) as made:
         told = made.end()
     assert [one.result for one in told.values()] == [rounds] * 3, told

@@ -148,7 +148,7 @@ def test_a_failure_in_consequence_is_not_counted() -> None:
 
 
 def test_a_rank_that_was_stopped_does_not_go_on_beside_the_others(tmp_path: Path) -> None:
-    """It wakes up when the others are some iterations further."""
+    """It wakes up when the others are some rounds further."""
     go = tmp_path / "go"
     with job(3, corner_mains.stopped, go=str(go)) as made:
         made.until(lambda: made.noted("waits") == [1, 2])

@@ -44,7 +44,7 @@ def test_a_wrapper_with_all_callbacks_composed(start_job: StartJob, tmp_path: Pa
     assert seen[0]["weight"] == seen[1]["weight"]
     assert [one["faults"] for one in seen] == [[], [1]], "the fault of the peer's tools struck the rank it drew"
     assert "FT: Simulating fault: WORKLOAD_EXC; rank to fail: 1" in job.output
-    assert [decision["action"] for decision in job.journal("decision")] == [], "rung 1 alone"
+    assert [decision["action"] for decision in job.journal("decision")] == [], "level 1 alone"
     assert job.output.count("restarted in process after") == 2, job.tail()
 
 

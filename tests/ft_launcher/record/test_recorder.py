@@ -61,7 +61,7 @@ def test_the_story_of_a_death_in_process(recorder: Recorder, capsys: pytest.Capt
     text = capsys.readouterr().err
     for words in (
         "rank 3 (pid 4711) died of SIGSEGV, likely: a fault in native code; handled in process",
-        "restarted in process after 0.042 s: iteration 4 of cycle 0 (rank 3 ended)",
+        "restarted in process after 0.042 s: round 4 of cycle 0 (rank 3 ended)",
         "rank 3 was started again (pid 4712)",
         "restarts in process: 1; ranks started again alone: 1;",
     ):

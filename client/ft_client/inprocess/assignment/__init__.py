@@ -1,1 +1,1 @@
-"""Rank assignment: which ranks take part in an iteration, and in which order. Only `gather` does I/O."""
+"""Rank assignment: which ranks take part in a round, and in which order. Only `gather` does I/O."""

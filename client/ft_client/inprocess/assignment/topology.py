@@ -229,7 +229,7 @@ class Topology:
         return self._by_initial_rank[initial_rank]
 
     def start(self, size_filter: Callable[[int], int] | None = None) -> None:
-        """Activates ranks for the first iteration: in order, as many as the layers allow.
+        """Activates ranks for the first round: in order, as many as the layers allow.
 
         Branches that are too small are terminated before.
         """

@@ -1,8 +1,8 @@
-"""The numbers of this rank in each iteration of a call, and the environment in which the function finds them.
+"""The numbers of this rank in each round of a call, and the environment in which the function finds them.
 
-`Assigning` applies the rank assignment to the end of the last iteration. When a rank that takes part is lost before all
+`Assigning` applies the rank assignment to the end of the last round. When a rank that takes part is lost before all
 have their numbers, the assignment is abandoned on all ranks: they number themselves without gaps, and an assignment
-that keeps a memory of the ranks begins anew in the next iteration.
+that keeps a memory of the ranks begins anew in the next round.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ft_client.inprocess.rank_assignment import (
 )
 from ft_client.inprocess.state import State, environment
 from ft_client.inprocess.store import PrefixStore
-from rank_monitor.contract.rounds.iteration import Closed
-from rank_monitor.contract.rounds.iteration_stores import variables_of
+from rank_monitor.contract.rounds.round import Closed
+from rank_monitor.contract.rounds.round_stores import variables_of
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE")
 _IMMEDIATE: frozenset[object] = frozenset(
@@ -58,15 +58,15 @@ class Assigning:
         self._abandoned = -1
 
     def assign(self, state: State, closed: Closed | None) -> None:
-        """Changes `state` to that of the next iteration. Blocks while the assignment gathers from other ranks.
+        """Changes `state` to that of the next round. Blocks while the assignment gathers from other ranks.
 
         Args:
             state: of this rank; changed in place.
-            closed: how the last iteration ended; None: there was none.
+            closed: how the last round ended; None: there was none.
 
         Raises:
             RankDiscarded: the assignment has no place for this rank.
-            GatherAbandoned: another rank is lost; this one has a number, and the iteration will not begin.
+            GatherAbandoned: another rank is lost; this one has a number, and the round will not begin.
             BaseException: what the assignment raised.
         """
         gone: set[int] = set()
@@ -75,7 +75,7 @@ class Assigning:
             state.iteration += 1
             if closed.joined:
                 state.world_size = closed.world_size + len(closed.joined_members)
-                # A rank that joins has no memory of earlier iterations; all must assign by the same.
+                # A rank that joins has no memory of earlier rounds; all must assign by the same.
                 forget_activity(state)
         if closed is None:
             self.undecided = state.world_size
@@ -95,14 +95,14 @@ class Assigning:
         self.undecided = 0
 
     def abandon(self, number: int) -> None:
-        """Abandons the assignment of iteration `number`, in which a rank is lost. Called in the watcher's thread."""
+        """Abandons the assignment of round `number`, in which a rank is lost. Called in the watcher's thread."""
         self._abandoned = number
         if self._current is not None and self._current[0] == number:
             self._current[1].abandon(PrefixStore(f"{number}/assign", self._watched))
 
 
-class IterationEnvironment:
-    """The process's environment while iterations run: `init_process_group()` by `env://` makes a new group each time.
+class RoundEnvironment:
+    """The process's environment while rounds run: `init_process_group()` by `env://` makes a new group each time.
 
     LOCAL_RANK stays: it selects the device of this rank.
     """
@@ -111,7 +111,7 @@ class IterationEnvironment:
         self._before = {name: os.environ.get(name) for name in _NAMES}
 
     def set(self, state: State, note: str) -> None:
-        """Sets the variables for the iteration of `state`, with the store server in `note`.
+        """Sets the variables for the round of `state`, with the store server in `note`.
 
         Raises:
             RuntimeError: no server could be made.
@@ -119,7 +119,7 @@ class IterationEnvironment:
         os.environ.update(environment(state) | variables_of(note))
 
     def restore(self) -> None:
-        """Restores the variables as they were before the first iteration."""
+        """Restores the variables as they were before the first round."""
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)

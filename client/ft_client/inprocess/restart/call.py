@@ -2,7 +2,7 @@
 
 `wrapper.py` makes one for each call. The machine decides (`machine.py`), the user's code runs in `user_function.py`,
 the watcher reports events of all ranks (`store_watcher.py`), the keys in the store are those of
-`rank_monitor.contract.rounds.iteration`. How the ranks found each other is not known here.
+`rank_monitor.contract.rounds.round`. How the ranks found each other is not known here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ft_client.inprocess.call_wrapper import CallWrapper
 from ft_client.inprocess.callback import in_thread
 from ft_client.inprocess.exception import HungAgain, InternalError, RestartAbort
 from ft_client.inprocess.rank_assignment import RankDiscarded
-from ft_client.inprocess.restart.assigning import Assigning, IterationEnvironment
+from ft_client.inprocess.restart.assigning import Assigning, RoundEnvironment
 from ft_client.inprocess.restart.coordination import Coordination
 from ft_client.inprocess.restart.escalating import Escalating, reported_iteration
 from ft_client.inprocess.restart.machine import ENDS, RestartAction, RestartEvent, step
@@ -42,8 +42,8 @@ from rank_monitor.contract.errors import text_of
 from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.rounds.barrier import Arrivals, Entry
 from rank_monitor.contract.rounds.escalation import is_about_hangs
-from rank_monitor.contract.rounds.iteration import Closed, Iteration, depart, discarded, tidy
-from rank_monitor.contract.rounds.iteration_stores import note_of
+from rank_monitor.contract.rounds.round import Closed, Round, depart, discarded, tidy
+from rank_monitor.contract.rounds.round_stores import note_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 logger = logging.getLogger("ft_client.inprocess")
@@ -59,7 +59,7 @@ class Call:
         function: the user's, with its arguments.
         coordination: the store of the call.
         state: of this rank at entry; changed in place.
-        closed: for a rank that joined at a restart: how the previous iteration ended; else None.
+        closed: for a rank that joined at a restart: how the previous round ended; else None.
         link: the link to the monitor.
     """
 
@@ -80,7 +80,7 @@ class Call:
         self._store = coordination.store
         self._function = UserFunction(arguments, function, state, link, partial(_last_interruption, coordination.store))
         self._assigning = Assigning(arguments.assignment, coordination.store, coordination.watched)
-        self._environment = IterationEnvironment()
+        self._environment = RoundEnvironment()
         self._escalating = Escalating(arguments, coordination.store, link)
         first = state.iteration
         if closed is not None:
@@ -92,7 +92,7 @@ class Call:
         self._hung_in = -1
 
     def run(self) -> Any:
-        """Runs the call. Returns this rank's result of the iteration that all completed; None on a spare.
+        """Runs the call. Returns this rank's result of the round that all completed; None on a spare.
 
         Raises:
             BaseException: what ended the call on this rank.
@@ -130,19 +130,19 @@ class Call:
         return phase, event
 
     @property
-    def _iteration(self) -> Iteration:
-        return Iteration(self._store, self._state.iteration)
+    def _round(self) -> Round:
+        return Round(self._store, self._state.iteration)
 
     # Called in other threads.
 
     def soft_timeout(self, reason: str) -> None:
-        """Interrupts the iteration: the monitor sees no progress of this rank. Called in the watchdog's thread."""
+        """Interrupts the round: the monitor sees no progress of this rank. Called in the watchdog's thread."""
         logger.warning("rank %s: %s: interrupting", self._state.rank, reason)
         self._hung_in = self._state.iteration
-        self._iteration.interrupt(self._record(Interruption.SOFT_TIMEOUT).to_json())
+        self._round.interrupt(self._record(Interruption.SOFT_TIMEOUT).to_json())
 
     def _interrupt(self, number: int) -> None:
-        """Interrupts the main thread in iteration `number`. Called in the watcher's thread."""
+        """Interrupts the main thread in round `number`. Called in the watcher's thread."""
         self._function.known_fault = number
         self._link.fault_seen()
         self._escalating.interrupted()
@@ -152,7 +152,7 @@ class Call:
     # One method for each `RestartAction`, in `_ACTIONS`. Before the function.
 
     def _assign(self) -> RestartEvent:
-        """Assigns the numbers of this rank in the next iteration. What takes no time is not reported as a phase."""
+        """Assigns the numbers of this rank in the next round. What takes no time is not reported as a phase."""
         if self._assigning.may_block:
             coming = self._state.iteration
             if self._closed is not None:
@@ -176,8 +176,8 @@ class Call:
         if self._coordination.must_serve(self._state):
             host = own_address(self._coordination.towards)
             self._server, port = serve_anywhere(host)
-            self._iteration.offer(note_of(host, port))
-        self._iteration.arrive(self._entry(), lambda: self._escalating.why_end(self._state.iteration))
+            self._round.offer(note_of(host, port))
+        self._round.arrive(self._entry(), lambda: self._escalating.why_end(self._state.iteration))
         self._escalating.forget()
         return self._next(self._barrier_s)
 
@@ -197,7 +197,7 @@ class Call:
 
     def _announce(self) -> RestartEvent:
         self._enter(RestartPhase.WAITING)
-        self._iteration.announce_return(self._entry(), self._state.active_world_size or 0)
+        self._round.announce_return(self._entry(), self._state.active_world_size or 0)
         return self._next(self._arguments.completion_timeout.total_seconds())
 
     def _wait(self) -> RestartEvent:
@@ -224,7 +224,7 @@ class Call:
             record = replace(record, error=f"{record.error} at iteration {reached}")
         else:
             record = replace(record, text=self._function.fault_text)
-        self._iteration.interrupt(record.to_json())
+        self._round.interrupt(record.to_json())
         return RestartEvent.FAILED
 
     def _await_abort(self) -> RestartEvent:
@@ -245,38 +245,38 @@ class Call:
 
     def _account(self) -> RestartEvent:
         self._enter(RestartPhase.CLOSING)
-        self._iteration.account(self._entry())
+        self._round.account(self._entry())
         return self._next(self._barrier_s)
 
     # Others that do not come.
 
     def _interrupt_for_absent(self) -> RestartEvent:
-        return self._report_lost(self._iteration.start)
+        return self._report_lost(self._round.start)
 
     def _expel(self) -> RestartEvent:
-        return self._report_lost(self._iteration.end)
+        return self._report_lost(self._round.end)
 
     def _report_lost(self, arrivals: Arrivals) -> RestartEvent:
-        """Interrupts the iteration for all members that have not arrived at a barrier, and reports them as lost."""
-        late = self._iteration.missing(arrivals, self._all_members)
+        """Interrupts the round for all members that have not arrived at a barrier, and reports them as lost."""
+        late = self._round.missing(arrivals, self._all_members)
         self._interrupt_for(late)
         for member in late:
-            self._iteration.account(Entry(member, is_well=False))
+            self._round.account(Entry(member, is_well=False))
         return self._next(self._barrier_s)
 
     def _interrupt_for_unfinished(self) -> RestartEvent:
-        iteration, size = self._iteration, self._state.active_world_size or 0
-        active = {entry.member for entry in iteration.start.entries() if entry.rank < size}
-        missing = iteration.missing(iteration.returned, self._all_members)
+        this_round, size = self._round, self._state.active_world_size or 0
+        active = {entry.member for entry in this_round.start.entries() if entry.rank < size}
+        missing = this_round.missing(this_round.returned, self._all_members)
         self._interrupt_for([member for member in missing if member in active])
         return self._next(self._barrier_s)
 
     def _interrupt_for(self, late: list[int]) -> None:
-        iteration = self._iteration
-        ranks = {entry.member: entry.rank for entry in iteration.start.entries()}
+        this_round = self._round
+        ranks = {entry.member: entry.rank for entry in this_round.start.entries()}
         for member in late:
-            logger.warning("rank %d (at entry) did not come in time in iteration %d", member, iteration.number)
-            iteration.interrupt(InterruptionRecord(ranks.get(member, member), Interruption.UNRESPONSIVE).to_json())
+            logger.warning("rank %d (at entry) did not come in time in round %d", member, this_round.number)
+            this_round.interrupt(InterruptionRecord(ranks.get(member, member), Interruption.UNRESPONSIVE).to_json())
 
     # Leaving.
 
@@ -284,9 +284,9 @@ class Call:
         self._watcher.stopped = True
         out = discarded(self._store)
         out.sign(Entry(self._member))
-        if {entry.member for entry in out.entries()}.issuperset(self._iteration.everybody(self._all_members)):
+        if {entry.member for entry in out.entries()}.issuperset(self._round.everybody(self._all_members)):
             # Nobody comes, so nobody else releases the start.
-            self._iteration.interrupt(self._record(Interruption.BASE_EXCEPTION).to_json())
+            self._round.interrupt(self._record(Interruption.BASE_EXCEPTION).to_json())
         return self._leave()
 
     def _depart(self) -> RestartEvent:
@@ -359,9 +359,9 @@ class Call:
 
 
 def _last_interruption(store: Any, number: int) -> LastInterruption:
-    """Why iteration `number` ended. Keeps no reference to the call."""
-    iteration = Iteration(store, number)
-    return last_interruption(iteration.records(), iteration.blame())
+    """Why round `number` ended. Keeps no reference to the call."""
+    this_round = Round(store, number)
+    return last_interruption(this_round.records(), this_round.blame())
 
 
 _ACTIONS: dict[RestartAction, Callable[[Call], RestartEvent]] = {

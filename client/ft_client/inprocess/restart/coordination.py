@@ -2,7 +2,7 @@
 
 Under the launcher the store is that of the cycle: a node agent hosts it, and reports the deaths of its ranks. Elsewhere
 each rank has a companion, and that of rank 0 hosts the store, unless an agent of torchrun or the user does. Agent or
-companion also serve a store for each iteration; a rank does so only where neither can. A rank that was started again
+companion also serve a store for each round; a rank does so only where neither can. A rank that was started again
 alone joins the call here.
 """
 
@@ -30,7 +30,7 @@ from ft_client.rank.monitoring import process
 from rank_monitor.contract import env
 from rank_monitor.contract.processes import peer_names
 from rank_monitor.contract.rounds.barrier import Entry, Store
-from rank_monitor.contract.rounds.iteration import Closed, Iteration, closing_of, current, joining
+from rank_monitor.contract.rounds.round import Closed, Round, closing_of, current, joining
 from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger("ft_client.inprocess")
@@ -38,7 +38,7 @@ logger = logging.getLogger("ft_client.inprocess")
 _BASE = "in_process"
 _USES_AGENTS = "TORCHELASTIC_USE_AGENT_STORE"
 _NOW = "now"
-"""The value of `--ft-rejoin` with which a rank that was started again interrupts the others' iteration."""
+"""The value of `--ft-rejoin` with which a rank that was started again interrupts the others' round."""
 _calls = 0
 
 Address = tuple[str, int]
@@ -50,7 +50,7 @@ class Coordination:
 
     `store` and `watched` are the call's keys through two connections, since a wait blocks its connection for other
     threads. `prefix`: of these keys, where the launcher can reach them; else empty. `towards`: an address by which the
-    ranks' hosts reach each other; None: there is only one host. `is_served`: the stores of iterations are served by a
+    ranks' hosts reach each other; None: there is only one host. `is_served`: the stores of rounds are served by a
     process that is not a rank. `logfile`: where this rank's monitor is to write; empty: nowhere, or it does already.
     `kept`: objects that must live as long as the stores.
     """
@@ -88,20 +88,20 @@ def is_respawned() -> bool:
 
 
 def join(store: Store, state: State) -> Closed | None:
-    """Joins a rank that was started again alone: waits until an iteration closes that lets it in. Blocks.
+    """Joins a rank that was started again alone: waits until a round closes that lets it in. Blocks.
 
-    The others' iteration goes on meanwhile, unless `--ft-rejoin now` asks to interrupt it. Sets the numbers in `state`.
+    The others' round goes on meanwhile, unless `--ft-rejoin now` asks to interrupt it. Sets the numbers in `state`.
 
     Returns:
-        How that iteration closed; None: the function was done on all ranks before.
+        How that round closed; None: the function was done on all ranks before.
     """
     member, number = state.rank or 0, current(store)
-    while Iteration(store, number).closing() is not None:  # let others in, and perhaps this member's former process
+    while Round(store, number).closing() is not None:  # let others in, and perhaps this member's former process
         number += 1
     joining(store).sign(Entry(member))
     if os.environ.get(env.REJOIN) == _NOW:
         record = InterruptionRecord(member, Interruption.JOINING, member)
-        Iteration(store, number).interrupt(record.to_json())
+        Round(store, number).interrupt(record.to_json())
     closed = closing_of(store, number)
     while closed is not None and member not in closed.joined_members:
         number += 1
@@ -128,7 +128,7 @@ def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> C
         OSError: a file of the monitor process cannot be written, or the store's port is taken.
         RuntimeError: the store cannot be reached.
     """
-    peer_names.look_up_no_more(torch)  # neither here nor in the iterations, whose groups are made over new connections
+    peer_names.look_up_no_more(torch)  # neither here nor in the rounds, whose groups are made over new connections
     if is_launched():
         logfile = _opened(arguments.monitor_process_logfile, state)
         return replace(_meet_at_agent(arguments, make_store), logfile=logfile)
@@ -190,9 +190,9 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
     if towards is None:
         with contextlib.suppress(ValueError):
             towards = address(None, None)
-    iterations_host = ""
+    rounds_host = ""
     if state.rank == 0:
-        iterations_host = own_address(towards)
+        rounds_host = own_address(towards)
     host, port = where or ("", 0)
     call = WatchedCall(
         member=state.rank or 0,
@@ -204,7 +204,7 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
         heartbeat_interval_s=arguments.heartbeat_interval.total_seconds(),
         heartbeat_timeout_s=arguments.heartbeat_timeout.total_seconds(),
         barrier_timeout_s=arguments.barrier_timeout.total_seconds(),
-        iterations_host=iterations_host,
+        rounds_host=rounds_host,
     )
     companion = Companion.start(
         call,

@@ -1,6 +1,6 @@
 """Keeps the history of a call's restarts; `contract/rounds/escalation.py` decides when there is no further one.
 
-It notes what this rank observes of each iteration. The history is in the store of the call.
+It notes what this rank observes of each round. The history is in the store of the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
 from rank_monitor.contract.rounds.barrier import Store
 from rank_monitor.contract.rounds.escalation import CountedRestarts, EscalationLimits, LimitsSet, RunLife, why_end
-from rank_monitor.contract.rounds.iteration import Iteration
+from rank_monitor.contract.rounds.round import Round
 from rank_monitor.contract.settings import config
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.settings.declaration import parse
@@ -52,20 +52,20 @@ class Escalating:
         self._began = time.monotonic()
 
     def interrupted(self) -> None:
-        """Notes that the iteration is interrupted. From any thread."""
+        """Notes that the round is interrupted. From any thread."""
         if self._began is not None:
             ran_s = time.monotonic() - self._began
             self._life = RunLife(ran_s, self._link.has_pinged, reported_iteration(), self._soft_s)
 
     def why_end(self, number: int) -> str:
-        """Counts the iteration before `number`, once. Returns why there is no further one; empty if there is one.
+        """Counts the round before `number`, once. Returns why there is no further one; empty if there is one.
 
-        To be called by the last rank that arrives at the start of iteration `number`.
+        To be called by the last rank that arrives at the start of round `number`.
         """
         if number == 0:
             return ""
         before = CountedRestarts.read(self._store.compare_set(_KEY, "", ""))
-        records = Iteration(self._store, number - 1).records()
+        records = Round(self._store, number - 1).records()
         after = before.after(number - 1, records, self._life, self._limits.least_progress)
         self._store.set(_KEY, write_record(after))
         return why_end(after.history, self._limits)
@@ -86,7 +86,7 @@ def limits_of(arguments: Arguments) -> EscalationLimits:
         ConfigError: a variable of a limit has no possible value.
     """
     limits = RestartSettings().in_process_limits
-    if _counts_iterations(arguments):
+    if _counts_rounds(arguments):
         limits = replace(limits, same_error=0, no_progress=0, soft_timeouts=0)
     if _counts_faults(arguments) or not _has_launcher() or _is_under_alias():
         limits = replace(limits, same_error=0)
@@ -121,8 +121,8 @@ def _is_under_alias() -> bool:
     return hasattr(sys.modules.get(_PEER), "__ft_alias__")
 
 
-def _counts_iterations(arguments: Arguments) -> bool:
-    """Whether the user limits the number of iterations."""
+def _counts_rounds(arguments: Arguments) -> bool:
+    """Whether the user limits the number of rounds."""
     parts = parts_of(arguments.initialize)
     return any(isinstance(part, RetryController) and part.max_iterations is not None for part in parts)
 

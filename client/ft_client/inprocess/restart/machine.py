@@ -44,11 +44,11 @@ class RestartEvent(Enum):
     ENDED = auto()
     """The call ends on this rank: by another `BaseException`, or a callback that broke its contract."""
     INTERRUPTED = auto()
-    """A fault, here or elsewhere, interrupted the iteration, and what ran here was aborted."""
+    """A fault, here or elsewhere, interrupted the round, and what ran here was aborted."""
     RECOVERED = auto()
     CLOSED = auto()
     EXCLUDED = auto()
-    """The iteration closed, and the others count this rank as lost."""
+    """The round closed, and the others count this rank as lost."""
     DONE = auto()
     LATE = auto()
     """The other ranks did not arrive in time, or a part of the wrapper did not end in time."""
@@ -76,7 +76,7 @@ class RestartAction(Enum):
     INTERRUPT_FOR_ABSENT = auto()
     INTERRUPT_FOR_UNFINISHED = auto()
     ACCOUNT = auto()
-    """Arrives at the end of a failed iteration, and waits for the others."""
+    """Arrives at the end of a failed round, and waits for the others."""
     EXPEL = auto()
     COMPLETE = auto()
     DISCARD = auto()

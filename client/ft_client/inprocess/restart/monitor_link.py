@@ -156,9 +156,9 @@ class MonitorLink:
         """Notes progress of the function; the watchdog sends it with its stamps."""
         self._pinged_ns = monotonic_ns()
 
-    def interrupted_again(self, iteration: int, waited_s: float, why: str, stack: str) -> None:
+    def interrupted_again(self, number: int, waited_s: float, why: str, stack: str) -> None:
         """Reports that the function was interrupted again; arguments as of `InterruptedAgain`. From any thread."""
-        self._send(InterruptedAgain(iteration, round(waited_s, 3), why, stack[-_MAX_STACK:]), monotonic_ns())
+        self._send(InterruptedAgain(number, round(waited_s, 3), why, stack[-_MAX_STACK:]), monotonic_ns())
 
     def interrupt_grace_s(self) -> float:
         """How long the cleanup of an interrupted function may take, in seconds: the wrapper's, or the launcher's."""

@@ -1,6 +1,6 @@
 """The watcher of one call: a thread that waits in the store for events of all ranks, and queues them in order.
 
-`call.py` starts it. It waits for one key at a time, on a connection of its own, so nothing polls. When an iteration is
+`call.py` starts it. It waits for one key at a time, on a connection of its own, so nothing polls. When a round is
 interrupted it first has the main thread interrupted, by a function that it was given; only then the event is queued. It
 decides nothing.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from ft_client.inprocess.restart.machine import RestartEvent
 from rank_monitor.contract.rounds.barrier import EVER
-from rank_monitor.contract.rounds.iteration import DONE, END, GO, Closed, Iteration
+from rank_monitor.contract.rounds.round import DONE, END, GO, Closed, Round
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 class StoreEvent:
     """An event of the restart machine that concerns all ranks, with its `value`.
 
-    STARTED: the note about the iteration's store server. ENDED: why there is no further iteration. INTERRUPTED: the
-    number of the iteration; the function of this rank was aborted and interrupted. CLOSED: how it ended, as `Closed`.
+    STARTED: the note about the round's store server. ENDED: why there is no further round. INTERRUPTED: the
+    number of the round; the function of this rank was aborted and interrupted. CLOSED: how it ended, as `Closed`.
     DONE: None. LOST: the exception; the store does not answer any more, or holds an invalid value.
     """
 
@@ -40,9 +40,9 @@ class StoreWatcher(threading.Thread):
 
     Args:
         store: a connection that no other thread uses.
-        number: the iteration to begin with.
+        number: the round to begin with.
         member: this rank at entry.
-        interrupt: called with the iteration's number on a fault, and when the store is lost.
+        interrupt: called with the round's number on a fault, and when the store is lost.
     """
 
     def __init__(self, store: Any, number: int, member: int, interrupt: Callable[[int], object]) -> None:
@@ -67,23 +67,23 @@ class StoreWatcher(threading.Thread):
             del self._interrupt
 
     def _follow(self, number: int) -> bool:
-        """Follows one iteration. Returns whether there is a next one for this rank."""
-        iteration = Iteration(self._store, number)
-        started = self._await(iteration.started)
+        """Follows one round. Returns whether there is a next one for this rank."""
+        this_round = Round(self._store, number)
+        started = self._await(this_round.started)
         if self.stopped:
             return False
         if started.startswith(GO):
             self.events.put(StoreEvent(RestartEvent.STARTED, started.removeprefix(GO)))
         elif started.startswith(END):
             self.events.put(StoreEvent(RestartEvent.ENDED, started.removeprefix(END)))
-        if self._await(iteration.outcome) == DONE:
+        if self._await(this_round.outcome) == DONE:
             self.events.put(StoreEvent(RestartEvent.DONE))
             return False
         began = time.monotonic()
         self._interrupt(number)
-        logger.debug("iteration %d is interrupted; aborted within %.3f s", number, time.monotonic() - began)
+        logger.debug("round %d is interrupted; aborted within %.3f s", number, time.monotonic() - began)
         self.events.put(StoreEvent(RestartEvent.INTERRUPTED, number))
-        closed = Closed.read(self._await(iteration.closed).encode())
+        closed = Closed.read(self._await(this_round.closed).encode())
         self.events.put(StoreEvent(RestartEvent.CLOSED, closed))
         return not self.stopped and closed.has(self._member)
 

@@ -41,9 +41,9 @@ class UserFunction:
         function: the user's, with its arguments.
         state: of this rank; what its function raised is noted there.
         link: the link to the monitor.
-        why: returns why an iteration ended.
+        why: returns why a round ended.
 
-    `known_fault`: the last iteration that this rank knows to be interrupted. `fault`: type and place of the last
+    `known_fault`: the last round that this rank knows to be interrupted. `fault`: type and place of the last
     exception here, `fault_text`: the digest of its text; `is_collateral`: it was the consequence of a fault elsewhere.
     `error`: what ends this rank.
     """
@@ -77,7 +77,7 @@ class UserFunction:
         self._interrupter.close()
 
     def begin(self) -> None:
-        """Begins an iteration: functions may run again. To be called when all ranks have recovered from the last."""
+        """Begins a round: functions may run again. To be called when all ranks have recovered from the last."""
         gloo_connections.release()
         self._interrupter.reset()
         self._wrapper.begin()
@@ -224,14 +224,14 @@ class UserFunction:
             logger.info("rank %s: failed in consequence: %s", state.rank, text)
         elif lost_peer:
             logger.warning(
-                "rank %s, iteration %d: a connection to another rank broke, which is not a fault of this one: %s",
+                "rank %s, round %d: a connection to another rank broke, which is not a fault of this one: %s",
                 state.rank,
                 state.iteration,
                 text,
             )
         else:
             exc_info = (type(error), error, _below_wrapper(error.__traceback__))
-            logger.error("rank %s, iteration %d: the function failed", state.rank, state.iteration, exc_info=exc_info)
+            logger.error("rank %s, round %d: the function failed", state.rank, state.iteration, exc_info=exc_info)
         self.fault, self.fault_text = _place_of(error), digest(text)
         self.is_collateral = lost_peer or not is_first
         release_frames(error)

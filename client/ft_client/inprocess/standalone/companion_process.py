@@ -42,8 +42,8 @@ from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.spawn import Template
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.restart_phase import GONE, RestartPhase
-from rank_monitor.contract.rounds.iteration import depart
-from rank_monitor.contract.rounds.iteration_stores import serve_iterations
+from rank_monitor.contract.rounds.round import depart
+from rank_monitor.contract.rounds.round_stores import serve_rounds
 from rank_monitor.contract.wire import channel
 from rank_monitor.contract.wire.json_record import read_record
 from rank_monitor.contract.wire.launcher_messages import CycleStart
@@ -170,7 +170,7 @@ class CompanionWatch:
         self._is_over = False
         self._ending: threading.Thread | None = None
         self._servers: dict[int, Any] = {}
-        self._iteration_servers: dict[int, object] = {}
+        self._round_servers: dict[int, object] = {}
 
     def run(self) -> None:
         """Runs until the rank has ended and its end was reported. Blocks."""
@@ -200,7 +200,7 @@ class CompanionWatch:
             self._report_loss(self._call, sidecar.condemned)
             if self._call.port in self._servers:
                 self._host_on(self._call)
-            elif self._call.iterations_host:
+            elif self._call.rounds_host:
                 self._serve_on(self._call)
         self._say("ends")
 
@@ -247,9 +247,9 @@ class CompanionWatch:
         for listener in listeners:
             self._servers[call.port] = store_host.serve(listener)
             self._say(f"the store is served at port {call.port}")
-        if call.iterations_host:
-            self._iteration_servers = {}  # those of the call before end here
-            self._in_thread(functools.partial(self._serve_iterations, call, self._iteration_servers))
+        if call.rounds_host:
+            self._round_servers = {}  # those of the call before end here
+            self._in_thread(functools.partial(self._serve_rounds, call, self._round_servers))
         members_of = functools.partial(self._members_of, call)
         self._in_thread(
             lambda: beat_for_node(call.member, members_of, call.heartbeat_interval_s, self._say),
@@ -313,13 +313,13 @@ class CompanionWatch:
         self._say("the store is served as long as the others need it")
         store_host.stay(call.port, self._members_of(call), call.heartbeat_interval_s, call.barrier_timeout_s)
 
-    def _serve_iterations(self, call: WatchedCall, servers: dict[int, object]) -> None:
+    def _serve_rounds(self, call: WatchedCall, servers: dict[int, object]) -> None:
         keys = call.keys(call.connect(self._make_store))
-        host = call.iterations_host
-        serve_iterations(keys, functools.partial(store_host.serve_anywhere, host), host, servers)
+        host = call.rounds_host
+        serve_rounds(keys, functools.partial(store_host.serve_anywhere, host), host, servers)
 
     def _serve_on(self, call: WatchedCall) -> None:
-        self._say("the stores of iterations are served until the others are through")
+        self._say("the stores of rounds are served until the others are through")
         with contextlib.suppress(RuntimeError):  # the store of the coordination ends with who hosts it
             self._members_of(call, call.heartbeat_timeout_s).wait_finished()
 

@@ -1,8 +1,8 @@
 """The stores of a standalone job, hosted by companions so that any rank may die.
 
-Used by `companion_process.py`. The ranks agree on each iteration in one store; the rank itself opens its socket, so
+Used by `companion_process.py`. The ranks agree on each round in one store; the rank itself opens its socket, so
 that a port that is taken is an error when the wrapper is entered, and hands it to its companion. Further stores are for
-the groups of each iteration. Under a launcher none of this runs.
+the groups of each round. Under a launcher none of this runs.
 """
 
 from __future__ import annotations

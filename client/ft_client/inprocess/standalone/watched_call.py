@@ -63,8 +63,8 @@ class WatchedCall:
 
     `prefix`: of the call's keys in the store, the same on all ranks, another for each call. `host`, `port`: where its
     `TCPStore` is; the host is empty where the store is made by the user's own factory. `hosts_store`: the companion
-    serves it there, of one rank only, and not where somebody else serves it. `iterations_host`: the companion serves a
-    store for each iteration, under this address; empty: that of another rank does.
+    serves it there, of one rank only, and not where somebody else serves it. `rounds_host`: the companion serves a
+    store for each round, under this address; empty: that of another rank does.
     """
 
     member: int
@@ -76,7 +76,7 @@ class WatchedCall:
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
     barrier_timeout_s: float
-    iterations_host: str = ""
+    rounds_host: str = ""
 
     def connect(self, make_store: MakeStore | None, limit_s: float = math.inf) -> Any:
         """Returns a new connection to the store, without the prefix. Blocks until the store is served.

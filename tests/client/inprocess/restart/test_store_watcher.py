@@ -7,7 +7,7 @@ from torch.distributed import HashStore
 from ft_client.inprocess.restart.machine import RestartEvent
 from ft_client.inprocess.restart.store_watcher import StoreEvent, StoreWatcher
 from rank_monitor.contract.rounds.barrier import Entry
-from rank_monitor.contract.rounds.iteration import Iteration, tidy
+from rank_monitor.contract.rounds.round import Round, tidy
 from tests.patience import patient
 
 LIMIT_S = patient(60)
@@ -17,7 +17,7 @@ def test_news_come_in_order_and_a_fault_after_the_interruption() -> None:
     store, story = HashStore(), list[object]()
     watcher = StoreWatcher(store, 0, 0, lambda number: story.append(f"interrupted {number}"))
     watcher.start()
-    first, second = Iteration(store, 0), Iteration(store, 1)
+    first, second = Round(store, 0), Round(store, 1)
     first.offer("where")
     first.arrive(Entry(0, 0, 1))
     story.append(watcher.events.get(timeout=LIMIT_S))
@@ -44,7 +44,7 @@ def test_news_come_in_order_and_a_fault_after_the_interruption() -> None:
 def test_who_was_stopped_for_long_follows_what_happened_to_the_end_that_was_without_it() -> None:
     store, interrupted = HashStore(), list[int]()
     for number in range(3):
-        iteration = Iteration(store, number)
+        iteration = Round(store, number)
         iteration.offer("")
         iteration.arrive(Entry(0, 0, 1))
         tidy(store, number)
@@ -57,5 +57,5 @@ def test_who_was_stopped_for_long_follows_what_happened_to_the_end_that_was_with
     assert [watcher.events.get() for _ in range(watcher.events.qsize())] == [
         StoreEvent(RestartEvent.STARTED, ""),
         StoreEvent(RestartEvent.INTERRUPTED, 0),
-        StoreEvent(RestartEvent.CLOSED, Iteration(store, 0).closing()),
+        StoreEvent(RestartEvent.CLOSED, Round(store, 0).closing()),
     ]

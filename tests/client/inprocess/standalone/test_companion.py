@@ -13,7 +13,7 @@ from torch.distributed import FileStore, PrefixStore
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
 from ft_client.inprocess.standalone.watched_call import CallMembers
 from rank_monitor.contract.rounds.barrier import Entry
-from rank_monitor.contract.rounds.iteration import Iteration
+from rank_monitor.contract.rounds.round import Round
 from tests.client.inprocess.conftest import WAIT, connection
 from tests.client.inprocess.nursery import Nursery, RankOfTest
 from tests.patience import until
@@ -24,12 +24,12 @@ def address(server: Any) -> list[Any]:
 
 
 def records(store: Any, number: int = 0) -> list[str]:
-    return Iteration(store, number).records()
+    return Round(store, number).records()
 
 
 def goes_without(store: Any, member: int, why: Interruption) -> None:
     """The other of two ranks is interrupted, and goes on without the member."""
-    iteration = Iteration(store, 0)
+    iteration = Round(store, 0)
     store.wait([iteration.outcome], WAIT)
     assert records(store) == [InterruptionRecord(member, why).to_json()]
     other = 1 - member

@@ -17,7 +17,7 @@ from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.standalone import store_host
 from ft_client.inprocess.standalone.watched_call import CallMembers
 from rank_monitor.contract.rounds.barrier import Entry
-from rank_monitor.contract.rounds.iteration import Iteration
+from rank_monitor.contract.rounds.round import Round
 from tests.client.inprocess.conftest import WAIT, connection
 from tests.client.inprocess.nursery import Nursery, RankOfTest
 from tests.patience import until
@@ -43,7 +43,7 @@ def test_rank_0_is_killed_and_the_store_goes_on(ranks: Nursery, port: int) -> No
     store = connection(port)
     CallMembers(PrefixStore("companion", store), 2).join(1, "other-node")
     rank.kill()
-    iteration = Iteration(store, 0)
+    iteration = Round(store, 0)
     store.wait([iteration.outcome], WAIT)
     iteration.account(Entry(1, 1, 2))
     store.wait([iteration.closed], WAIT)
@@ -81,7 +81,7 @@ def test_a_second_call_finds_the_store_served(ranks: Nursery, port: int) -> None
     rank = host(ranks, port, world_size=1)
     rank.do("close", others_s=60.0)
     rank.do("start", member=0, world_size=1, address=["127.0.0.1", port], hosts_store=True, prefix="second")
-    assert not Iteration(connection(port, "second"), 0).records()
+    assert not Round(connection(port, "second"), 0).records()
     rank.do("close", others_s=60.0)
     rank.leave()
 

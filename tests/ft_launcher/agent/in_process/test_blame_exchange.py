@@ -17,7 +17,7 @@ from ft_launcher.agent.in_process.blame_exchange import Asked, Blamed, BlameExch
 from ft_launcher.agent.in_process.store_threads import StoreThreads
 from ft_launcher.decide.attribution import RankEvidence
 from rank_monitor.contract.processes.wait import readable
-from rank_monitor.contract.rounds.iteration import Iteration
+from rank_monitor.contract.rounds.round import Round
 from rank_monitor.contract.wire.launcher_messages import Snapshot
 from tests.patience import patient, until
 
@@ -52,8 +52,8 @@ class Nodes:
     ends: list[StoreThreads]
 
     @property
-    def iteration(self) -> Iteration:
-        return Iteration(PrefixStore(CALL, self.store), NUMBER)
+    def round(self) -> Round:
+        return Round(PrefixStore(CALL, self.store), NUMBER)
 
     def ask(self, number: int = 0) -> None:
         """A rank of the other node is about to be asked to restart."""
@@ -87,16 +87,16 @@ def test_all_nodes_answered_before_it(nodes: Nodes, guilty: int) -> None:
     nodes.host.answer(0, [rank(0), rank(1, guilty == 1)])
     nodes.guest.answer(0, [rank(2, guilty == 2), rank(3)])
     until_answered(nodes, 2)
-    nodes.iteration.interrupt(NO_PROGRESS)
-    nodes.iteration.interrupt(AFTERWARDS)
+    nodes.round.interrupt(NO_PROGRESS)
+    nodes.round.interrupt(AFTERWARDS)
     found = news(nodes.host)
     assert isinstance(found, Blamed)
-    assert (found.iteration, found.blame.ranks, len(found.blame.waiting)) == (NUMBER, (guilty,), 3)
+    assert (found.number, found.blame.ranks, len(found.blame.waiting)) == (NUMBER, (guilty,), 3)
     assert found.text.startswith(f"rank {guilty} on ")
     assert found.text.endswith(
         " never entered all_reduce 4 of group 0, and 3 ranks wait for it; it is at train.py:9 in load"
     )
-    told = json.loads(nodes.iteration.blame())
+    told = json.loads(nodes.round.blame())
     assert told == {"finding": "behind", "ranks": [guilty], "text": found.text}
 
 
@@ -106,7 +106,7 @@ def test_a_node_that_answers_too_late_says_nothing(nodes: Nodes, guilty: int) ->
     nodes.ask()
     nodes.host.answer(0, [rank(0), rank(1, guilty == 1)])
     until_answered(nodes, 1)
-    nodes.iteration.interrupt(NO_PROGRESS)
+    nodes.round.interrupt(NO_PROGRESS)
     nodes.guest.answer(0, [replace(rank(2), snapshot=None), replace(rank(3), snapshot=None)])
     found = news(nodes.host)
     assert isinstance(found, Blamed)
@@ -118,10 +118,10 @@ def test_another_reason_says_itself_who_is_to_blame(nodes: Nodes) -> None:
     nodes.host.answer(0, [rank(0), rank(1, True)])
     nodes.guest.answer(0, [rank(2), rank(3)])
     until_answered(nodes, 2)
-    nodes.iteration.interrupt(RAISED)
-    nodes.iteration.interrupt(NO_PROGRESS)
+    nodes.round.interrupt(RAISED)
+    nodes.round.interrupt(NO_PROGRESS)
     nodes.ask(1)  # it is taken once the first is done with
-    assert not nodes.iteration.blame()
+    assert not nodes.round.blame()
     assert not nodes.host.news.take()
 
 
@@ -137,7 +137,7 @@ def test_progress_after_all(nodes: Nodes) -> None:
             exchange.answer(0, [rank(one, one == 1) for one in ranks])
             exchange.answer(number, [rank(one, one == guilty) for one in ranks])
         until_answered(nodes, 2, number)
-    nodes.iteration.interrupt(NO_PROGRESS)
+    nodes.round.interrupt(NO_PROGRESS)
     found = news(nodes.host)
     assert isinstance(found, Blamed)
     assert found.blame.ranks == (3,)
@@ -148,9 +148,9 @@ def test_nobody_waits(nodes: Nodes) -> None:
     for exchange, ranks in ((nodes.host, (0, 1)), (nodes.guest, (2, 3))):
         exchange.answer(0, [rank(number, True) for number in ranks])
     until_answered(nodes, 2)
-    nodes.iteration.interrupt(NO_PROGRESS)
+    nodes.round.interrupt(NO_PROGRESS)
     nodes.ask(1)
-    assert not nodes.iteration.blame()
+    assert not nodes.round.blame()
 
 
 def test_a_node_that_leaves_ends_it(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from ft_launcher.agent.in_process.recovery_steps import LossNotified, NotifyLoss
 from ft_launcher.agent.in_process.store_threads import StoreThreads
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.rounds.barrier import Entry
-from rank_monitor.contract.rounds.iteration import DONE, Iteration, joining
+from rank_monitor.contract.rounds.round import DONE, Round, joining
 from tests.patience import patient, until
 
 PREFIX = "call/0"
@@ -66,7 +66,7 @@ def taken(departures: RankLossNotifier) -> LossNotified:
 
 
 def test_the_others_take_note(departures: RankLossNotifier, server: TCPStore, dead: int) -> None:
-    iteration = Iteration(PrefixStore(PREFIX, server), 0)
+    iteration = Round(PrefixStore(PREFIX, server), 0)
     departures.notify(notify(), dead)
     until(lambda: bool(iteration.records()))
     assert iteration.records() == ['{"rank": 5, "interruption": "TERMINATED"}']
@@ -88,7 +88,7 @@ def test_a_wish_to_join_is_taken_back(departures: RankLossNotifier, server: TCPS
     joining(store).sign(Entry(5))
     departures.notify(notify(joins=True), dead)
     until(lambda: [entry.is_well for entry in joining(store).entries()] == [True, False])
-    store.set(Iteration(store, 0).outcome, DONE)
+    store.set(Round(store, 0).outcome, DONE)
     assert taken(departures) == LossNotified(1, "")
 
 
@@ -98,7 +98,7 @@ def test_the_end_of_the_cycle_ends_a_wait(
 ) -> None:
     store = PrefixStore(PREFIX, server)
     departures.notify(notify(joins, limit_s=3600.0), dead)
-    until(lambda: bool(joining(store).entries() if joins else Iteration(store, 0).end.entries()))
+    until(lambda: bool(joining(store).entries() if joins else Round(store, 0).end.entries()))
     threads.close()
     until(have_ended)
     assert [loss_notified.problem for loss_notified in departures.notified.take()] == ["the cycle is over"]

@@ -1,4 +1,4 @@
-"""Who goes on in process, and when rung 2 takes over: tables of what ranks say and of deaths."""
+"""Who goes on in process, and when level 2 takes over: tables of what ranks say and of deaths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.agent.in_process.recovery_level import MOST_STARTS, Rungs, RungState
+from ft_launcher.agent.in_process.recovery_level import MOST_STARTS, RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import decide_again, to_record
 from ft_launcher.agent.in_process.recovery_steps import (
     DeadlinePassed,
@@ -44,14 +44,14 @@ class Node:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        state = RungState.at_start(range(4, 4 + self.ranks), self.rejoin, {16, 17})
-        self.rungs = Rungs(state, self.enabled)
+        state = RecoveryState.at_start(range(4, 4 + self.ranks), self.rejoin, {16, 17})
+        self.levels = RecoveryLevels(state, self.enabled)
 
     def on(self, happened: Happened, now: float | None = None) -> list[Step] | None:
         """Takes what happened; what the journal holds of it must lead to the same steps."""
         at = self.now if now is None else now
-        known = self.rungs.known()
-        steps = self.rungs.on(happened, at)
+        known = self.levels.known()
+        steps = self.levels.on(happened, at)
         if self.enabled:
             record = json.loads(json.dumps(to_record(happened, known, steps, at)))
             assert decide_again(record["happened"], record["known"]) == record["follows"]
@@ -102,7 +102,7 @@ def notify(local_rank: int, joins: bool = False) -> NotifyLoss:
 
 
 def taken_over(steps: list[Step] | None) -> str:
-    """The reason, where rung 2 takes over and nothing else happens."""
+    """The reason, where level 2 takes over and nothing else happens."""
     assert steps is not None
     (step,) = steps
     assert isinstance(step, TakeOver)
@@ -124,7 +124,7 @@ def test_rung_one_takes_a_death_in_the_wrapped_function(states: list[str], code:
     for number, phase in enumerate(states):
         node.say(phase, number=number)
     assert node.die(1, code) == [notify(1)]
-    assert node.rungs.lost == {1}
+    assert node.levels.lost == {1}
 
 
 @pytest.mark.parametrize("code", [0, 1, -9])
@@ -134,13 +134,13 @@ def test_a_death_outside_of_it_is_as_without_wrappers(node: Node, state: str, co
     if state:
         node.say(state)
     assert node.die(1, code) is None
-    assert node.rungs.lost == set()
+    assert node.levels.lost == set()
 
 
 def test_off(node: Node) -> None:
     node = Node(enabled=False)
     node.say("assigning")
-    assert not node.rungs.needs_message(1)
+    assert not node.levels.needs_message(1)
     assert node.die(1) is None
 
 
@@ -189,7 +189,7 @@ def test_the_others_could_not_be_told(node: Node) -> None:
 def test_a_rank_that_leaves_is_lost_whatever_its_code(node: Node) -> None:
     node.say("left", 1)
     assert node.die(1, 3) == []
-    assert node.rungs.lost == {1}
+    assert node.levels.lost == {1}
     node.say("left", 2)
     assert node.die(2, 0) == []
     assert node.say("left", 0) == []
@@ -206,14 +206,14 @@ def test_the_last_that_leaves_and_does_not_end() -> None:
     node = Node(1)
     node.say("assigning")
     node.say("left")
-    due = node.rungs.next_check()
+    due = node.levels.next_check()
     assert due is not None and node.tick(due - 0.1) == []
     assert "no rank" in taken_over(node.tick(due))
 
 
 def test_a_wrapper_that_gives_up_ends_rung_one_with_the_exit_code_if_that_comes_soon(node: Node) -> None:
     node.say("gave_up", 1)
-    due = node.rungs.next_check()
+    due = node.levels.next_check()
     assert due is not None and node.tick(due - 0.1) == []
     assert "rank 5 gave up" in taken_over(node.tick(due))
     assert "rank 5 gave up" in taken_over(node.die(1, 1))
@@ -245,7 +245,7 @@ def test_each_rank_owes_the_end_of_a_restart_within_its_limit(node: Node) -> Non
     node.say("recovering", 0)
     since = node.now
     node.say("recovering", 1, 2)
-    assert node.rungs.next_check() == since + LIMIT_S
+    assert node.levels.next_check() == since + LIMIT_S
     node.say("running", 1, 2, number=1)
     assert node.tick(since + LIMIT_S - 0.1) == []
     reason = node.tick(since + LIMIT_S)
@@ -263,26 +263,26 @@ def test_nobody_comes_to_the_end(node: Node) -> None:
 def test_what_pays_the_debt(node: Node, state: str) -> None:
     node.say("recovering", 0, 1)
     node.say("running", 1, 2, number=1)
-    assert node.rungs.next_check() is not None
+    assert node.levels.next_check() is not None
     node.say(state, 0, number=1)
-    assert node.rungs.next_check() is None
+    assert node.levels.next_check() is None
 
 
 def test_the_same_word_once_more_changes_nothing(node: Node) -> None:
     node.say("recovering", 0)
-    due = node.rungs.next_check()
+    due = node.levels.next_check()
     assert node.say("recovering", 0) == []
-    assert node.rungs.next_check() == due
+    assert node.levels.next_check() == due
 
 
 def test_a_restart_ends_when_the_last_rank_has_come_to_it(node: Node) -> None:
     node.die(1)
     since = node.now
-    assert node.rungs.is_restarting
+    assert node.levels.is_restarting
     assert node.restart(0) == []
     steps = node.restart(2)
     assert steps == [Restarted(1, node.now - since, 0, PREFIX)]
-    assert not node.rungs.is_restarting
+    assert not node.levels.is_restarting
 
 
 @pytest.mark.parametrize("restarts", [1, 3])
@@ -299,27 +299,27 @@ def test_each_restart_is_counted_in_whatever_order_the_ranks_words_come(restarts
             rank = 0 if place in first else 1
             phase, number = next(left[rank])
             steps += node.say(phase, rank, number=number)
-        assert [(step.iteration, step.failed) for step in steps if isinstance(step, Restarted)] == [
+        assert [(step.number, step.failed) for step in steps if isinstance(step, Restarted)] == [
             (number + 1, number) for number in range(restarts)
         ]
-        assert not node.rungs.is_restarting
+        assert not node.levels.is_restarting
 
 
 def test_an_old_end_of_a_restart_is_none_of_this_one(node: Node) -> None:
     node.restart()
     node.die(1)
     assert node.say("running", 0, 2, number=1) == []
-    assert node.rungs.is_restarting
+    assert node.levels.is_restarting
 
 
 def test_a_silent_rank_without_which_the_others_went_on(node: Node) -> None:
     node.restart(0, 2)
-    due = node.rungs.next_check()
-    assert node.rungs.is_restarting and due is not None
+    due = node.levels.next_check()
+    assert node.levels.is_restarting and due is not None
     assert [type(step) for step in node.tick(due)] == [EndRank]
     assert node.die(1) == [notify(1)]
     assert [type(step) for step in node.loss_notified(1)] == [Restarted, StartAgain]
-    assert not node.rungs.is_restarting
+    assert not node.levels.is_restarting
 
 
 def test_a_late_rank_that_is_killed_when_all_is_done(node: Node) -> None:
@@ -345,7 +345,7 @@ def test_each_restart_is_counted_that_was_made_while_the_launcher_stood_still(no
     steps = node.say("recovering", number=264) + node.say("running", number=265)
     made = [step for step in steps if isinstance(step, Restarted)]
     assert sum(1 + step.skipped for step in made) == 265
-    assert [step.iteration for step in made] == list(range(165, 266))
+    assert [step.number for step in made] == list(range(165, 266))
     assert made[0].skipped == 164 and not any(step.skipped for step in made[1:])
 
 
@@ -370,13 +370,13 @@ def test_it_takes_part_from_the_next_restart_on(node: Node) -> None:
     node.die(1)
     node.restart(0, 2)
     node.loss_notified(1)
-    node.rungs.started(1)
-    assert node.rungs.lost == {1} and node.rungs.needs_message(1)
+    node.levels.started(1)
+    assert node.levels.lost == {1} and node.levels.needs_message(1)
     assert node.say("joining", 1) == []
-    assert node.rungs.lost == {1}
+    assert node.levels.lost == {1}
     node.say("recovering", 0, 2, number=1)
     assert node.say("running", 1, number=2) == [Joined(1, 2)]
-    assert node.rungs.lost == set()
+    assert node.levels.lost == set()
     assert [type(step) for step in node.say("running", 0, 2, number=2)] == [Restarted]
     assert node.die(1) == [notify(1)]
 
@@ -386,7 +386,7 @@ def newcomer(node: Node, *states: str) -> None:
     node.die(1)
     node.restart(0, 2)
     assert node.loss_notified(1) == [StartAgain(1)]
-    node.rungs.started(1)
+    node.levels.started(1)
     for state in states:
         node.say(state, 1)
 
@@ -395,10 +395,10 @@ def test_one_that_dies_before_it_says_a_word_is_started_again_so_many_times(node
     newcomer(node)
     for _ in range(MOST_STARTS - 1):
         assert node.die(1) == [StartAgain(1)]
-        node.rungs.started(1)
+        node.levels.started(1)
     steps = node.die(1)
     assert steps == [StayAway(1, "it died 4 times between two restarts")]
-    assert node.rungs.next_check() is None, "the others go on"
+    assert node.levels.next_check() is None, "the others go on"
 
 
 def test_one_that_asked_to_join_withdraws_first(node: Node) -> None:
@@ -425,7 +425,7 @@ def test_one_that_ends_when_all_is_done_harms_nobody(node: Node, states: tuple[s
     newcomer(node, *states)
     node.say("done", 0, 2, number=1)
     assert node.die(1, code) == []
-    assert node.rungs.lost == {1}
+    assert node.levels.lost == {1}
 
 
 def test_one_that_was_let_in_and_discarded(node: Node) -> None:
@@ -451,7 +451,7 @@ def test_when_all_is_done_nobody_is_started_again(node: Node) -> None:
     node.die(1)
     node.say("done", 0, 2)
     assert node.loss_notified(1) == []
-    assert not node.rungs.is_restarting
+    assert not node.levels.is_restarting
 
 
 def test_starts_are_counted_anew_after_each_restart(node: Node) -> None:
@@ -459,7 +459,7 @@ def test_starts_are_counted_anew_after_each_restart(node: Node) -> None:
     for number in range(2, 6):
         node.restart(0, 2, number=number)
         assert node.die(1) == [StartAgain(1)]
-        node.rungs.started(1)
+        node.levels.started(1)
 
 
 def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
@@ -477,8 +477,8 @@ def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
 
 def test_a_rank_that_dies_before_its_word_is_heard_may_have_said_it() -> None:
     node = Node(ranks=2)
-    assert not node.rungs.may_have_declared(1), "nobody has said anything: a job without wrappers"
+    assert not node.levels.may_have_declared(1), "nobody has said anything: a job without wrappers"
     node.say("assigning", 0)
-    assert node.rungs.may_have_declared(1)
+    assert node.levels.may_have_declared(1)
     node.say("assigning", 1)
-    assert not node.rungs.may_have_declared(1)
+    assert not node.levels.may_have_declared(1)

@@ -1,4 +1,7 @@
-"""Decisions of rung 1 as the journal holds them: small, and read with care. `test_rungs.py` replays each of its own."""
+"""Decisions of level 1 as the journal holds them: small, and read with care.
+
+`test_recovery_level.py` replays each of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.agent.in_process.recovery_level import Rungs, RungState
+from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import decide_again, is_recorded, to_record
 from ft_launcher.agent.in_process.recovery_steps import Died, Happened, Heard, LossNotified
 from rank_monitor.contract.errors import ProtocolError
@@ -22,11 +25,12 @@ RANKS = 8
 
 def recorded(*happened: Happened) -> list[dict[str, Any]]:
     """The records of what happens to eight ranks in the wrapped function, one every 10 ms."""
-    rungs, now, found = Rungs(RungState.at_start(range(RANKS), True, {16, 17})), 1e5, list[dict[str, Any]]()
+    levels = RecoveryLevels(RecoveryState.at_start(range(RANKS), True, {16, 17}))
+    now, found = 1e5, list[dict[str, Any]]()
     for event in [*said("assigning", 0), *happened]:
         now += 0.01
-        known = rungs.known()
-        steps = rungs.on(event, now)
+        known = levels.known()
+        steps = levels.on(event, now)
         if isinstance(steps, list) and is_recorded(event, known, steps):
             found.append(to_record(event, known, steps, now))
     return found
@@ -104,3 +108,29 @@ def test_any_record_leads_to_steps_or_does_not_fit(number: int, data: st.DataObj
     except ProtocolError:
         return
     assert steps is None or all(step["step"] for step in steps)
+
+
+WORDS = {
+    "joining": ["joining"],
+    "initialized": ["assigning", "arriving"],
+    "handling_starting": ["recovering", "finalizing", "closing", "expelling"],
+    "handling_completed": ["preparing", "running", "waiting"],
+    "finalized": ["done"],
+    "left": ["left"],
+    "aborted": ["gave_up"],
+}
+
+
+@pytest.mark.parametrize(("state", "phase"), [(state, phase) for state, phases in WORDS.items() for phase in phases])
+def test_the_journal_has_the_words_of_all_releases(state: str, phase: str) -> None:
+    levels = RecoveryLevels(RecoveryState.at_start(range(1), True, set()))
+    levels.on(Heard(0, report(phase, round=2, began_ns=5, is_timed=False)), 1.0)
+    (wrapper,) = to_record(Died(0, 1), levels.known(), [], 1.0)["known"]["wrappers"]
+    wrapper.pop("due_s", None)
+    assert wrapper == {
+        "local_ranks": [0],
+        "state": state,
+        "iteration": 2,
+        "prefix": "in_process/0",
+        "limit_s": 30.0,
+    }

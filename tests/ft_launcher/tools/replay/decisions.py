@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ft_launcher.agent.in_process.recovery_level import Rungs, RungState
+from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import is_recorded, to_record
 from ft_launcher.agent.in_process.recovery_steps import Died, Happened, Heard, LossNotified, Restarted, StartAgain
 from ft_launcher.decide.attribution import Fault, RankEvidence, cycle_evidence
@@ -95,18 +95,18 @@ class Job:
 
 def in_process() -> list[Line]:
     """The last of three ranks dies, the others restart, and it is started again alone."""
-    rungs = Rungs(RungState.at_start(range(3), True, {16, 17}))
+    levels = RecoveryLevels(RecoveryState.at_start(range(3), True, {16, 17}))
     lines, now = [START, begins(0)], 100.0
 
     def happens(happened: Happened) -> None:
         nonlocal now
-        known, now = rungs.known(), now + 0.25
-        steps = rungs.on(happened, now)
+        known, now = levels.known(), now + 0.25
+        steps = levels.on(happened, now)
         if is_recorded(happened, known, steps):
             lines.append(line(events.InProcessDecision(0, **to_record(happened, known, steps, now))))
         for step in steps or []:
             if isinstance(step, Restarted):
-                lines.append(line(events.InProcessRestart(0, step.iteration, step.took_s, [])))
+                lines.append(line(events.InProcessRestart(0, step.number, step.took_s, [])))
             elif isinstance(step, StartAgain):
                 lines.append(line(events.StartedAgain(0, step.local_rank, step.local_rank, 103)))
 

@@ -1,4 +1,4 @@
-"""When restarts in process end: stories of iterations, and what is said of them."""
+"""When restarts in process end: stories of rounds, and what is said of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HANG = record(0, "SOFT_TIMEOUT", member=0)
 
 
 def told(*stories: tuple[list[str], RunLife | None], limits: EscalationLimits = LIMITS) -> list[str]:
-    """What is said after each iteration."""
+    """What is said after each round."""
     counted, said = CountedRestarts(), []
     for number, (records, one) in enumerate(stories):
         counted = CountedRestarts.read(write_record(counted.after(number, records, one, limits.least_progress)))

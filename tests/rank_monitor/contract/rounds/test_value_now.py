@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 from rank_monitor.contract.rounds.barrier import Entry, Store, release, value_now
-from rank_monitor.contract.rounds.iteration import Iteration, current, tidy
+from rank_monitor.contract.rounds.round import Round, current, tidy
 from tests.patience import patient
 
 AN_HOUR = datetime.timedelta(hours=1)
@@ -49,7 +49,7 @@ def test_a_value_or_none(kind: str, tmp_path: Path) -> None:
     assert value_now(store, "key") is None
 
 
-RELEASED = ("started", "outcome", "closed", "iteration", "note")
+RELEASED = ("started", "outcome", "closed", "round", "note")
 """The last parts of keys that nobody deletes."""
 
 
@@ -70,9 +70,9 @@ class Deleting:
         return called
 
 
-def fault(store: Store) -> Iteration:
-    """Iteration 0 after a fault of its only rank."""
-    iteration = Iteration(store, 0)
+def fault(store: Store) -> Round:
+    """Round 0 after a fault of its only rank."""
+    iteration = Round(store, 0)
     iteration.offer("note")
     iteration.arrive(Entry(0, 0, 1))
     iteration.set_blame('{"ranks": [0]}')
@@ -81,7 +81,7 @@ def fault(store: Store) -> Iteration:
     return iteration
 
 
-READS: dict[str, Callable[[Any, Iteration], object]] = {
+READS: dict[str, Callable[[Any, Round], object]] = {
     "records": lambda store, iteration: iteration.records(),
     "blame": lambda store, iteration: iteration.blame(),
     "closing": lambda store, iteration: iteration.closing(),
@@ -104,7 +104,7 @@ def test_no_read_waits_for_a_key_that_is_gone(read: str, is_there: bool) -> None
     ended = threading.Event()
 
     def reads() -> None:
-        READS[read](store, Iteration(store, 0))
+        READS[read](store, Round(store, 0))
         ended.set()
 
     threading.Thread(target=reads, daemon=True).start()
@@ -130,7 +130,7 @@ def test_no_read_wakes_who_waits_for_what_is_not_there_yet(read: str, use_libuv:
         threads[-1].start()
     store: Any = PrefixStore("call/0", raw)
     for _ in range(200):
-        READS[read](store, Iteration(store, 0))
+        READS[read](store, Round(store, 0))
     assert woken == []
     for key in keys:
         release(store, key, "value")

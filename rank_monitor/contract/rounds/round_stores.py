@@ -1,8 +1,8 @@
-"""Serves the store of each iteration, in which the function makes its process groups.
+"""Serves the store of each round, in which the function makes its process groups.
 
-A server that held one group cannot hold the next, so each iteration has a fresh one. A rank hosts it only where neither
+A server that held one group cannot hold the next, so each round has a fresh one. A rank hosts it only where neither
 agent nor companion can: the others would wait without end for a rank that died around `init_process_group`. It is made
-one iteration ahead, so that no restart waits for it. The host is the agent that hosts the ranks' store, or the
+one round ahead, so that no restart waits for it. The host is the agent that hosts the ranks' store, or the
 companion of rank 0.
 """
 
@@ -15,15 +15,15 @@ from collections.abc import Callable, MutableMapping
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.rounds.barrier import EVER, Store
-from rank_monitor.contract.rounds.iteration import DONE, FAULT, Iteration, current
+from rank_monitor.contract.rounds.round import DONE, FAULT, Round, current
 from rank_monitor.contract.wire.foreign import parse_json
 
 _SETTLED = datetime.timedelta(seconds=0.1)
-"""Delay after the start of an iteration: making a server takes 1 ms of CPU time, which the ranks need to begin."""
+"""Delay after the start of a round: making a server takes 1 ms of CPU time, which the ranks need to begin."""
 _PROBLEM = "problem"
 
 
-def serve_iterations(
+def serve_rounds(
     store: Store, serve: Callable[[], tuple[object, int]], host: str, servers: MutableMapping[int, object]
 ) -> None:
     """Serves until the call is done. Blocks; to be called in a thread, with a store connection of its own.
@@ -32,7 +32,7 @@ def serve_iterations(
         store: the keys of the call.
         serve: makes a server; returns it and its port. It serves as long as the object lives.
         host: the address under which all ranks reach it.
-        servers: where the servers are kept, by their iteration. Those that may be in use are left at the end.
+        servers: where the servers are kept, by their round. Those that may be in use are left at the end.
 
     Raises:
         RuntimeError: what the store raises when it is lost.
@@ -44,22 +44,22 @@ def serve_iterations(
             note = note_of(host, port)
         except (OSError, RuntimeError) as error:
             note = json.dumps({_PROBLEM: f"{type(error).__name__}: {error}"})
-        Iteration(store, number).offer(note)
+        Round(store, number).offer(note)
 
     number = current(store)
-    started = Iteration(store, number).started
+    started = Round(store, number).started
     # After a fault, too: the last rank that arrived before it may wait for a note, and would not come to the end.
     if not store.check([started]) or store.get(started) == FAULT.encode():
         offer(number)
     while True:
-        iteration = Iteration(store, number)
-        store.wait([iteration.started], EVER)
+        this_round = Round(store, number)
+        store.wait([this_round.started], EVER)
         with contextlib.suppress(RuntimeError):  # what a store raises when time is up; one that is lost raises again
-            store.wait([iteration.outcome], _SETTLED)
+            store.wait([this_round.outcome], _SETTLED)
         offer(number + 1)
         servers.pop(number - 1, None)
-        store.wait([iteration.outcome], EVER)
-        if store.get(iteration.outcome) == DONE.encode():
+        store.wait([this_round.outcome], EVER)
+        if store.get(this_round.outcome) == DONE.encode():
             return
         number += 1
 
@@ -82,9 +82,9 @@ def variables_of(note: str) -> dict[str, str]:
     try:
         found = dict(parse_json(note))
     except (ValueError, TypeError) as problem:
-        raise ProtocolError(f"the note of an iteration: {problem}") from None
+        raise ProtocolError(f"the note of a round: {problem}") from None
     if _PROBLEM in found:
-        raise RuntimeError(f"the store of this iteration could not be served: {found[_PROBLEM]}")
+        raise RuntimeError(f"the store of this round could not be served: {found[_PROBLEM]}")
     if set(found) != _VARIABLES or not all(isinstance(value, str) for value in found.values()):
-        raise ProtocolError("the note of an iteration names other variables")
+        raise ProtocolError("the note of a round names other variables")
     return found

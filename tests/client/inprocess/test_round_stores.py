@@ -1,4 +1,4 @@
-"""Who hosts the stores of iterations: one ahead, none too many, and what is told when none can be made."""
+"""Who hosts the stores of rounds: one ahead, none too many, and what is told when none can be made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from torch.distributed import HashStore
 
 from rank_monitor.contract.rounds.barrier import Entry
-from rank_monitor.contract.rounds.iteration import Iteration
-from rank_monitor.contract.rounds.iteration_stores import note_of, serve_iterations, variables_of
+from rank_monitor.contract.rounds.round import Round
+from rank_monitor.contract.rounds.round_stores import note_of, serve_rounds, variables_of
 from tests.patience import patient, until
 
 ALONE = Entry(0, 0, 1)
@@ -31,16 +31,16 @@ def serving(store: HashStore) -> Iterator[Callable[..., threading.Thread]]:
     threads: list[threading.Thread] = []
 
     def start(servers: dict[int, object], serve: Callable[[], tuple[object, int]]) -> threading.Thread:
-        threads.append(threading.Thread(target=serve_iterations, args=(store, serve, HOST, servers), daemon=True))
+        threads.append(threading.Thread(target=serve_rounds, args=(store, serve, HOST, servers), daemon=True))
         threads[-1].start()
         return threads[-1]
 
     yield start
     for number in range(_MOST):
-        Iteration(store, number).interrupt("{}")
-    Iteration(store, _MOST).offer("")
-    Iteration(store, _MOST).arrive(ALONE)
-    Iteration(store, _MOST).announce_return(ALONE, 1)
+        Round(store, number).interrupt("{}")
+    Round(store, _MOST).offer("")
+    Round(store, _MOST).arrive(ALONE)
+    Round(store, _MOST).announce_return(ALONE, 1)
     for thread in threads:
         thread.join(60)
 
@@ -51,8 +51,8 @@ def numbered() -> Callable[[], tuple[object, int]]:
 
 
 def started_with(store: HashStore, number: int) -> dict[str, str]:
-    """What the ranks are told of the store of an iteration, all of them being there."""
-    iteration = Iteration(store, number)
+    """What the ranks are told of the store of a round, all of them being there."""
+    iteration = Round(store, number)
     iteration.arrive(ALONE)
     return variables_of(store.get(iteration.started).decode().removeprefix("go"))
 
@@ -69,8 +69,8 @@ def test_each_iteration_has_a_fresh_server_made_one_ahead(store: HashStore, serv
         assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
         until(lambda number=number: set(servers) == {number, number + 1}, "the next one is there, the last is gone")
         if number < 3:
-            Iteration(store, number).interrupt("{}")
-    Iteration(store, 3).announce_return(ALONE, 1)
+            Round(store, number).interrupt("{}")
+    Round(store, 3).announce_return(ALONE, 1)
     thread.join(60)
     assert set(servers) == {3, 4}, "what may still be in use is left"
 
@@ -79,30 +79,30 @@ def test_one_that_was_interrupted_before_it_began_is_gone_beyond(store: HashStor
     servers = dict[int, object]()
     serving(servers, numbered())
     until(lambda: set(servers) == {0}, "the first")
-    Iteration(store, 0).interrupt("{}")
+    Round(store, 0).interrupt("{}")
     assert started_with(store, 1)["MASTER_PORT"] == "1002"
 
 
 def test_who_arrived_last_before_a_fault_gets_its_note(store: HashStore, serving: Serving) -> None:
     """A rank died at the start, and that was reported before the host of the stores looked."""
     with ThreadPoolExecutor(1) as rank:
-        waiting = rank.submit(Iteration(store, 0).arrive, ALONE)
-        Iteration(store, 0).interrupt("{}")
+        waiting = rank.submit(Round(store, 0).arrive, ALONE)
+        Round(store, 0).interrupt("{}")
         serving({}, numbered())
         waiting.result(LIMIT_S)
-    assert store.get(Iteration(store, 0).started) == b"fault"
+    assert store.get(Round(store, 0).started) == b"fault"
 
 
 def test_another_host_goes_on_where_the_ranks_are(store: HashStore, serving: Serving) -> None:
     """It replaces the server that went with the host before it."""
     servers = dict[int, object]()
-    Iteration(store, 0).offer(note_of(HOST, 1))
+    Round(store, 0).offer(note_of(HOST, 1))
     started_with(store, 0)
-    Iteration(store, 1).offer(note_of(HOST, 2))
+    Round(store, 1).offer(note_of(HOST, 2))
     serving(servers, numbered())
     until(lambda: set(servers) == {1}, "the one of the next iteration")
-    until(lambda: b"1001" in store.get(Iteration(store, 1)._note), "its note in the place of that of the host before")
-    Iteration(store, 0).interrupt("{}")
+    until(lambda: b"1001" in store.get(Round(store, 1)._note), "its note in the place of that of the host before")
+    Round(store, 0).interrupt("{}")
     assert started_with(store, 1)["MASTER_PORT"] == "1001"
 
 

@@ -1,20 +1,20 @@
-"""One iteration of an in-process restart: its keys in the ranks' store, and the operations on them.
+"""One round of an in-process restart: its keys in the ranks' store, and the operations on them.
 
 Ranks write these keys, and so does the process that speaks for a dead rank (`depart`, `withdraw`): the node agent, or
 the companion of a standalone rank. Works on any store with torch's operations, takes no lock and keeps no state: each
 step is one atomic operation, so that a process killed between two of them leaves nothing that the next cannot complete.
 
-    note      where the function finds the iteration's store server; offered by its host (`iteration_stores.py`)
+    note      where the function finds the round's store server; offered by its host (`round_stores.py`)
     started   "fault", or "go" and the note: released when every rank has arrived at the start; or "end" and the reason
-              why there is no further iteration
+              why there is no further round
     outcome   "fault" or "done": released by the first fault, or by the last active rank that returned
-    closed    `Closed`: released when every rank has arrived at the end of a failed iteration, or is terminated
-    records   why the iteration was interrupted
+    closed    `Closed`: released when every rank has arrived at the end of a failed round, or is terminated
+    records   why the round was interrupted
     blame     who held up the others, where a launcher saw it before the interruption
 
 A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set, and stays as long as the store, as
-the note does: some 300 bytes for each iteration. Only these are waited for, and only these are read by `get`. So a
-process that was stopped in an old iteration neither waits without end nor releases anything anew: it follows these keys
+the note does: some 300 bytes for each round. Only these are waited for, and only these are read by `get`. So a
+process that was stopped in an old round neither waits without end nor releases anything anew: it follows these keys
 to the end that was without it. The others are deleted when no rank needs them any more (`tidy`), and read by
 `value_now`. Arrivals at a barrier are those of `barrier.py`.
 """
@@ -46,14 +46,14 @@ GO, FAULT, DONE, END = "go", "fault", "done", "end"
 _MAX_RECORDS = 64
 _MOST_ITERATIONS = 1 << 31
 """A restart takes milliseconds: so many would take months."""
-_CURRENT = "iteration"
+_CURRENT = "round"
 
 
 @dataclass(frozen=True)
 class Closed:
-    """How a failed iteration of `world_size` ranks ended.
+    """How a failed round of `world_size` ranks ended.
 
-    Ranks and members are ranges (`barrier.ranges_of`). `terminated`: ranks of this iteration that do not take part in
+    Ranks and members are ranges (`barrier.ranges_of`). `terminated`: ranks of this round that do not take part in
     the next. `members`: those that may. `joined`: members that join anew, with the next numbers after the last rank,
     in their order. `taken`: the number of requests to join that were read so far.
     """
@@ -83,12 +83,12 @@ class Closed:
 
     @property
     def terminated_ranks(self) -> set[int]:
-        """The ranks that do not take part in the next iteration."""
+        """The ranks that do not take part in the next round."""
         return ranks_in(self.terminated)
 
     @property
     def all_members(self) -> set[int]:
-        """The members that may take part in the next iteration."""
+        """The members that may take part in the next round."""
         return ranks_in(self.members) | ranks_in(self.joined)
 
     @property
@@ -97,12 +97,12 @@ class Closed:
         return sorted(ranks_in(self.joined))
 
     def has(self, member: int) -> bool:
-        """Whether a member may take part in the next iteration."""
+        """Whether a member may take part in the next round."""
         return member in self.all_members
 
 
-class Iteration:
-    """The keys of iteration `number` of one call.
+class Round:
+    """The keys of round `number` of one call.
 
     Args:
         store: of that call only.
@@ -126,10 +126,10 @@ class Iteration:
         """Enters the barrier at the start. The last rank waits for a note and releases the barrier with it.
 
         Args:
-            why_end: called on the last rank; returns why there is no further iteration, empty if there is one.
+            why_end: called on the last rank; returns why there is no further round, empty if there is one.
         """
         if self.start.complete(entry, entry.world_size):
-            # A rank that was stopped for long may lower it: who reads it then follows more ends of iterations.
+            # A rank that was stopped for long may lower it: who reads it then follows more ends of rounds.
             self._store.set(_CURRENT, str(self.number))
             reason = why_end()
             note = self._store.get(self._note).decode()
@@ -144,7 +144,7 @@ class Iteration:
             release(self._store, self.outcome, DONE)
 
     def interrupt(self, record: str) -> None:
-        """Writes the reason, and interrupts the iteration on every rank. No effect once the iteration is over."""
+        """Writes the reason, and interrupts the round on every rank. No effect once the round is over."""
         number = self._store.add(f"{self._records}/count", 1)
         if number <= _MAX_RECORDS:
             self._store.set(f"{self._records}/{number}", record)
@@ -152,7 +152,7 @@ class Iteration:
         release(self._store, self.outcome, FAULT)
 
     def account(self, entry: Entry) -> None:
-        """Enters the barrier at the end of a failed iteration; with `is_well` false, reports that a member is lost."""
+        """Enters the barrier at the end of a failed round; with `is_well` false, reports that a member is lost."""
         if not entry.is_well:
             self.end.sign(entry)
             self._close_if_complete()
@@ -181,13 +181,13 @@ class Iteration:
         return self._store.check([self.outcome])
 
     def records(self) -> list[str]:
-        """Why the iteration was interrupted, the first 64 of them."""
+        """Why the round was interrupted, the first 64 of them."""
         keys = (f"{self._records}/{number + 1}" for number in range(self._recorded()))
         found = (value_now(self._store, key) for key in keys)
         return [record.decode() for record in found if record is not None]
 
     def set_blame(self, blame: str) -> None:
-        """Writes who held up the others of the interrupted iteration."""
+        """Writes who held up the others of the interrupted round."""
         self._store.set(self._blame, blame)
 
     def blame(self) -> str:
@@ -195,11 +195,11 @@ class Iteration:
         return (value_now(self._store, self._blame) or b"").decode()
 
     def is_kept(self) -> bool:
-        """Whether the iteration is over by a fault, and `forget` was not called."""
+        """Whether the round is over by a fault, and `forget` was not called."""
         return self._store.check(self.end.keys())
 
     def forget(self) -> None:
-        """Deletes every key of the iteration but those that were released, and the note.
+        """Deletes every key of the round but those that were released, and the note.
 
         The last rank at the start waits for the note. Stopped until the others have gone on without it, it would wait
         for a deleted one until its store gives up.
@@ -213,7 +213,7 @@ class Iteration:
             self._store.delete_key(key)
 
     def closing(self) -> Closed | None:
-        """How the iteration ended; None: it has not, or not by a fault."""
+        """How the round ended; None: it has not, or not by a fault."""
         if not self._store.check([self.closed]):
             return None
         return Closed.read(self._store.get(self.closed))
@@ -228,13 +228,13 @@ class Iteration:
         return min(self._store.add(f"{self._records}/count", 0), _MAX_RECORDS)
 
     def _before(self) -> Closed | None:
-        """How the previous iteration ended; None: there was none."""
+        """How the previous round ended; None: there was none."""
         if self.number == 0:
             return None
-        return Iteration(self._store, self.number - 1).closing()
+        return Round(self._store, self.number - 1).closing()
 
     def _close_if_complete(self) -> None:
-        """Closes the iteration when every rank is accounted for. One entry that says so makes a member lost."""
+        """Closes the round when every rank is accounted for. One entry that says so makes a member lost."""
         entries = self.end.entries()
         before = self._before()
         lost = {entry.member for entry in entries if not entry.is_well}
@@ -261,7 +261,7 @@ class Iteration:
 
 
 def current(store: Store) -> int:
-    """An iteration that all ranks have begun, the last one as a rule; 0 before the first."""
+    """A round that all ranks have begun, the last one as a rule; 0 before the first."""
     if not store.check([_CURRENT]):
         return 0
     number = whole_number(store.get(_CURRENT), _MOST_ITERATIONS)
@@ -271,14 +271,14 @@ def current(store: Store) -> int:
 
 
 def tidy(store: Store, number: int) -> None:
-    """Deletes what no rank needs any more. Called by one rank, once all have begun iteration `number`.
+    """Deletes what no rank needs any more. Called by one rank, once all have begun round `number`.
 
-    Of the previous one the reasons for its end are still read. Nobody calls this in an iteration that is interrupted
+    Of the previous one the reasons for its end are still read. Nobody calls this in a round that is interrupted
     before all have begun it: so those before are looked at as well.
     """
     old = number - 2
-    while old >= 0 and Iteration(store, old).is_kept():
-        Iteration(store, old).forget()
+    while old >= 0 and Round(store, old).is_kept():
+        Round(store, old).forget()
         old -= 1
 
 
@@ -295,20 +295,20 @@ def discarded(store: Store) -> Arrivals:
 def depart(
     store: Store, member: int, record: str, timeout_s: float, undecided: int = 0, number: int | None = None
 ) -> None:
-    """Reports that a member is gone. Blocks until the iteration has ended on all other ranks.
+    """Reports that a member is gone. Blocks until the round has ended on all other ranks.
 
     Called by the node agent or the companion that saw its process end, or by the rank itself on its way out. A second
-    report does no harm. A member that was counted as well in an iteration that is just closing is accounted for in the
+    report does no harm. A member that was counted as well in a round that is just closing is accounted for in the
     next one.
 
     Args:
         store: of the call.
         member: its rank at entry.
         record: why, as `InterruptionRecord.to_json` writes it.
-        timeout_s: how long the others may take to arrive at an iteration's end.
+        timeout_s: how long the others may take to arrive at a round's end.
         undecided: the number of members that may take part, where the member itself leaves before it got a rank;
             otherwise 0.
-        number: of the first iteration in which the member may take part; None: the current one.
+        number: of the first round in which the member may take part; None: the current one.
 
     Raises:
         RuntimeError: the store is lost, or the others did not arrive in time.
@@ -316,24 +316,24 @@ def depart(
     if number is None:
         number = current(store)
     while True:
-        iteration = Iteration(store, number)
-        if not iteration.may_have(member):
-            if iteration.closing() is None:
+        this_round = Round(store, number)
+        if not this_round.may_have(member):
+            if this_round.closing() is None:
                 return
             number += 1  # it may have been let in since
             continue
-        iteration.interrupt(record)
-        if store.get(iteration.outcome) == DONE.encode():
+        this_round.interrupt(record)
+        if store.get(this_round.outcome) == DONE.encode():
             return
-        iteration.account(Entry(member, world_size=undecided, is_well=False))
-        store.wait([iteration.closed], datetime.timedelta(seconds=timeout_s))
+        this_round.account(Entry(member, world_size=undecided, is_well=False))
+        store.wait([this_round.closed], datetime.timedelta(seconds=timeout_s))
         number += 1
 
 
 def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
     """Cancels the request of a dead member to join. If it was just let in, reports its departure as `depart` does.
 
-    Blocks until an iteration has closed that took this into account, or the call is done.
+    Blocks until a round has closed that took this into account, or the call is done.
     """
     number = current(store)
     wishes = joining(store)
@@ -351,10 +351,10 @@ def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
 
 
 def closing_of(store: Store, number: int) -> Closed | None:
-    """Waits until an iteration ends; None: the function is done on all ranks."""
-    iteration = Iteration(store, number)
-    store.wait([iteration.outcome], EVER)
-    if store.get(iteration.outcome) == DONE.encode():
+    """Waits until a round ends; None: the function is done on all ranks."""
+    this_round = Round(store, number)
+    store.wait([this_round.outcome], EVER)
+    if store.get(this_round.outcome) == DONE.encode():
         return None
-    store.wait([iteration.closed], EVER)
-    return Closed.read(store.get(iteration.closed))
+    store.wait([this_round.closed], EVER)
+    return Closed.read(store.get(this_round.closed))
