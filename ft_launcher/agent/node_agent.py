@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -184,13 +185,17 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return pids
 
     def _line_prefixes(self, placement: Placement) -> dict[int, str] | None:
-        """Returns what the lines of each rank begin with on the console, by local rank; None: as torch chooses."""
+        """Returns what the lines of each rank begin with on the console, by local rank; None: as torch chooses.
+
+        `${hostname}` is the short name, as with torch 2.14; releases before it leave the word as it is.
+        """
         if not self._log_line_prefix_template:
             return None
         template = Template(self._log_line_prefix_template)
+        hostname = socket.gethostname()
         return {
             each.local_rank: template.safe_substitute(
-                role_name=placement.role, rank=each.rank, local_rank=each.local_rank
+                role_name=placement.role, rank=each.rank, local_rank=each.local_rank, hostname=hostname
             )
             for each in placement.ranks
         }
