@@ -8,6 +8,7 @@ torch adds arrives as well. Uses torch's underscored `_get_entrypoint_name`.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
@@ -20,6 +21,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.launcher.api import LaunchConfig, _get_entrypoint_name
+
+_torch_log = logging.getLogger("torch.distributed.launcher.api")
+"""The logger of torch's own launcher: `LOGLEVEL=INFO` shows what it says, as under torchrun."""
 
 Entrypoint: TypeAlias = "Callable[..., Any] | str"
 
@@ -60,13 +64,21 @@ def run_agent(agent: SimpleElasticAgent, config: LaunchConfig) -> Mapping[int, A
     if hasattr(config, "signals_to_handle"):
         # The ranks of torchrun have it in their environment.
         os.environ[_SIGNALS_VARIABLE] = config.signals_to_handle
-    metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
     spec = agent.get_worker_group().spec
+    entrypoint = _get_entrypoint_name(spec.entrypoint, list(spec.args))
+    _torch_log.info("the configuration of this node:\n%s", _as_lines(config, entrypoint))
+    metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
     result = _run(agent, spec.rdzv_handler, getattr(config, "event_log_handler", _NO_EVENTS))
     if result.is_failed():
-        raise ChildFailedError(_get_entrypoint_name(spec.entrypoint, list(spec.args)), result.failures)
+        raise ChildFailedError(entrypoint, result.failures)
     values: Mapping[int, Any] = result.return_values
     return values
+
+
+def _as_lines(config: LaunchConfig, entrypoint: str) -> str:
+    """Returns a configuration in lines of a name and a value each, which people look for in logs of torchrun too."""
+    named = {field.name: getattr(config, field.name) for field in fields(LaunchConfig) if field.name != "logs_specs"}
+    return "".join(f"  {name:<24} : {value}\n" for name, value in {"entrypoint": entrypoint, **named}.items())
 
 
 def _run(agent: SimpleElasticAgent, handler: RendezvousHandler, event_handler: str) -> RunResult:

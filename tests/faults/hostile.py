@@ -14,6 +14,8 @@ import struct
 import time
 from pathlib import Path
 
+from rank_monitor.contract.wire.codec import VERSION
+
 SOCKET_VARIABLE = "FT_RANK_MONITOR_IPC_SOCKET"
 STACK_VARIABLE = "FT_STACK_FILE"
 _HEADER = struct.Struct("<BBHIQ")
@@ -21,7 +23,7 @@ _ATTACH, _LIMITS, _CYCLE_END, _BYE, _SECTIONS, _SECTION_TIMES = 17, 18, 49, 51, 
 _DEEP = b"[" * 900 + b"]" * 900
 
 
-def _header(version: int, kind: int, sent_ns: int | None = None) -> bytes:
+def _header(kind: int, sent_ns: int | None = None, version: int = VERSION) -> bytes:
     return _HEADER.pack(version, kind, 0, 7, time.monotonic_ns() if sent_ns is None else sent_ns)
 
 
@@ -31,23 +33,23 @@ def messages() -> list[bytes]:
         b"",
         b"x",
         b"\0" * 16,
-        _header(99, 1),
-        _header(1, 200),
-        _header(1, _ATTACH) + b"{not json",
-        _header(1, _ATTACH) + b"[" * 20_000,
-        _header(1, _ATTACH) + b'{"num_warmup_iterations": "many"}',
-        _header(1, _LIMITS) + b'{"initial": 1, "subsequent": NaN, "sections": {}, "out_of_section": 1e999}',
-        _header(1, _LIMITS) + b'{"initial": -1, "subsequent": 0, "sections": {"step": -5}, "out_of_section": null}',
-        _header(1, _LIMITS) + b'{"unknown": 1}',
-        _header(1, _LIMITS)
+        _header(1, version=99),
+        _header(200),
+        _header(_ATTACH) + b"{not json",
+        _header(_ATTACH) + b"[" * 20_000,
+        _header(_ATTACH) + b'{"num_warmup_iterations": "many"}',
+        _header(_LIMITS) + b'{"initial": 1, "subsequent": NaN, "sections": {}, "out_of_section": 1e999}',
+        _header(_LIMITS) + b'{"initial": -1, "subsequent": 0, "sections": {"step": -5}, "out_of_section": null}',
+        _header(_LIMITS) + b'{"unknown": 1}',
+        _header(_LIMITS)
         + b'{"initial": 1, "subsequent": 1, "sections": {}, "out_of_section": 1, "state": {"a": '
         + _DEEP
         + b"}}",
-        _header(1, _SECTION_TIMES) + b'{"sections": {"step": ' + _DEEP + b'}, "gpu": {}}',
-        _header(1, _SECTIONS) + struct.pack("<qB", 1, 200) + b"\xff" * 40,
-        _header(1, _CYCLE_END) + b"{}",
-        _header(1, _BYE) + b"{}",
-        _header(1, 1, 1 << 63),
+        _header(_SECTION_TIMES) + b'{"sections": {"step": ' + _DEEP + b'}, "gpu": {}}',
+        _header(_SECTIONS) + struct.pack("<qB", 1, 200) + b"\xff" * 40,
+        _header(_CYCLE_END) + b"{}",
+        _header(_BYE) + b"{}",
+        _header(1, 1 << 63),
         os.urandom(1000),
         b"\1" * 150_000,
     ]
@@ -77,7 +79,7 @@ def send_nonsense() -> None:
 def flood() -> None:
     """20 MB of good reports on the live connection, as fast as the monitor takes them."""
     connection = live_connection()
-    report = _header(1, _SECTION_TIMES) + b'{"sections": {"step": "' + b"x" * 55_000 + b'"}, "gpu": {}}'
+    report = _header(_SECTION_TIMES) + b'{"sections": {"step": "' + b"x" * 55_000 + b'"}, "gpu": {}}'
     connection.setblocking(True)
     for _ in range(20_000_000 // len(report)):
         connection.send(report)
@@ -92,7 +94,7 @@ def connect_again() -> None:
         AssertionError: one of them took the place of the live connection.
     """
     live, strangers = live_connection(), []
-    for message in [None, *messages(), _header(1, 16) + b'{"pid": 1}'] * 2:
+    for message in [None, *messages(), _header(16) + b'{"pid": 1}'] * 2:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stranger.connect(os.environ[SOCKET_VARIABLE])
         if message is not None:
