@@ -40,6 +40,8 @@ def kind_of(value):
         value = value.__func__
     if type(value) is types.FunctionType:
         return ["function", value.__qualname__, value.__code__.co_filename, value.__code__.co_firstlineno]
+    if issubclass(type(value), logging.Logger):  # its class differs where the script sets one before torch is imported
+        return ["Logger", value.name]
     return [type(value).__name__, value.__qualname__ if type(value) is type else ""]
 
 
