@@ -121,7 +121,10 @@ def concerned_by(changed: Iterable[str]) -> list[str]:
 
 
 def _concerned_by_test(path: PurePosixPath) -> set[str]:
-    """The tests in a file; those of its folder if the file is none of tests: several use it, unless all do."""
+    """Returns the test file itself; for a helper file the tests of its folder, since several of them may use it.
+
+    Returns nothing for a helper directly in `tests/`, which all tests use.
+    """
     if path.name.startswith("test_"):
         return {str(path)}
     if len(path.parts) > 2:

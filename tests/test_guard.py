@@ -36,8 +36,10 @@ def test_it(tmp_path):
         found += [server.pid, int(user.stdout.readline())]
     found.append(subprocess.Popen(
         [sys.executable, "-m", "ft_launcher", "--nproc-per-node=2", "rank.py", str(folder)], cwd=TOLD.parent).pid)
-    while len(ranks := list(folder.glob("rank-*"))) < 2:
+    ranks = []
+    while len(ranks) < 2:
         time.sleep(0.01)
+        ranks = list(folder.glob("rank-*"))
     found += [int(file.name.partition("-")[2]) for file in ranks]
     TOLD.with_suffix(".new").write_text(" ".join(map(str, [os.getpid(), *found])))
     TOLD.with_suffix(".new").rename(TOLD)

@@ -78,12 +78,14 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
     deadline = time.monotonic() + _CAUSE_WAIT_S
     processes = ranks.processes
     found = look(ranks)
-    while processes.pidfds and found.cause_may_come and (left := deadline - time.monotonic()) > 0:
+    left = _CAUSE_WAIT_S
+    while processes.pidfds and found.cause_may_come and left > 0:
         if interrupt in readable([*processes.pidfds.values(), *ranks.monitors.descriptors(), interrupt], left):
             break
         processes.reap_all()
         ranks.hear(is_over=True)
         found = look(ranks)
+        left = deadline - time.monotonic()
     return found
 
 

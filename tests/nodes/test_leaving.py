@@ -16,7 +16,7 @@ from tests.nodes import lone_worker
 from tests.nodes.agents import Agent, Agents
 from tests.nodes.conftest import StartAgents
 
-# Whoever waits for the store, or for the loss of a node, waits for longer than the limit of a test.
+# A launcher that waited for the store, or until this node counts as lost, would exceed the time limit of the test.
 NEVER_LOST = ("--ft-node-timeout=3600", "--ft-node-beat=0.5")
 PREEMPTED = 86
 LIMIT_S = 60

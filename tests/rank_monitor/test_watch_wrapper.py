@@ -333,7 +333,7 @@ def test_a_broken_connection_changes_no_deadline_and_is_asked_again_when_it_is_b
 
 
 def test_the_hello_says_by_what_its_signs_are_judged() -> None:
-    """A sign of an earlier call of the function is none of this one, and while the rank restarts nothing is judged."""
+    """Signs of life from the call of the function before this one do not count, and no limit runs during a restart."""
     settings = limited(rank_heartbeat_timeout=10.0, connect_timeout=1000.0)
     line = Timeline(settings, reconnect=True, attached=True)
     line.say(attached_hello(T, begun(RESTARTING, T + 50)), T + 100)

@@ -118,7 +118,7 @@ def _exchanges(parts: Iterable[Part]) -> list[ExchangedName]:
 
 
 def _is_of_another(exchanges: Sequence[ExchangedName]) -> bool:
-    """Whether a name has a value that is none of those which it had before and after these imports."""
+    """Returns whether a name has another value than before these imports and than any that they gave it."""
     first, present = exchanges[0], exchanges[0].present()
     known = [first.before, *(exchange.after for exchange in exchanges)]
     return not any(exchanged_names.same(present, value) for value in known)

@@ -1,4 +1,4 @@
-"""Who hosts the stores of rounds: one ahead, none too many, and what is told when none can be made."""
+"""Hosting the stores of rounds: the next store is made one round ahead, no other is kept, and an error is reported."""
 
 from __future__ import annotations
 
