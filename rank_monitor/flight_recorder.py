@@ -24,14 +24,14 @@ from rank_monitor.loop import Loop
 # Torch's own handler; releases that have none answer with 404, and are done without.
 _REQUEST = b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 # The recorder's 2,000 entries are 1 MB; a user can set a larger recorder, or write something else there.
-_MOST_BYTES = 8 << 20
+_MAX_BYTES = 8 << 20
 _READ_BYTES = 1 << 18
-_MOST_GROUPS = 32
+_MAX_GROUPS = 32
 """A rank of a model with every kind of parallelism is in about ten groups. Those that it waits in come first."""
-_MOST_NUMBER = 1 << 62
-_MOST_TEXT = 120
+_MAX_NUMBER = 1 << 62
+_MAX_TEXT = 120
 """Characters of one name or shape. The launcher shows a few of them in a line."""
-_MOST_PEERS = 64
+_MAX_PEERS = 64
 """Ranks that one rank sends to or receives from at once; a stage of a pipeline has two neighbours."""
 _MESSAGE = re.compile(r"\w{1,20}:(send|recv) \d{1,9}(?:->|<-)(\d{1,9})")
 """The name of a send or a receive, with the peer's rank in the group, which stands last: `nccl:recv 1<-0`."""
@@ -127,7 +127,7 @@ class FlightRecorder:
         except OSError:
             data = b""
         self._received += data
-        if data and len(self._received) <= _MOST_BYTES:
+        if data and len(self._received) <= _MAX_BYTES:
             return
         if not data:
             self._answer, self._answer_to, self._groups = bytes(self._received), self._asked_at, None
@@ -187,7 +187,7 @@ def groups_of(answer: bytes) -> dict[str, Any]:
         if kept.messages:
             found[name] |= kept.peers(members.get(name, []))
     waiting_first = sorted(found.items(), key=lambda item: item[1]["entered"] <= item[1]["finished"])
-    return dict(waiting_first[:_MOST_GROUPS])
+    return dict(waiting_first[:_MAX_GROUPS])
 
 
 def usual_gap_s(answer: bytes) -> float | None:
@@ -292,7 +292,7 @@ class _Entries:
         found: dict[str, list[int] | None] = {}
         for kind, name in (("send", "sends"), ("recv", "receives")):
             peers = [peer for (of, peer), pending in is_pending.items() if of == kind and pending]
-            if len(peers) > _MOST_PEERS or any(peer >= len(ranks) for peer in peers):
+            if len(peers) > _MAX_PEERS or any(peer >= len(ranks) for peer in peers):
                 found[name] = None
             else:
                 found[name] = sorted(ranks[peer] for peer in peers)
@@ -338,9 +338,9 @@ def _members(configs: Any) -> dict[str, list[int]]:
 def _number(value: Any) -> int:
     """A number of the recorder, which it writes as a text in some places; 0 for none (it has -1 then)."""
     if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
-        return whole_number(str(value), _MOST_NUMBER) or 0
+        return whole_number(str(value), _MAX_NUMBER) or 0
     return 0
 
 
 def _text(value: Any) -> str:
-    return str(value)[:_MOST_TEXT]
+    return str(value)[:_MAX_TEXT]

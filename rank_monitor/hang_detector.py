@@ -26,7 +26,7 @@ from rank_monitor import limits
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.codec import Received
-from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, Verdict
+from rank_monitor.contract.wire.launcher_messages import CycleStart, StopJudging, Verdict
 from rank_monitor.contract.wire.messages import Heartbeat, Hello
 from rank_monitor.limits import HARD, NS_PER_S, SOFT, Deadline, nanoseconds
 from rank_monitor.look_ups import waits_for_look_ups, words_for
@@ -181,7 +181,7 @@ class HangDetector:
         message = received.message
         if isinstance(message, CycleStart):
             actions += self._begin(message, now_ns)
-        elif isinstance(message, CycleEnd):
+        elif isinstance(message, StopJudging):
             self.watch.end()
             self._step(DetectorEvent.RESET)
         else:

@@ -28,7 +28,7 @@ _QUIET_POLLS = 5
 # A bound, since the rank can write to this file as well. faulthandler dumps at most 100 threads of 100 frames each.
 _MAX_DUMP = 1 << 20
 # What a process waits for stands in the innermost frames; the outer ones are those of the system call.
-_MOST_KERNEL_FRAMES = 12
+_MAX_KERNEL_FRAMES = 12
 
 
 class RankProcess:
@@ -169,7 +169,7 @@ class RankProcess:
             facts["traced"] = True
         if was_asked:
             facts |= self._around
-        facts["kernel_stack"] = proc.kernel_stack(self.pid)[:_MOST_KERNEL_FRAMES]
+        facts["kernel_stack"] = proc.kernel_stack(self.pid)[:_MAX_KERNEL_FRAMES]
         return facts
 
 

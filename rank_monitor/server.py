@@ -22,7 +22,6 @@ from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.launcher_messages import (
     Bye,
     Connected,
-    CycleEnd,
     CycleStart,
     Fenced,
     HangOverdue,
@@ -32,6 +31,7 @@ from rank_monitor.contract.wire.launcher_messages import (
     Snapshot,
     SnapshotRequest,
     StandsStill,
+    StopJudging,
     Suspected,
     Times,
     TimesRequest,
@@ -79,7 +79,7 @@ waits 1 s for stacks and this together."""
 _READ_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
 
 
-class RankMonitorServer:
+class MonitorServer:
     """The monitor of one local rank, for the whole job.
 
     Args:
@@ -276,7 +276,7 @@ class RankMonitorServer:
                     self._socket.drain()  # its last words
                     self._act(self._detector.on_exit(now_ns))
                     self._send_times()
-            case CycleEnd():
+            case StopJudging():
                 self._socket.drain()
                 self._socket.end()
                 self._act(self._detector.on_message(received, now_ns))

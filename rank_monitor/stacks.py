@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 # The innermost, which show where a rank waits. With 300 characters each they fit into a message of 60,000 bytes.
 MAX_FRAMES = 40
-_MOST_PLACES = 16
+_MAX_PLACES = 16
 """Of the other threads of a rank: a training has two to ten of them, most at the same few places."""
 # The patterns below are searched in text that a rank can write.
 _LONGEST_PATH = 1000
@@ -66,7 +66,7 @@ def _places(threads: list[list[tuple[str, str, str]]], file: str) -> list[str]:
     for frames in threads:
         shown = [_frame(frame) for frame in frames if frame[0] == file] or [_frame(frame) for frame in frames[:1]]
         found.add((shown or ["?"])[0])
-    if len(found) > _MOST_PLACES:
+    if len(found) > _MAX_PLACES:
         return ["?"]
     return sorted(found)
 

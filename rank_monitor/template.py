@@ -39,18 +39,18 @@ from rank_monitor.contract.settings.declaration import from_json
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.launcher_messages import (
     Bye,
-    CycleEnd,
     CycleStart,
     Forked,
     ForkMonitor,
     MonitorChanged,
     SnapshotRequest,
+    StopJudging,
 )
 from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, Message, Progress, Sections
 from rank_monitor.log import Log
 from rank_monitor.loop import Loop
 from rank_monitor.lost_launcher import MonitoredJob
-from rank_monitor.server import RankMonitorServer
+from rank_monitor.server import MonitorServer
 
 # CLD_TRAPPED: a tracer stopped it (sigaction(2)); to the rank it makes no difference.
 _CHANGES = {os.CLD_STOPPED: "stopped", os.CLD_TRAPPED: "stopped", os.CLD_CONTINUED: "continued"}
@@ -154,7 +154,7 @@ class TemplateProcess:
             os.close(self._waker)
             proc.name_this_process(f"ft_monitor{local_rank}")
             ends = socket.socket(fileno=listener), socket.socket(fileno=agent)
-            RankMonitorServer(*ends, self._settings, local_rank, self._job, self._log, lease).run()
+            MonitorServer(*ends, self._settings, local_rank, self._job, self._log, lease).run()
             code = 0
         except BaseException:  # the edge of the process: its parent's stack must not go on in it
             with contextlib.suppress(OSError):
@@ -206,10 +206,10 @@ def _run_one_cycle(listener: socket.socket, rank: socket.socket, job: MonitoredJ
         _send(rank, [Hello(os.getpid()), Attach(), *beats, Progress(now_ns)])
         asked = [SnapshotRequest(number) for number in range(_WARM_UP_ROUNDS)]
         _send(agent, [CycleStart(0, 0, os.getpid(), 0, ""), *asked])
-        server = RankMonitorServer(listener, monitor, MonitorSettings(), 0, job, copy.copy(log))
+        server = MonitorServer(listener, monitor, MonitorSettings(), 0, job, copy.copy(log))
         server.serve_once()
         server.serve_once()
-        _send(agent, [*asked, CycleEnd(), Bye()])
+        _send(agent, [*asked, StopJudging(), Bye()])
         server.run()
 
 
@@ -269,4 +269,4 @@ def main() -> None:
         proc.name_this_process(f"ft_monitor{order['local_rank']}")
         listener, agent = socket.socket(fileno=order["listener"]), socket.socket(fileno=order["agent"])
         log, lease = Log(""), order.get("lease")
-        RankMonitorServer(listener, agent, settings, order["local_rank"], job, log, lease).run()
+        MonitorServer(listener, agent, settings, order["local_rank"], job, log, lease).run()

@@ -82,7 +82,7 @@ def is_there(module: str, name: str) -> bool:
     return any(getattr(node, "name", None) == name for node in nodes)
 
 
-MOST_BYTES = {"wheel": 1_250_000, "sdist": 1_500_000}
+MAX_BYTES = {"wheel": 1_250_000, "sdist": 1_500_000}
 """Of a package. Mebibytes more are files that somebody did not mean to add."""
 
 
@@ -113,9 +113,9 @@ def test_an_sdist_has_the_guide_and_no_tests(built: dict[str, Path]) -> None:
     assert [name for name in names if name.startswith("tests/")] == []
 
 
-@pytest.mark.parametrize("kind", MOST_BYTES)
+@pytest.mark.parametrize("kind", MAX_BYTES)
 def test_packages_are_small(built: dict[str, Path], kind: str) -> None:
-    assert built[kind].stat().st_size <= MOST_BYTES[kind]
+    assert built[kind].stat().st_size <= MAX_BYTES[kind]
 
 
 def test_the_description_of_a_package_has_no_link_into_the_tree(built: dict[str, Path]) -> None:
@@ -127,7 +127,7 @@ def test_the_description_of_a_package_has_no_link_into_the_tree(built: dict[str,
 
 
 GUIDE = ROOT / "ARCHITECTURE.md"
-MOST_LINES, MOST_COLUMNS = 260, 120
+MAX_LINES, MAX_COLUMNS = 260, 120
 BASES = ("", "ft_launcher", "rank_monitor", "client/ft_client")
 """Folders in which a path of ARCHITECTURE.md may begin."""
 NAMED_PATH = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]+\.(?:py|md)\b|(?<=`)(?:[\w.-]+/)+(?=`)")
@@ -174,9 +174,9 @@ def test_architecture_maps_every_room() -> None:
 
 def test_architecture_is_short() -> None:
     lines = GUIDE.read_text().splitlines()
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     rows = [line for line in lines if line.startswith("|")]  # of a table, which Markdown cannot wrap
-    assert [line for line in lines if len(line) > MOST_COLUMNS and line not in rows] == []
+    assert [line for line in lines if len(line) > MAX_COLUMNS and line not in rows] == []
 
 
 def test_architecture_names_the_threads_of_the_launcher() -> None:

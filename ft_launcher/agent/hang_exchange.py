@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ft_launcher.agent.in_process.store_threads import Mailbox
+from ft_launcher.agent.in_process.store_threads import EventQueue
 from ft_launcher.decide.attribution import hang_clocks
 from ft_launcher.decide.attribution.hang_clocks import RankLook
 from ft_launcher.job.link.questions import Questions, Topic, others_of
@@ -26,7 +26,7 @@ _ANSWERS_S = 5.0
 """What nodes need to answer after they have seen a question, and the answers to arrive (seconds)."""
 _POLL_S = 0.2
 """Between two looks for answers: each is one operation of the store for all nodes."""
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """Of one answer: 1 KB for each rank of a node."""
 _NOT_ASKED = "whether ranks hang cannot be asked of the other nodes"
 
@@ -49,7 +49,7 @@ class HangExchange:
     def __init__(self, rendezvous: NodeRendezvous) -> None:
         self._rendezvous = rendezvous
         self._pass_on, rendezvous.heard = rendezvous.heard, self._heard
-        self._news: Mailbox[int | Others] = Mailbox()
+        self._news: EventQueue[int | Others] = EventQueue()
         self._asked: list[int] = []
         self._others: Others | None = None
 
@@ -144,7 +144,7 @@ class HangExchange:
 
 def _ranks_in(text: bytes, number: int, cycle: int) -> list[RankLook] | None:
     """Returns the ranks in an answer to question `number` or a later one; None: it is none."""
-    if len(text) > _MOST_BYTES:
+    if len(text) > _MAX_BYTES:
         return None
     try:
         record = parse_object(text)

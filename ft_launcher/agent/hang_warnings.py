@@ -39,7 +39,7 @@ _NEED_A_CLIENT = (
     "rank_out_of_section_timeout",
 )
 # Mostly all ranks are concerned, and the warning is one line.
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 def limits_set(settings: MonitorSettings, sources: Mapping[str, str]) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class HangWarnings:
     def _cannot_act(self, ranks: Sequence[int]) -> str:
         """Returns the text of the warning about these ranks (global), which nobody watches."""
         settings = self._parts.settings
-        named = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if len(ranks) > _MOST_NAMED else "")
+        named = ", ".join(map(str, ranks[:_MAX_NAMED])) + (", ..." if len(ranks) > _MAX_NAMED else "")
         stall = settings.monitor.stall_warning
         if stall is None:
             log = "is off"

@@ -22,7 +22,7 @@ from rank_monitor.contract.wire.rank_times import RankTimes
 WRITE_EVERY_S = 600.0
 """How often the part of a cycle that runs is written to an open journal (seconds): a node that loses its power loses
 this much at most. 144 lines a day, of 4 KB."""
-_MOST_PAST = 20
+_MAX_PAST = 20
 """Parts that a page shows one by one: what is further back is in the journal."""
 
 _M = TypeVar("_M", bound=Callable[..., None])
@@ -121,7 +121,7 @@ class NodeTimes:
         with self._lock:
             now = time.monotonic()
             ledger = self._ledger
-            past, present = ledger.past[-_MOST_PAST:], ledger.present(now)
+            past, present = ledger.past[-_MAX_PAST:], ledger.present(now)
             saved_age_s = None
             if present.saved is not None and self._saved == (present.cycle, present.saved):
                 saved_age_s = now - self._saved_at

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ft_launcher.record.events import EVENTS, JobStart, JournalPiece
+from ft_launcher.record.events import EVENTS, JobStartEvent, JournalPieceEvent
 from rank_monitor.contract.wire.foreign import open_regular, parse_json
 
 _MAX_LINE = 16 << 20
@@ -206,9 +206,9 @@ class _Place:
 
     def move(self, event: str, t: float, facts: Mapping[str, Any]) -> None:
         """Notes an event that says where the next ones are."""
-        if event == JobStart.event:
+        if event == JobStartEvent.event:
             self._begin(facts, t)
-        elif event == JournalPiece.event:
+        elif event == JournalPieceEvent.event:
             started = facts.get("started")
             # An attempt of which `job_start` is lost. The journal is made a moment before that event is written.
             if not isinstance(started, (int, float)) or started > self._began:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ft_launcher.decide.attribution import Fault, RankEvidence, first_failure, signal_name
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.decide.attribution.scene import Scene, Whereabouts, listed
+from ft_launcher.decide.attribution.scene import Activity, Scene, listed
 from ft_launcher.decide.health.reading import HealthChange, NodeState, Reading
 from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Decision
@@ -97,12 +97,12 @@ class Recorder:
         versions, environment = surroundings.versions(), surroundings.environment(os.environ)
         node = self.files.node
         self.journal.write(
-            events.JobStart(run_id, node, command, max_restarts, nprocs, limits, versions, environment, name)
+            events.JobStartEvent(run_id, node, command, max_restarts, nprocs, limits, versions, environment, name)
         )
 
     def ledger(self, part: CycleTimes, account: Account, has_ended: bool) -> None:
         """What a part of the job's time was spent on, and the account until now."""
-        self.journal.write(events.Ledger(has_ended=has_ended, **part_as_json(part, account)))
+        self.journal.write(events.LedgerEvent(has_ended=has_ended, **part_as_json(part, account)))
 
     def job_ended(self, exit_code: int, reason: str, account: Account | None = None) -> None:
         """The launcher ends: closes the journal."""
@@ -115,14 +115,14 @@ class Recorder:
             facts["wall_s"] = round(account.wall_s, 6)
             facts["goodput"] = round(account.goodput, 6)
             facts["goodput_saved"] = round(account.goodput_saved, 6)
-        self.journal.write(events.JobEnd(exit_code, reason, **facts))
+        self.journal.write(events.JobEndEvent(exit_code, reason, **facts))
         self.journal.close()
 
     def cycle_started(self, placement: Placement, pids: Mapping[int, int]) -> None:
         """The ranks of a cycle run; `pids` is by local rank."""
         self.files.follow_run()
         self.journal.write(
-            events.CycleStart(
+            events.CycleStartEvent(
                 cycle=placement.cycle,
                 node_rank=placement.node_rank,
                 nodes=placement.nodes,
@@ -145,12 +145,12 @@ class Recorder:
             self.files.begin()
             console_text.say(f"this node is unhealthy and takes no part: {node.reason}")
         if notable:
-            self.journal.write(events.Health(cycle, node.healthy, notable))
+            self.journal.write(events.HealthEvent(cycle, node.healthy, notable))
 
     @contained("an event cannot be recorded")
     def health_changed(self, cycle: int, change: HealthChange) -> None:
         """While ranks ran, a check of the node found another state than before."""
-        self.journal.write(events.HealthChange.of(change, cycle=cycle))
+        self.journal.write(events.HealthChangeEvent.of(change, cycle=cycle))
         if change.state == "unhealthy":
             self.files.begin()
             console_text.say(
@@ -164,22 +164,22 @@ class Recorder:
         """Memory of a GPU is in use although the ranks that had it are gone; empty: none is."""
         if why:
             logger.warning("%s", why)
-            self.journal.write(events.GpuMemory(cycle, why))
+            self.journal.write(events.GpuMemoryEvent(cycle, why))
 
     def cycle_ended(self, cycle: int, how: str) -> None:
         """A cycle is over."""
-        self.journal.write(events.CycleEnd(cycle, how))
+        self.journal.write(events.CycleEndEvent(cycle, how))
 
     @contained("an event cannot be recorded")
     def on_purpose(self, cycle: int, strike: StrikeReport) -> None:
         """A fault on purpose strikes a rank."""
         console_text.say(f"a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
-        self.journal.write(events.FaultOnPurpose.of(strike, cycle=cycle))
+        self.journal.write(events.FaultOnPurposeEvent.of(strike, cycle=cycle))
         self.journal.flush(_STRIKE_S)
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
         """A rank's process ended while its cycle ran."""
-        self.journal.write(events.RankExit(cycle, rank, exit_code))
+        self.journal.write(events.RankExitEvent(cycle, rank, exit_code))
 
     @contained("an event cannot be recorded")
     def heard(self, cycle: int, local_rank: int, rank: int, message: Message, stack_file: Path) -> None:
@@ -188,43 +188,43 @@ class Recorder:
             case Verdict():
                 stacks = self.files.copy_stacks(cycle, local_rank, stack_file)
                 if message.condemned or message.limit == STALL:
-                    self.journal.write(events.Verdict.of(message, stacks=stacks))
+                    self.journal.write(events.VerdictEvent.of(message, stacks=stacks))
                 else:
-                    self.journal.write(events.Interruption.of(message, stacks=stacks))
+                    self.journal.write(events.InterruptionEvent.of(message, stacks=stacks))
                     line = f"rank {rank} {message.reason}"
                     if stacks:
                         line += f"; stacks: {stacks}"
                     console_text.say(line)
             case RankException():
                 # `report` and not `write` wherever a rank chooses the contents: these lines are bounded.
-                self.journal.report(events.UncaughtException.of(message, cycle=cycle, rank=rank))
+                self.journal.report(events.UncaughtExceptionEvent.of(message, cycle=cycle, rank=rank))
             case LimitsSet():
-                self.journal.report(events.Limits.of(message, cycle=cycle, rank=rank))
+                self.journal.report(events.LimitsEvent.of(message, cycle=cycle, rank=rank))
             case InterruptedAgain():
-                self.journal.report(events.InterruptedAgain.of(message, cycle=cycle, rank=rank))
+                self.journal.report(events.InterruptedAgainEvent.of(message, cycle=cycle, rank=rank))
                 console_text.say(
                     f"rank {rank} has not ended {message.waited_s:.1f} s after its interruption "
                     f"({message.why}): interrupted again (--ft-interrupt-grace)"
                 )
             case SectionTimes():
-                self.journal.report(events.SectionTimes.of(message, cycle=cycle, rank=rank))
+                self.journal.report(events.SectionTimesEvent.of(message, cycle=cycle, rank=rank))
             case ResultInDoubt():
-                self.journal.report(events.ResultInDoubt.of(message, cycle=cycle))
+                self.journal.report(events.ResultInDoubtEvent.of(message, cycle=cycle))
             case ControlRequest():
                 text = f"rank {rank} asks for {message.action} ({message.description})"
                 self._complaints.about(f"request of rank {rank}", text)
-                self.journal.report(events.ControlRequest.of(message, cycle=cycle, rank=rank))
+                self.journal.report(events.ControlRequestEvent.of(message, cycle=cycle, rank=rank))
 
     @contained("an event cannot be recorded")
     def never_ends(self, cycle: int, rank: int, how: str, why: str) -> None:
         """The process of a rank whose program has failed does not end, and is ended."""
         logger.warning("rank %d %s, but %s: it is ended", rank, how, why)
-        self.journal.report(events.NeverEnds(cycle, rank, why))
+        self.journal.report(events.NeverEndsEvent(cycle, rank, why))
 
     def monitor_replaced(self, cycle: int, rank: int, why: str) -> None:
         """The monitor of a rank was lost, and another took its place."""
         logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, why)
-        self.journal.write(events.MonitorReplaced(cycle, rank, why))
+        self.journal.write(events.MonitorReplacedEvent(cycle, rank, why))
 
     @contained("an event cannot be recorded")
     def bad_loss(self, cycle: int, rank: int, iteration: int, loss: str, is_fault: bool) -> None:
@@ -232,14 +232,14 @@ class Recorder:
         self.files.begin()
         if not is_fault:
             logger.warning("rank %d printed a loss of %s (iteration %s); the training goes on", rank, loss, iteration)
-        self.journal.report(events.NanLoss(cycle, rank, iteration, loss, is_fault))
+        self.journal.report(events.NanLossEvent(cycle, rank, iteration, loss, is_fault))
 
     def steps_printed(self, cycle: int, rank: int, intervals: Durations) -> None:
         """How long it was from one step that a rank printed to the next, in a cycle that is over."""
-        self.journal.write(events.PrintedSteps(cycle, rank, durations_as_json({PRINTED_STEP: intervals})))
+        self.journal.write(events.PrintedStepsEvent(cycle, rank, durations_as_json({PRINTED_STEP: intervals})))
 
     @contained("an event cannot be recorded")
-    def save_interval(self, chosen: events.SaveInterval) -> None:
+    def save_interval(self, chosen: events.SaveIntervalEvent) -> None:
         """How often the ranks of the next cycle are to save."""
         logger.info("ranks save every %s (--ft-save-interval auto)", chosen.reason)
         self.journal.write(chosen)
@@ -255,7 +255,7 @@ class Recorder:
     def cannot_act(self, cycle: int, why: str) -> None:
         """Limits that the user set cannot act."""
         logger.warning("%s", why)
-        self.journal.write(events.LimitsCannotAct(cycle, why))
+        self.journal.write(events.LimitsCannotActEvent(cycle, why))
 
     @contained("an event cannot be recorded")
     def stalled(
@@ -269,7 +269,7 @@ class Recorder:
             scenes: where each rank of this node is, by local rank.
         """
         kept = [self.files.copy_stacks(cycle, local_rank, stack_file(local_rank)) for local_rank in scenes]
-        self.journal.write(events.Stall(cycle, text, [_plain(scene) for scene in scenes.values()]))
+        self.journal.write(events.StallEvent(cycle, text, [_plain(scene) for scene in scenes.values()]))
         if any(kept):
             stacks = f"; stacks: {Path(next(filter(None, kept))).parents[1]}"
         else:
@@ -279,8 +279,8 @@ class Recorder:
     @contained("an event cannot be recorded")
     def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
         """A rank of another node failed by a hang: shows which ranks of this node it may have waited for."""
-        told_nothing = (Whereabouts.COLLECTIVE, Whereabouts.WRAPPER, Whereabouts.UNKNOWN)
-        missing = [rank.scene for rank in ranks if rank.scene.place not in told_nothing]
+        told_nothing = (Activity.COLLECTIVE, Activity.WRAPPER, Activity.UNKNOWN)
+        missing = [rank.scene for rank in ranks if rank.scene.activity not in told_nothing]
         if missing:
             console_text.say(f"on {self.files.node}, where no rank failed: {listed(missing)}")
 
@@ -293,7 +293,7 @@ class Recorder:
             if not stacks and rank.exception is not None:
                 stacks = self.files.write_stacks(cycle, rank.local_rank, rank.exception.traceback)
             found.append(_plain(rank.scene) | {"stacks": stacks, "groups": rank.groups})
-        self.journal.write(events.Stacks(cycle, found))
+        self.journal.write(events.StacksEvent(cycle, found))
 
     def asked(
         self, cycle: int, request: ControlRequest, decision: Decision, inputs: Mapping[str, Any] | None = None
@@ -306,14 +306,14 @@ class Recorder:
     def _decided(self, cycle: int, decision: Decision, inputs: Mapping[str, Any] | None) -> None:
         """Writes a decision to the journal, before it is carried out."""
         self.files.begin()
-        self.journal.write(events.Decision.of(decision, cycle=cycle, inputs=inputs))
+        self.journal.write(events.DecisionEvent.of(decision, cycle=cycle, inputs=inputs))
         self.journal.flush(_DECISION_S)
 
     @contained("an event cannot be recorded")
     def evidence(self, cycle: int, found: CycleEvidence) -> None:
         """What a fault is found by."""
         # `report`: most of it is texts of ranks.
-        self.journal.report(events.Evidence(cycle, None, **to_record(found)))
+        self.journal.report(events.EvidenceEvent(cycle, None, **to_record(found)))
 
     def failed(
         self,
@@ -331,11 +331,11 @@ class Recorder:
         """
         self.files.begin()
         with contained("the fault cannot be written to the journal"):
-            self.journal.write(events.Fault.of(fault, cycle=cycle))
+            self.journal.write(events.FaultEvent.of(fault, cycle=cycle))
         with contained("the decision cannot be written to the journal"):
             self._decided(cycle, decision, inputs)
             if life:
-                self.journal.write(events.CycleEnd.of(life, cycle=cycle, how="failed"))
+                self.journal.write(events.CycleEndEvent.of(life, cycle=cycle, how="failed"))
             else:
                 self.cycle_ended(cycle, "failed")
         if self.journal.path:
@@ -353,22 +353,22 @@ class Recorder:
     def stopped(self, cycle: int, ending: Ending) -> None:
         """The processes of a cycle were ended: which of them needed SIGKILL, and which are left."""
         if ending.killed:
-            self.journal.write(events.Killed(cycle, sorted(ending.killed)))
+            self.journal.write(events.KilledEvent(cycle, sorted(ending.killed)))
         if ending.left:
             logger.error("processes that even SIGKILL did not end: %s", sorted(ending.left))
-            self.journal.write(events.LeftOver(cycle, sorted(ending.left)))
+            self.journal.write(events.LeftOverEvent(cycle, sorted(ending.left)))
 
     def limit_doubled(self, limit: str, factor: float) -> None:
         """A learned limit killed a rank; it is `factor` times itself in the next cycle."""
         logger.warning("the learned limit %s ended a rank: %g times that applies in the next cycle", limit, factor)
-        self.journal.write(events.LimitDoubled(limit, factor))
+        self.journal.write(events.LimitDoubledEvent(limit, factor))
 
     @contained("an event cannot be recorded")
     def modules_preloaded(self, names: Sequence[str], left_out: Mapping[str, str], mib: float, seconds: float) -> None:
         """The ranks of the next cycle find modules imported which those of this cycle have imported."""
         logger.info("%d modules that the ranks import are preloaded for the next cycle (%.0f MiB)", len(names), mib)
         packages = sorted({name.partition(".")[0] for name in names})
-        self.journal.report(events.ModulesPreloaded(len(names), packages, dict(left_out), mib, round(seconds, 3)))
+        self.journal.report(events.ModulesPreloadedEvent(len(names), packages, dict(left_out), mib, round(seconds, 3)))
 
     def headline(self, fault: Fault) -> str:
         """Returns a fault of this node in one line, which other nodes show."""
@@ -381,7 +381,7 @@ class Recorder:
             lost: the ranks of this node whose error is the consequence.
         """
         step = console_text.next_step(decision)
-        self.journal.write(events.CycleEnd(cycle, "failed elsewhere", why=headline, next=step))
+        self.journal.write(events.CycleEndEvent(cycle, "failed elsewhere", why=headline, next=step))
         console_text.say(headline)
         for line in first_failure.in_consequence(lost):
             console_text.show(f"  also: {line}")
@@ -391,12 +391,12 @@ class Recorder:
         """The job ends on this node without a fault of its ranks; `cycle`: the last one, if any."""
         console_text.say(f"the job ends here: {why}; exit code {exit_code}")
         if cycle is not None:
-            self.journal.write(events.CycleEnd(cycle, "job over", why=why))
+            self.journal.write(events.CycleEndEvent(cycle, "job over", why=why))
 
     def reform(self, cycle: int, why: str = "other nodes wait to take part", lost: Sequence[int] = ()) -> None:
         """The group forms anew, without a fault of this node's ranks; `lost`: as for `failed_elsewhere`."""
         logger.warning("the group forms anew: %s", "; ".join((why, *first_failure.in_consequence(lost))))
-        self.journal.write(events.CycleEnd(cycle, "membership changed", why=why))
+        self.journal.write(events.CycleEndEvent(cycle, "membership changed", why=why))
 
     @contained("an event cannot be recorded")
     def fenced(self, cycle: int, ranks: Sequence[int], silent_s: float, limit_s: float) -> None:
@@ -405,12 +405,12 @@ class Recorder:
             f"this launcher stood still for {silent_s:.1f} s. The other nodes may have gone on without "
             f"it, so its monitors ended the ranks of this node after {limit_s:g} s (--ft-node-timeout)"
         )
-        self.journal.write(events.Fenced(cycle, list(ranks), round(silent_s, 3), limit_s))
+        self.journal.write(events.FencedEvent(cycle, list(ranks), round(silent_s, 3), limit_s))
 
     def preempted_elsewhere(self, cycle: int, why: str) -> None:
         """Another node got a signal to end, and the ranks of this node end with it."""
         console_text.say(f"{why}; the ranks here are told to end too")
-        self.journal.write(events.PreemptedElsewhere(cycle, why))
+        self.journal.write(events.PreemptedElsewhereEvent(cycle, why))
 
     def lingers(self, cycle: int, commands: Mapping[int, str], limit_s: float | None) -> None:
         """Background processes of ranks that succeeded still run."""
@@ -419,7 +419,7 @@ class Recorder:
         else:
             how_long = f"at most {limit_s:g} s"
         logger.info("the ranks succeeded; waits %s (--ft-linger) for what they left: %s", how_long, _named(commands))
-        self.journal.write(events.Lingers(cycle, {str(pid): text for pid, text in commands.items()}))
+        self.journal.write(events.LingersEvent(cycle, {str(pid): text for pid, text in commands.items()}))
 
     def ends_background(self, cycle: int, commands: Mapping[int, str], number: int | None) -> None:
         """Background processes are ended, since their time is over or because of a signal."""
@@ -428,12 +428,12 @@ class Recorder:
         else:
             why = f"got {signal_name(number)}"
         console_text.say(f"{why}; ends what the ranks left running: {_named(commands)}")
-        self.journal.write(events.BackgroundEnded(cycle, sorted(commands), number))
+        self.journal.write(events.BackgroundEndedEvent(cycle, sorted(commands), number))
 
     def signalled(self, number: int) -> None:
         """A signal ends the launcher."""
         console_text.say(f"got {signal_name(number)}; the ranks are told to end")
-        self.journal.write(events.Signal(number))
+        self.journal.write(events.SignalEvent(number))
 
     def ended_by_signal(self, exit_code: int) -> None:
         """The ranks have ended since a signal ends the launcher, which leaves with that code."""
@@ -454,12 +454,12 @@ class Recorder:
         if not self._store_reported:
             self._store_reported = True
             logger.warning("the rendezvous store does not answer (%s); the training goes on", error)
-            self.journal.write(events.StoreSilent(str(error)))
+            self.journal.write(events.StoreSilentEvent(str(error)))
 
 
 def _plain(scene: Scene) -> dict[str, Any]:
     process = dict(scene.process or {})
-    return {"rank": scene.rank, "place": scene.place.name.lower(), "frames": list(scene.frames), "process": process}
+    return {"rank": scene.rank, "place": scene.activity.name.lower(), "frames": list(scene.frames), "process": process}
 
 
 def _named(commands: Mapping[int, str]) -> str:

@@ -46,7 +46,7 @@ _PYTHON = "PYTHON_EXEC"
 _NO_EVENTS = "null"
 _NO_ID = "none"
 """Torch's default of `--rdzv-id`."""
-_MOST_NAME = 64
+_MAX_NAME = 64
 """Characters of each part of a job's name: a terminal's line and a folder's name have room for it."""
 _MADE_UP = 6
 """Characters of an id that nobody gave: enough that two jobs of one host never have the same by chance."""
@@ -104,7 +104,7 @@ class Job:
         elif apart in ("", _NO_ID):
             # Several nodes without an id: no two jobs use one port at a time.
             apart = str(config.rdzv_endpoint).rpartition(":")[2]
-        return "-".join(part[:_MOST_NAME] for part in (script, apart) if part)
+        return "-".join(part[:_MAX_NAME] for part in (script, apart) if part)
 
     @property
     def folder_name(self) -> str:

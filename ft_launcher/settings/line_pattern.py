@@ -24,7 +24,7 @@ from rank_monitor.contract.settings.config import RecordSettings
 from rank_monitor.contract.settings.log_pattern import PRESETS, parse, sre
 
 _EXTRA = "pip install 'ft-launcher[watch]', or name a preset"
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 """Memory that RE2 may take for an expression, whose compiled form all ranks of a node share. The largest that is
 allowed has 500 classes like `[^\\w]`: for it 8 MiB, RE2's default, are too little, 16 are enough. Most take 100 KiB."""
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s"}
@@ -83,7 +83,7 @@ class LinePattern:
         self.names = frozenset(tree.state.groupdict)
         options = re2.Options()
         options.log_errors = False
-        options.max_mem = _MOST_BYTES
+        options.max_mem = _MAX_BYTES
         try:
             self._pattern = re2.compile(_in_re2_syntax(tree), options)
         except re2.error as problem:

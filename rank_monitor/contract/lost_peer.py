@@ -10,7 +10,7 @@ import re
 
 from rank_monitor.contract.errors import both_ends
 
-MOST_SEARCHED = 8192
+MAX_SEARCHED = 8192
 """Characters of one exception's text that are searched. What an error is stands at its beginning, or at its end where
 the text is that of another process's error; between them are values, C++ frames, and frames of that process."""
 
@@ -23,5 +23,5 @@ _LOST = re.compile(
 
 
 def is_lost_peer(text: str) -> bool:
-    """Whether an exception's text reports a lost peer. Takes time linear in `MOST_SEARCHED` at most."""
-    return _LOST.search(both_ends(text, MOST_SEARCHED)) is not None
+    """Whether an exception's text reports a lost peer. Takes time linear in `MAX_SEARCHED` at most."""
+    return _LOST.search(both_ends(text, MAX_SEARCHED)) is not None

@@ -27,7 +27,7 @@ PROCESSES = 4
 CYCLES, CYCLES_OF_TORCH = 10, 2
 IDLE_S = 20.0
 BEAT_S = 2.0
-MOST_OF_TORCH = 256
+MAX_OF_TORCH = 256
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def cycles(launcher: Launcher, nodes: int, outcome: Outcome) -> None:
     """Some cycles of one job, and a time in which nothing happens."""
     if launcher.name == OURS.name:
         kind, cycles_of_job = "ours", CYCLES
-    elif nodes <= MOST_OF_TORCH:
+    elif nodes <= MAX_OF_TORCH:
         kind, cycles_of_job = "torch", CYCLES_OF_TORCH
     else:
         return  # the first formation of 256 took minutes

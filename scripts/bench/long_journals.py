@@ -108,7 +108,7 @@ class Story:
 
     job: Job
     cycles: list[Cycle]
-    rest: events.Ledger
+    rest: events.LedgerEvent
 
 
 def simulate(job: Job) -> Story:
@@ -133,7 +133,7 @@ def simulate(job: Job) -> Story:
             history = _judge(job, cycle, policy, history)
         cycles.append(cycle)
         now = over + _STOP_S
-    rest = events.Ledger(has_ended=True, **part_as_json(ledger.present(now), ledger.account(now)))
+    rest = events.LedgerEvent(has_ended=True, **part_as_json(ledger.present(now), ledger.account(now)))
     return Story(job, cycles, rest)
 
 
@@ -156,7 +156,7 @@ def _run(ledger: JobLedger, cycle: Cycle, resumed: int) -> int:
     while now < cycle.over:
         ledger.rank_times(cycle.number, _rank_times(cycle.began, min(now, cycle.progress), now, resumed))
         present = part_as_json(ledger.present(now), ledger.account(now))
-        cycle.ledgers.append(_line(events.Ledger(has_ended=False, **present), now))
+        cycle.ledgers.append(_line(events.LedgerEvent(has_ended=False, **present), now))
         now += WRITE_EVERY_S
     times = _rank_times(cycle.began, cycle.progress, cycle.over, resumed)
     ledger.rank_times(cycle.number, times)
@@ -167,7 +167,7 @@ def _run(ledger: JobLedger, cycle: Cycle, resumed: int) -> int:
     ledger.stopped(now)
     assert ledger.last is not None
     last = part_as_json(ledger.last, ledger.account(now))
-    cycle.ledgers.append(_line(events.Ledger(has_ended=True, **last), now))
+    cycle.ledgers.append(_line(events.LedgerEvent(has_ended=True, **last), now))
     cycle.reached = times.iteration
     return max(times.saved, resumed)
 
@@ -352,7 +352,7 @@ def _by_first_clock(story: Story, node: int) -> Iterator[str]:
     limits |= {"sections": _SETTINGS.rank_section_timeouts, "log": None}
     command = ["/usr/bin/python3", "-u", "train.py", "--config", "large.yaml"]
     versions = {"launcher": "0.1.0", "torch": "2.9.0", "numpy": "2.3.4", "python": "3.12.3", "system": "Linux 6.8.0"}
-    yield _line(events.JobStart("long", name, command, _MAX_RESTARTS, RANKS, limits, versions, {}), _BOOT_S)
+    yield _line(events.JobStartEvent("long", name, command, _MAX_RESTARTS, RANKS, limits, versions, {}), _BOOT_S)
     for cycle in story.cycles:
         yield from _started(job, cycle, node)
         *while_it_ran, at_its_end = cycle.ledgers
@@ -361,22 +361,22 @@ def _by_first_clock(story: Story, node: int) -> Iterator[str]:
             yield from _failed(cycle, node, at_its_end)
         else:
             for rank in _ranks(node):
-                yield _line(events.RankExit(cycle.number, rank, 0), cycle.over)
-            yield _line(events.CycleEnd(cycle.number, "succeeded"), cycle.over)
+                yield _line(events.RankExitEvent(cycle.number, rank, 0), cycle.over)
+            yield _line(events.CycleEndEvent(cycle.number, "succeeded"), cycle.over)
             yield at_its_end
     rest, end = story.rest, story.rest.until - _WALL_S + _BOOT_S
     yield _line(rest, end)
     account = {"seconds": rest.total, "goodput": rest.goodput, "goodput_saved": rest.goodput_saved}
     wall_s = round(rest.until - _WALL_S, 6)
-    yield _line(events.JobEnd(0, "all ranks succeeded", 0, 0, 0, wall_s=wall_s, **account), end)
+    yield _line(events.JobEndEvent(0, "all ranks succeeded", 0, 0, 0, wall_s=wall_s, **account), end)
 
 
 def _started(job: Job, cycle: Cycle, node: int) -> Iterator[str]:
     ranks = [{"rank": rank, "local_rank": rank % RANKS, "pid": _pid(cycle, rank)} for rank in _ranks(node)]
     master = f"node000:{29_500 + cycle.number}"
-    yield _line(events.CycleStart(cycle.number, node, job.nodes, master, ranks), cycle.began)
+    yield _line(events.CycleStartEvent(cycle.number, node, job.nodes, master, ranks), cycle.began)
     for rank in _ranks(node):
-        yield _line(events.Limits.of(_LIMITS, cycle=cycle.number, rank=rank), cycle.began + _START_S)
+        yield _line(events.LimitsEvent.of(_LIMITS, cycle=cycle.number, rank=rank), cycle.began + _START_S)
 
 
 def _failed(cycle: Cycle, node: int, ledger: str) -> Iterator[str]:
@@ -389,34 +389,34 @@ def _failed(cycle: Cycle, node: int, ledger: str) -> Iterator[str]:
         yield from _death(cycle, evidence.ranks[cycle.guilty % RANKS])
     if cycle.kind is FaultKind.HANG:
         seen = [
-            {"rank": rank.rank, "place": rank.scene.place.name.lower(), "frames": list(rank.scene.frames)}
+            {"rank": rank.rank, "place": rank.scene.activity.name.lower(), "frames": list(rank.scene.frames)}
             | {"process": rank.scene.process, "stacks": f"logs/cycle_{cycle.number}/{rank.local_rank}/stacks.txt"}
             | {"groups": rank.groups}
             for rank in evidence.ranks
         ]
-        yield _line(events.Stacks(cycle.number, seen), stopped)
+        yield _line(events.StacksEvent(cycle.number, seen), stopped)
     if is_guilty or cycle.kind is FaultKind.HANG:
-        yield _line(events.Evidence(cycle.number, None, **to_record(evidence)), stopped)
+        yield _line(events.EvidenceEvent(cycle.number, None, **to_record(evidence)), stopped)
     yield ledger
     if is_guilty:
         life = CycleLife(cycle.over - cycle.began, cycle.reached)
-        yield _line(events.Fault.of(cycle.fault, cycle=cycle.number), stopped)
-        yield _line(events.Decision.of(cycle.decision, cycle=cycle.number, inputs=cycle.inputs), stopped)
-        yield _line(events.CycleEnd.of(life, cycle=cycle.number, how="failed"), stopped)
+        yield _line(events.FaultEvent.of(cycle.fault, cycle=cycle.number), stopped)
+        yield _line(events.DecisionEvent.of(cycle.decision, cycle=cycle.number, inputs=cycle.inputs), stopped)
+        yield _line(events.CycleEndEvent.of(life, cycle=cycle.number, how="failed"), stopped)
         return
     next_step = console_text.next_step(cycle.decision)
-    yield _line(events.CycleEnd(cycle.number, "failed elsewhere", why=cycle.headline, next=next_step), stopped)
+    yield _line(events.CycleEndEvent(cycle.number, "failed elsewhere", why=cycle.headline, next=next_step), stopped)
 
 
 def _death(cycle: Cycle, rank: RankEvidence) -> Iterator[str]:
     if rank.exception is not None:
-        event = events.UncaughtException.of(rank.exception, cycle=cycle.number, rank=rank.rank)
+        event = events.UncaughtExceptionEvent.of(rank.exception, cycle=cycle.number, rank=rank.rank)
         yield _line(event, cycle.over)
     if rank.verdict is not None:
         stacks = f"logs/cycle_{cycle.number}/{rank.local_rank}/stacks.txt"
-        yield _line(events.Verdict.of(rank.verdict, stacks=stacks), cycle.over)
+        yield _line(events.VerdictEvent.of(rank.verdict, stacks=stacks), cycle.over)
     assert rank.exit_code is not None
-    yield _line(events.RankExit(cycle.number, rank.rank, rank.exit_code), cycle.over)
+    yield _line(events.RankExitEvent(cycle.number, rank.rank, rank.exit_code), cycle.over)
 
 
 def _name(node: int) -> str:

@@ -59,9 +59,9 @@ def fail(journal: Journal, cycle: int, ranks: int) -> None:
         | {"groups": {str(group): state for group in range(10)}}
         for rank in range(ranks)
     ]
-    journal.write(events.Stacks(cycle, seen))
+    journal.write(events.StacksEvent(cycle, seen))
     journal.write(
-        events.Fault(
+        events.FaultEvent(
             **{"cycle": cycle, "kind": "hang", "rank": 3, "local_rank": 3, "pid": 3, "exit_code": -9, "what": "hangs"},
             **{"where": "in section step", "hint": "", "iteration": 7, "limit": "step", "learned_limit": False},
             **{"detail": FRAMES, "others": FRAMES[:2], "agreed_exit_code": None, "error": "", "collateral": False},
@@ -69,8 +69,8 @@ def fail(journal: Journal, cycle: int, ranks: int) -> None:
             **{"error_text": "", "before_group": False, "exceeded": ""},
         )
     )
-    journal.write(events.Decision(cycle, "restart", "restart", True, 3, None, 0.0, False))
-    journal.write(events.CycleEnd(cycle, "failed"))
+    journal.write(events.DecisionEvent(cycle, "restart", "restart", True, 3, None, 0.0, False))
+    journal.write(events.CycleEndEvent(cycle, "failed"))
 
 
 def read(status: NodeStatus, ranks: int, step: int) -> None:
@@ -92,10 +92,10 @@ def serve(ranks: int, folder: Path, journal: Journal) -> None:
     before = memory_mib()
     settings = Settings(record=RecordSettings(status_port=port))
     with answering(settings, {}, folder, journal, lambda: times(step), "1") as (status, _):
-        journal.write(events.JobStart("simulated", "host", ["train.py"], 30, ranks, {}))
+        journal.write(events.JobStartEvent("simulated", "host", ["train.py"], 30, ranks, {}))
         for cycle in range(FAULTS):
             fail(journal, cycle, ranks)
-        journal.write(events.CycleStart(FAULTS, 0, 1, "host:1", []))
+        journal.write(events.CycleStartEvent(FAULTS, 0, 1, "host:1", []))
         read(status, ranks, step)
         print(json.dumps({"port": port, "memory_mib": before}), flush=True)
         while True:

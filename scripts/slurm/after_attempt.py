@@ -21,7 +21,7 @@ from typing import Any
 from next_step import Attempt, NodeEnd, Outcome, Step, Terms, decide
 
 from ft_launcher.decide.attribution.fault import FaultClass
-from ft_launcher.record.events import Decision, Fault, JobEnd
+from ft_launcher.record.events import DecisionEvent, FaultEvent, JobEndEvent
 from ft_launcher.record.journal_reader import Problems, read_journals
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import ExitCode
@@ -30,7 +30,7 @@ from rank_monitor.contract.wire.foreign import parse_json, read_file
 VERSION = 1
 _MAX_HISTORY = 16 << 20
 """Bytes read of the history, its end: an attempt has a line of a few hundred."""
-_READ = (Decision.event, Fault.event, JobEnd.event)
+_READ = (DecisionEvent.event, FaultEvent.event, JobEndEvent.event)
 
 
 def main(words: Sequence[str]) -> int:
@@ -66,17 +66,17 @@ def node_end(folder: Path) -> NodeEnd:
     for entry in read_journals(folder.glob("journal.*.jsonl"), Problems()):
         if entry.event in _READ:
             last[entry.event] = entry.facts
-    end = last.get(JobEnd.event)
+    end = last.get(JobEndEvent.event)
     if end is None:
         return NodeEnd(folder.name, None)
-    fault = last.get(Fault.event)
+    fault = last.get(FaultEvent.event)
     reason = str(end.get("reason", ""))
     if fault is not None:
         reason = f"rank {fault.get('rank')} {fault.get('what')}; {reason}"
     in_doubt = fault is not None and (
         fault.get("exit_code") == ExitCode.RESUME_TO_DISAMBIGUATE or fault.get("fault_class") == FaultClass.HARDWARE
     )
-    decision = last.get(Decision.event, {})
+    decision = last.get(DecisionEvent.event, {})
     code = end.get("exit_code")
     return NodeEnd(
         folder.name,

@@ -15,7 +15,7 @@ from rank_monitor.contract.exit_codes import ExitCode
 TIME_LIMIT = "TimeLimit"
 """What Slurm calls it."""
 
-MOST_MOVES = 3
+MAX_MOVES = 3
 """So many exits with code 16 in a row are no failures, as in the launcher."""
 
 _LEFT = (ExitCode.NODE_UNHEALTHY, ExitCode.NODE_EXCLUDED)
@@ -143,8 +143,8 @@ def decide(attempt: Attempt, history: Sequence[Outcome], terms: Terms) -> Step:
         return Step(
             Action.NEXT, Outcome.UNFINISHED, "all ranks ended with 0, without the finished flag", _left(attempt)
         )
-    if ExitCode.RESUME_TO_DISAMBIGUATE in codes and (move := _in_a_row(history, Outcome.MOVED) + 1) <= MOST_MOVES:
-        reason = f"exit code 16: move {move} of {MOST_MOVES} to other hardware, no failure"
+    if ExitCode.RESUME_TO_DISAMBIGUATE in codes and (move := _in_a_row(history, Outcome.MOVED) + 1) <= MAX_MOVES:
+        reason = f"exit code 16: move {move} of {MAX_MOVES} to other hardware, no failure"
         return Step(Action.NEXT, Outcome.MOVED, reason, _doubtful(attempt) + _left(attempt))
     return _after_failure(attempt, history, terms)
 

@@ -33,10 +33,10 @@ from tests.patience import until
 from tests.ports import free_port
 
 BEAT_S, BEATS = 0.5, 8
-MOST_TO_FORM = 14
+MAX_TO_FORM = 14
 """Operations of a node, with its share of the coordinator's: 12.7 on a calm machine, and one more where the coordinator
 finds each message of the inbox in a pass of its own."""
-MOST_IDLE = 2.0
+MAX_IDLE = 2.0
 
 
 def operations_to_form(count: int) -> float:
@@ -57,7 +57,7 @@ def test_the_operations_of_a_node_do_not_grow_with_the_job(monkeypatch: pytest.M
     monkeypatch.setattr(simulated_nodes, "BEAT_S", 60.0)
     monkeypatch.setattr(simulated_nodes, "TIMEOUT_S", 600.0)
     few, many = operations_to_form(4), operations_to_form(16)
-    assert many <= MOST_TO_FORM
+    assert many <= MAX_TO_FORM
     assert many <= 1.25 * few
 
 
@@ -147,7 +147,7 @@ def test_an_idle_job_asks_little_of_etcd_and_leaves_nothing(count: int, beats_ma
             before, began = taken(etcd), time.monotonic()
             beats_made(BEATS * count)
             spent, beats = taken(etcd) - before, (time.monotonic() - began) / BEAT_S
-            assert spent / count / beats <= MOST_IDLE
+            assert spent / count / beats <= MAX_IDLE
             ask_each_other(nodes)
             assert left(etcd)
         assert not left(etcd)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rank_monitor.contract.wire.codec import Received
-from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart
+from rank_monitor.contract.wire.launcher_messages import CycleStart, StopJudging
 from rank_monitor.contract.wire.messages import (
     Attach,
     Detach,
@@ -161,7 +161,7 @@ LAST = (DetectorState.CONDEMNED, DetectorState.KILLED)
 
 def _after(state: DetectorState, message: Message) -> DetectorState:
     """Where a message leads."""
-    if isinstance(message, CycleEnd):
+    if isinstance(message, StopJudging):
         return DetectorState.WATCHED if state in (*ALARMED, *LAST) else state  # nothing is judged: no alarm
     if state in LAST:
         return state
@@ -209,7 +209,7 @@ def test_the_exit_of_the_rank_in_every_state(state: DetectorState) -> None:
 @pytest.mark.parametrize("state", list(DetectorState))
 def test_the_end_of_the_cycle_in_every_state(state: DetectorState) -> None:
     line = IN_STATE[state]()
-    line.say(CycleEnd())
+    line.say(StopJudging())
     assert line.detector.next_deadline() is None
     assert line.until(line.now + 10_000) == []
 

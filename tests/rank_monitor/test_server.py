@@ -14,9 +14,9 @@ from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.launcher_messages import (
     Connected,
-    CycleEnd,
     Snapshot,
     SnapshotRequest,
+    StopJudging,
     Times,
     TimesRequest,
     Verdict,
@@ -224,7 +224,7 @@ NONSENSE = {
     "sections left over": header(2) + struct.pack("<qB", 0, 0) + b"xx",
     "sections not UTF-8": header(2) + struct.pack("<qB", 0, 1) + struct.pack("<QB", 1, 1) + b"\xff",
     "for a monitor to send": bytes_of(Welcome({}, 0)),
-    "for an agent to send": bytes_of(CycleEnd()),
+    "for an agent to send": bytes_of(StopJudging()),
 }
 
 
@@ -397,8 +397,8 @@ def test_cycle_after_cycle(node: Node) -> None:
         rank = node.watched()
         rank.say(Sections((("step", time.monotonic_ns()),), 7))
         assert list(snapshot(node).sections) == ["step"]
-        node.say(CycleEnd())
-        node.say(CycleEnd())
+        node.say(StopJudging())
+        node.say(StopJudging())
         assert not node.comes(Verdict, 0.4), "longer than the limit: a wrong one would come by then"
         assert rank.say(Heartbeat()) == "sent"
     assert rank.process.poll() is None
@@ -494,7 +494,7 @@ def test_the_ledger_comes_when_asked_for_at_the_end_of_the_cycle_and_of_the_rank
     found = ledger_of(node, rank)
     assert (found.tail, found.tail_is_section, found.open, found.iteration) == ("data", True, {"data": opened}, 7)
     rank.say(Sections(()))
-    node.say(CycleEnd())
+    node.say(StopJudging())
     assert ledger_of(node, rank).sections["data"].count == 1
     rank.end()
     assert ledger_of(node, rank).sections["data"].count == 1

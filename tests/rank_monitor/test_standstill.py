@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rank_monitor.contract.wire.launcher_messages import CycleEnd, HangOverdue, LogStep
+from rank_monitor.contract.wire.launcher_messages import HangOverdue, LogStep, StopJudging
 from rank_monitor.contract.wire.messages import (
     Attach,
     Detach,
@@ -88,7 +88,7 @@ def test_the_next_standstill_is_told_again() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Detach(), CycleEnd(), report("closing", 60.0, 90.0, 5.0)],
+    [Detach(), StopJudging(), report("closing", 60.0, 90.0, 5.0)],
     ids=["its watch is shut down", "the cycle is over", "it restarts in process"],
 )
 def test_nothing_is_told_of_a_rank_that_is_not_to_run(message: Message) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.restart_phase import JUDGED, Judged, RestartPhase
-from rank_monitor.contract.wire.launcher_messages import CycleEnd
+from rank_monitor.contract.wire.launcher_messages import StopJudging
 from rank_monitor.contract.wire.messages import Attach, Detach, Heartbeat, Hello, Ping, Progress, RestartReport
 from rank_monitor.hang_detector import Action, DetectorState, Interrupt, Kill, SendSignal, SendVerdict
 from tests.rank_monitor.timeline import NO_LIMITS, RANK_PID, STARTED_S, Timeline, limited, ns, verdicts
@@ -276,7 +276,7 @@ def test_the_end_of_a_call_ends_what_was_asked_of_it() -> None:
 
 def test_the_end_of_a_cycle_ends_it() -> None:
     line = running()
-    line.say(CycleEnd(), T + 2)
+    line.say(StopJudging(), T + 2)
     assert line.until(T + 1000) == []
 
 

@@ -7,7 +7,14 @@ from dataclasses import fields, replace
 from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.codec import Received
-from rank_monitor.contract.wire.launcher_messages import CycleEnd, CycleStart, HangOverdue, LogOverdue, LogStep, Verdict
+from rank_monitor.contract.wire.launcher_messages import (
+    CycleStart,
+    HangOverdue,
+    LogOverdue,
+    LogStep,
+    StopJudging,
+    Verdict,
+)
 from rank_monitor.contract.wire.messages import (
     Attach,
     Detach,
@@ -47,7 +54,7 @@ ONE_OF_EACH: list[Message] = [
     LogStep(3, 1, 0, 10**12),
     LogOverdue(10**12),
     HangOverdue(10.0, 11.0, "it waits"),
-    CycleEnd(),
+    StopJudging(),
 ]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ft_client import RankMonitorClient
 
-_MOST_S = 300.0
+_MAX_S = 300.0
 
 
 def main(folder: Path, *words: str) -> int:
@@ -43,7 +43,7 @@ def main(folder: Path, *words: str) -> int:
             client = RankMonitorClient()
             client.init_workload_monitoring()
             client.send_heartbeat()
-            time.sleep(_MOST_S)
+            time.sleep(_MAX_S)
         case "train":
             _train(saved)
     return 0
@@ -52,7 +52,7 @@ def main(folder: Path, *words: str) -> int:
 def _train(saved: Path) -> None:
     told = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(True))
-    step, deadline = _number_in(saved), time.monotonic() + _MOST_S
+    step, deadline = _number_in(saved), time.monotonic() + _MAX_S
     print("training", flush=True)
     while not told and time.monotonic() < deadline:
         step += 1

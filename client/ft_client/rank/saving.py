@@ -13,7 +13,7 @@ from rank_monitor.contract import env
 
 _SHARE = 0.5
 """Of the calls that are left by the mean so far: then rank 0 looks again."""
-_MOST_CALLS = 64
+_MAX_CALLS = 64
 """Without a look at the clock. Steps may become much slower than those so far; a save is late by so many at most. One
 broadcast of a number in 64 steps is not noticed: it takes as long as a small gradient."""
 
@@ -83,4 +83,4 @@ class SaveSchedule:
         mean_s = (now - self._since) / self._calls
         if left_s <= mean_s / 2:  # a save after the next step would be farther from the interval
             return 0
-        return max(1, int(min(_MOST_CALLS, _SHARE * left_s / max(mean_s, 1e-9))))
+        return max(1, int(min(_MAX_CALLS, _SHARE * left_s / max(mean_s, 1e-9))))

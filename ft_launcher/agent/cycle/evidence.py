@@ -35,7 +35,7 @@ from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 _T = TypeVar("_T")
 
-_MOST_OUTPUT = 16384
+_MAX_OUTPUT = 16384
 """Bytes at the end of a rank's output in which its last traceback is looked for."""
 _CGROUPS = Path("/sys/fs/cgroup")
 """Where version 2 is mounted, and below it the controllers of version 1."""
@@ -43,11 +43,11 @@ _READ_TIMEOUT_S = 5.0
 """Storage that hangs must not hold up the restart."""
 _TEXTS_TIMEOUT_S = 1.0
 """For the text of a program, all files together; the ranks have ended, and the restart waits for it."""
-_MOST_PLACES = 4
+_MAX_PLACES = 4
 """One cause brings the ranks of a node to few places, and fewer to its own than to those where they wait for that."""
-_MOST_TEXT = 256 << 10
+_MAX_TEXT = 256 << 10
 """Of a file: 6,700 lines of torch, whose tree takes 0.15 s and 11 MB for a moment."""
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 """Of the number in a file that the training writes: they always fit into 64 bits."""
 
 
@@ -157,7 +157,7 @@ def _printed(
     exception = of_output(last_output)
     if exception is None:
         with suppress(OSError):
-            content = ranks.files.ask(partial(read_file, path, _MOST_OUTPUT, tail=True), ERROR_FILES_S)
+            content = ranks.files.ask(partial(read_file, path, _MAX_OUTPUT, tail=True), ERROR_FILES_S)
             exception = of_output(content.decode(errors="replace"))
     if exception is None:
         return (None, None)
@@ -198,7 +198,7 @@ def with_own_locks(ranks: Sequence[RankEvidence], stop_began: float, ran_s: floa
         }
         # A relative path was relative to where the rank was when it read the file.
         counted = Counter(place for place in asked.values() if place[0].startswith("/"))
-        places = sorted(counted, key=lambda place: (counted[place], place))[:_MOST_PLACES]
+        places = sorted(counted, key=lambda place: (counted[place], place))[:_MAX_PLACES]
         texts: dict[str, str] = {}
         if places:
             files = list(dict.fromkeys(path for path, _ in places))
@@ -215,8 +215,8 @@ def _read_texts(files: Sequence[str], ran_s: float, texts: dict[str, str]) -> No
         with suppress(OSError, UnicodeDecodeError), open_regular(path, follow_link=True) as file:
             status = os.fstat(file.fileno())
             age_s = time.time() - max(status.st_mtime, status.st_ctime)
-            if age_s > ran_s and status.st_size <= _MOST_TEXT:
-                texts[path] = file.read(_MOST_TEXT).decode("utf-8-sig")
+            if age_s > ran_s and status.st_size <= _MAX_TEXT:
+                texts[path] = file.read(_MAX_TEXT).decode("utf-8-sig")
 
 
 # What the node shows. What cannot be read is None.
@@ -298,7 +298,7 @@ def iteration_in_file(path: Path) -> int | None:
     def read() -> int | None:
         with suppress(OSError):
             text = read_file(path, follow_link=True).strip()
-            if text.isdigit() and len(text) <= _MOST_DIGITS:
+            if text.isdigit() and len(text) <= _MAX_DIGITS:
                 return int(text)
         return None
 

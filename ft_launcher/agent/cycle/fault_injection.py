@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 # A report is one short line of JSON. A longer datagram is cut by the kernel, and refused as no fault.
 _MAX_BYTES = 65536
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 """Reports that are taken in one turn of the agent: more than ranks of a node strike at once."""
-_MOST_REPORTS = 1000
+_MAX_REPORTS = 1000
 """Reports of one rank in a job: each is a line on the console and in the journal."""
 # IFNAMSIZ of Linux, with the zero at the end.
 _NAME_BYTES = 16
@@ -81,7 +81,7 @@ class Injected:
                     "no rank", f"a fault on purpose was reported for local rank {strike.local_rank}, which is not here"
                 )
                 continue
-            if self._reports[strike.local_rank] >= _MOST_REPORTS:
+            if self._reports[strike.local_rank] >= _MAX_REPORTS:
                 self._complaints.about(
                     "too many", f"local rank {strike.local_rank} reports too many faults on purpose: they are left out"
                 )
@@ -103,7 +103,7 @@ class Injected:
 
     def _heard(self) -> Iterator[tuple[StrikeReport, Injection]]:
         # Bounded: a rank that sends without end must not keep the launcher from all else.
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_MAX_AT_ONCE):
             if self._socket is None:
                 return
             try:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from torch.distributed import PrefixStore
 
 from ft_launcher.agent.cycle.evidence import with_own_locks
-from ft_launcher.agent.in_process.store_threads import Keys, Mailbox, StoreThreads
+from ft_launcher.agent.in_process.store_threads import EventQueue, Keys, StoreThreads
 from ft_launcher.decide.attribution import RankEvidence, all_nodes, collective, rank_view
 from ft_launcher.decide.attribution.all_nodes import NodeScene
 from ft_launcher.decide.attribution.fault import Blame, HangKind
@@ -158,7 +158,7 @@ class BlameExchange:
 
     def __init__(self, threads: StoreThreads, nodes: int, started_at: float, is_host: bool) -> None:
         self._threads, self._nodes, self._started_at, self._is_host = threads, nodes, started_at, is_host
-        self.news: Mailbox[Asked | Blamed] = Mailbox()
+        self.news: EventQueue[Asked | Blamed] = EventQueue()
         self._answers: queue.SimpleQueue[tuple[int, Sequence[RankEvidence]]] = queue.SimpleQueue()
 
     def listen(self) -> None:

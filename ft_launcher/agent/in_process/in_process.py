@@ -38,7 +38,7 @@ from ft_launcher.agent.in_process.recovery_steps import (
     Step,
     TakeOver,
 )
-from ft_launcher.agent.in_process.store_threads import Keys, Mailbox, StoreThreads
+from ft_launcher.agent.in_process.store_threads import EventQueue, Keys, StoreThreads
 from ft_launcher.decide.attribution import Fault, FaultKind, RankEvidence
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.policy.restart_policy import final_codes
@@ -315,7 +315,7 @@ class RankLossNotifier:
 
     def __init__(self, threads: StoreThreads, stop_s: float, on_reaped: Callable[[int], None]) -> None:
         self._threads, self._stop_s, self._on_reaped = threads, stop_s, on_reaped
-        self.notified: Mailbox[LossNotified] = Mailbox()
+        self.notified: EventQueue[LossNotified] = EventQueue()
 
     def notify(self, order: NotifyLoss, pid: int) -> None:
         """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once."""

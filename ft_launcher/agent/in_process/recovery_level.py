@@ -42,12 +42,12 @@ _CHANGES_NOTHING = frozenset(
 )
 """What a death means, and what is awaited of the rank, is as in the phase before."""
 # A rank that dies at each start, for a broken device for example, must not be started for ever.
-MOST_STARTS = 3
+MAX_STARTS = 3
 """How often a rank is started again alone between two restarts."""
 # Ranks are at most a few rounds apart; but a rank may send any number, and a journal may hold any.
-_MOST_ENDS = 100
+_MAX_ENDS = 100
 """Ends of restarts that are reported at once, each by a step. There are more where the launcher stood still."""
-_MOST_SKIPPED = 1_000_000
+_MAX_SKIPPED = 1_000_000
 """More of them are not counted: they would take hours."""
 # Seconds, for a wrapper that reports no limit of its own. Without one a lost restart would never reach level 2.
 _DEFAULT_LIMIT_S = 600.0
@@ -302,7 +302,7 @@ class RecoveryLevels:
         # It ended well without having taken part: another start would do the same.
         if slot.is_new and slot.exit_code == 0:
             return [StayAway(local_rank, "it ended before it had joined")]
-        if slot.starts >= MOST_STARTS:
+        if slot.starts >= MAX_STARTS:
             return [StayAway(local_rank, f"it died {slot.starts + 1} times between two restarts")]
         slot.starts += 1
         return [StartAgain(local_rank)]
@@ -356,9 +356,9 @@ class RecoveryLevels:
             prefix = going_on[0].prefix
         else:
             prefix = ""
-        first = max(self._state.failed, reached - _MOST_ENDS)
+        first = max(self._state.failed, reached - _MAX_ENDS)
         ends: list[Step] = [Restarted(number + 1, took_s, number, prefix) for number in range(first, reached)]
-        skipped = min(first - self._state.failed, _MOST_SKIPPED)
+        skipped = min(first - self._state.failed, _MAX_SKIPPED)
         if skipped:
             ends[0] = Restarted(first + 1, took_s, first, prefix, skipped)
         if any(report.phase in RESTARTING or report.round > reached for report in going_on):

@@ -1,7 +1,7 @@
 """Threads that wait in the ranks' store of one cycle, each over a connection of its own; they end with the cycle.
 
 Used by `in_process.py` and `blame_exchange.py`. A client of torch's store serves one call at a time, so a wait would
-block every other thread that shared its connection. What they find they leave in a `Mailbox`. Knows nothing of what
+block every other thread that shared its connection. What they find they leave in an `EventQueue`. Knows nothing of what
 the threads wait for.
 """
 
@@ -110,7 +110,7 @@ class StoreThreads:
                     release(another, key, _OVER)
 
 
-class Mailbox(Generic[_T]):
+class EventQueue(Generic[_T]):
     """Where threads leave what they found for the cycle loop: letters, in the order in which they came."""
 
     def __init__(self) -> None:

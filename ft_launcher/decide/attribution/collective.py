@@ -18,7 +18,7 @@ from functools import partial
 
 from ft_launcher.decide.attribution.fault import NETWORK_OR_DEVICE, Blame, HangKind
 from ft_launcher.decide.attribution.rank_view import GroupState, RankView, group_text
-from ft_launcher.decide.attribution.scene import Scene, Whereabouts, numbered
+from ft_launcher.decide.attribution.scene import Activity, Scene, numbered
 from ft_launcher.decide.attribution.wait_graph import (
     Wait,
     by_collective,
@@ -31,10 +31,10 @@ from ft_launcher.decide.attribution.wait_graph import (
 )
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 """The text is one line on the console; further ranks are counted."""
 
-_MOST_TRIED = 16
+_MAX_TRIED = 16
 """Ranks of a circle of which each is left out in turn, to see whether one remains: 10 ms each for 2,048 ranks."""
 
 _SAME_SIZES = ("reduce", "broadcast", "_all_gather_base", "all_gather_into_tensor")
@@ -46,7 +46,7 @@ _SIZES = re.compile(r"\[([\d, ]{0,120})\]")
 
 def sentence(blame: Blame, scene: Scene) -> str:
     """Returns what a rank that is to blame does, at this scene, and how many wait for it, without the subject."""
-    text = blame.text or scene.place.value
+    text = blame.text or scene.activity.value
     if len(blame.ranks) > 1:
         return text
     return f"{text}{waiting_text(len(blame.waiting))}"
@@ -62,10 +62,10 @@ def summary(blame: Blame, views: Sequence[RankView]) -> str:
         return blame.text
     what = blame.text
     scene = next((view.scene for view in views if view.rank == blame.ranks[0]), Scene(blame.ranks[0]))
-    if scene.place is Whereabouts.STOPPED:
+    if scene.activity is Activity.STOPPED:
         what = "is stopped"
     elif not what:
-        what = scene.place.value
+        what = scene.activity.value
     if len(blame.ranks) > 1:
         return f"each of {numbered(blame.ranks)} {what}"
     if len(blame.waiting) == 1:
@@ -90,7 +90,7 @@ def find(ranks: Sequence[RankView], all_ranks: bool = True) -> Blame:
         all_ranks: these are all ranks of the job; else the one that is missing may be among those not given.
     """
     # A spare, or a rank between two iterations, has no part in what the others wait for.
-    taking_part = [view for view in ranks if view.scene.place is not Whereabouts.WRAPPER]
+    taking_part = [view for view in ranks if view.scene.activity is not Activity.WRAPPER]
     views = {view.rank: view for view in sorted(taking_part, key=lambda view: view.rank)}
     waits = waits_of(views, all_ranks)
     for wait in waits:  # by the recorder, whatever its stack says
@@ -108,7 +108,7 @@ def all_inside(ranks: Sequence[RankView]) -> Blame | None:
     Such a collective usually runs in the background and ends by itself: ask only where a rank exceeded its limit. With
     NCCL all ranks may wait for it in their own code, on a GPU, and then it is no fault of the one whose limit is first.
     """
-    if len(ranks) < 2 or any(view.ended or view.scene.place is Whereabouts.STOPPED for view in ranks):
+    if len(ranks) < 2 or any(view.ended or view.scene.activity is Activity.STOPPED for view in ranks):
         return None
     of_all = set.intersection(*(set(view.groups) for view in ranks))
     for group in sorted(of_all):
@@ -141,7 +141,7 @@ def _gone(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
     Where nothing shows that one waits for a stopped rank, it is named only if no other rank can be what they wait for.
     """
     waited_for = {rank for wait in waits for rank in wait.missing}
-    stopped = [view for view in views.values() if view.scene.place is Whereabouts.STOPPED and not view.ended]
+    stopped = [view for view in views.values() if view.scene.activity is Activity.STOPPED and not view.ended]
     if any(view.rank in waited_for for view in stopped):
         stopped = [view for view in stopped if view.rank in waited_for]
     elif any(_is_elsewhere(view) or view.ended for view in views.values()):
@@ -159,7 +159,7 @@ def _gone(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | None:
 
 def _is_elsewhere(view: RankView) -> bool:
     """Whether it is seen outside of any collective, where it may hold up others."""
-    is_seen = view.scene.place not in (Whereabouts.STOPPED, Whereabouts.UNKNOWN)
+    is_seen = view.scene.activity not in (Activity.STOPPED, Activity.UNKNOWN)
     return is_seen and not (view.is_waiting or view.may_wait or view.ended)
 
 
@@ -255,7 +255,7 @@ def _only_one_outside(views: Mapping[int, RankView]) -> Blame | None:
     # A program that has no process group, as far as is known, waits in a lock of its own.
     if not any(view.is_waiting or view.groups for view in others):
         return None
-    if len(outside) != 1 or outside[0].scene.place is Whereabouts.UNKNOWN or not _reach_no_more(outside, others):
+    if len(outside) != 1 or outside[0].scene.activity is Activity.UNKNOWN or not _reach_no_more(outside, others):
         return None
     if has_unfinished(outside[0], last_finished(views.values())):
         return None
@@ -300,11 +300,11 @@ def _deadlock(views: Mapping[int, RankView], waits: Sequence[Wait]) -> Blame | N
     if not cycle:
         return None
     faulty = sorted(cycle)
-    if len(cycle) <= _MOST_TRIED:
+    if len(cycle) <= _MAX_TRIED:
         faulty = [rank for rank in faulty if not cycle_of(waits, rank)] or faulty
     following = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
     edges = [next(wait for wait in waits if wait.rank == rank and other in wait.missing) for rank, other in following]
-    circle = ", ".join(f"rank {wait.rank} in {collective_text(wait, views)}" for wait in edges[:_MOST_NAMED])
+    circle = ", ".join(f"rank {wait.rank} in {collective_text(wait, views)}" for wait in edges[:_MAX_NAMED])
     if any(wait.message for wait in edges):
         # A receive may have been begun long before anybody waits for it, by a rank that is busy with something else.
         return Blame(HangKind.UNKNOWN, text=f"ranks wait for each other: {circle}")
@@ -364,10 +364,10 @@ def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> Blame:
     """Rule 5: by iterations and stacks. Names a rank only if it is the only one outside of any collective."""
     waiting = [view for view in views.values() if view.is_waiting]
     elsewhere = [view for view in views.values() if not (view.is_waiting or view.ended)]
-    seen = [view for view in elsewhere if view.scene.place is not Whereabouts.UNKNOWN]
+    seen = [view for view in elsewhere if view.scene.activity is not Activity.UNKNOWN]
     outside, in_doubt = _apart(seen, views, all_ranks)
     may_wait = [view.rank for view in in_doubt]
-    unseen = [view.rank for view in elsewhere if view.scene.place is Whereabouts.UNKNOWN]
+    unseen = [view.rank for view in elsewhere if view.scene.activity is Activity.UNKNOWN]
     ended = [view.rank for view in views.values() if view.ended]
     if not waiting and not may_wait:
         return Blame(HangKind.UNKNOWN, text="no rank waits in a collective")

@@ -16,14 +16,14 @@ from ft_launcher.decide.attribution import known_errors, nccl_view
 from ft_launcher.decide.attribution.fault import Fault, FaultKind
 from ft_launcher.decide.attribution.hints import NodeEvidence
 from ft_launcher.decide.attribution.nccl_view import NcclView
-from ft_launcher.decide.attribution.scene import Scene, Whereabouts
+from ft_launcher.decide.attribution.scene import Activity, Scene
 from rank_monitor.contract.wire.json_record import from_json, to_json
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException, ResultInDoubt
 
 # A rank that died of one of these after the stop began was ended by the stop.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_LOOKS_LIKE_A_WAIT = {Whereabouts.COLLECTIVE: 1.0, Whereabouts.BLOCKED: 0.5}
+_LOOKS_LIKE_A_WAIT = {Activity.COLLECTIVE: 1.0, Activity.BLOCKED: 0.5}
 """For a rank that exceeded a limit, by its place. Torch's `work.wait()` and a lock of the program's look alike."""
 
 
@@ -109,7 +109,7 @@ class RankEvidence:
         A rank that dies closes its connections some 20 ms before its end is seen, so a peer's exception comes first.
         """
         if self.condemned:
-            return _LOOKS_LIKE_A_WAIT.get(self.scene.place, 0.0)
+            return _LOOKS_LIKE_A_WAIT.get(self.scene.activity, 0.0)
         if self.exception:
             return known_errors.is_about_peers(self.exception)
         return 0.0

@@ -25,7 +25,7 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen |/ft_client/
 _CARETS = re.compile(r"[\s~^]*")
 # Characters of one line of an excerpt: the message of an exception can put a whole tensor on one line.
 _LONGEST = 200
-_MOST_LINES = 5
+_MAX_LINES = 5
 """Of an excerpt: it stands in the block on the console."""
 _TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
@@ -37,7 +37,7 @@ _USAGE_ERROR = re.compile(r"[^\s:]{1,200}: error: (.{1,1000})")
 _NEAR_END = 12
 """hydra prints two lines after a traceback, click its usage before the error."""
 # Characters. What a program printed after its error is part of the text; the beginning and the end name the error.
-_MOST_MESSAGE = 2000
+_MAX_MESSAGE = 2000
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def excerpt(traceback: str) -> tuple[str, ...]:
     lines = [line for line in lines if line and not _CARETS.fullmatch(line)]
     frames = [number for number, line in enumerate(lines) if _FRAME.search(line)]
     if not frames:
-        return tuple(lines[-_MOST_LINES:])
+        return tuple(lines[-_MAX_LINES:])
     own = max((number for number in frames if not _LIBRARY.search(lines[number])), default=frames[-1])
     source = [line for line in lines[own + 1 : own + 2] if line.startswith("    ")]
     if frames[-1] != own:
@@ -105,7 +105,7 @@ def excerpt(traceback: str) -> tuple[str, ...]:
     else:
         innermost = []
     message = [line for line in lines[frames[-1] + 1 :] if not line.startswith("    ")]
-    return (lines[own], *source, *innermost, *message)[:_MOST_LINES]
+    return (lines[own], *source, *innermost, *message)[:_MAX_LINES]
 
 
 def of_output(text: str) -> RankException | None:
@@ -181,7 +181,7 @@ def _printed(traceback: list[str], after: list[str]) -> RankException:
         end = len(after)
     kind, _, first = after[0].partition(":")
     message = "\n".join([first, *after[1:end]]).lstrip()
-    return RankException(kind, both_ends(message, _MOST_MESSAGE), "\n".join(traceback), 0.0)
+    return RankException(kind, both_ends(message, _MAX_MESSAGE), "\n".join(traceback), 0.0)
 
 
 def of_error_file(content: bytes) -> RankException | None:

@@ -35,7 +35,7 @@ from ft_launcher.decide.attribution.fault import (
 )
 from ft_launcher.decide.attribution.hints import NodeEvidence
 from ft_launcher.decide.attribution.rank_view import RankView
-from ft_launcher.decide.attribution.scene import Whereabouts, numbered
+from ft_launcher.decide.attribution.scene import Activity, numbered
 from ft_launcher.decide.attribution.wrapped_errors import errors_inside
 from rank_monitor.contract.exit_codes import AGREED
 from rank_monitor.contract.same_error import digest
@@ -43,7 +43,7 @@ from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 # The hint is one line on the console, and a node can have many ranks.
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 _HEARD_WITHIN_S = 1.0
 """An exception of a peer may be read before the verdict of the rank that it lost: both come within milliseconds, and on
 a busy machine together."""
@@ -293,7 +293,7 @@ def _what_hangs(rank: RankEvidence, blame: Blame | None) -> str:
         return of_cause(cause, _exceeded(rank))
     if rank.verdict is not None and rank.condemned:
         return of_cause(rank.verdict.reason, _raised_before(rank))
-    return of_cause(f"it {rank.scene.place.value}, and the others waited for it", _raised_before(rank))
+    return of_cause(f"it {rank.scene.activity.value}, and the others waited for it", _raised_before(rank))
 
 
 def of_cause(cause: str, exceeded: str = "") -> str:
@@ -329,7 +329,7 @@ def _cause_of_hang(rank: RankEvidence, blame: Blame | None) -> str:
             return f"it {collective.sentence(blame, rank.scene)}"
         if blame.waiting:
             waiting = collective.waiting_text(len(blame.waiting))
-    if rank.was_stopped or rank.scene.place is Whereabouts.STOPPED:
+    if rank.was_stopped or rank.scene.activity is Activity.STOPPED:
         return f"it is stopped{waiting}"
     return ""
 
@@ -436,7 +436,7 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | N
         return hints.of_hang((), "T")
     scene = rank.scene
     cause = hints.of_hang(scene.frames, str((scene.process or {}).get("state", "")))
-    if not cause.hint and scene.place is Whereabouts.LOCKED:
+    if not cause.hint and scene.activity is Activity.LOCKED:
         return Cause(FaultClass.HANG, _IN_OWN_LOCK)
     waits = rank.collateral == 1 or (blame is not None and rank.rank in blame.waiting)
     if not cause.hint and waits and len(ranks) > 1:
@@ -444,7 +444,7 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | N
             return Cause(FaultClass.HANG, blame.text)
         if blame is not None and rank.rank in blame.ranks:
             return Cause(FaultClass.HANG)
-        if scene.place is Whereabouts.BLOCKED:
+        if scene.activity is Activity.BLOCKED:
             return Cause(FaultClass.HANG, _IN_C_CODE)
         hint = "every rank that hangs here waits in a collective: they are out of step, a rank of another node"
         return Cause(FaultClass.HANG, f"{hint} is gone, or the network is")
@@ -457,10 +457,10 @@ def _to_look_at(ranks: Sequence[RankEvidence], own: Sequence[RankEvidence]) -> s
     reached = {rank.rank: iteration(rank) for rank in ranks if iteration(rank) != NO_ITERATION}
     late = [f"rank {rank} at iteration {at}" for rank, at in reached.items() if at < max(reached.values())]
     if late:
-        return f"; behind the others: {', '.join(late[:_MOST_NAMED])}"
+        return f"; behind the others: {', '.join(late[:_MAX_NAMED])}"
     silent = [f"rank {rank.rank}" for rank in ranks if rank not in own]
     if 0 < len(silent) <= len(own):
-        return f"; without an error: {', '.join(silent[:_MOST_NAMED])}"
+        return f"; without an error: {', '.join(silent[:_MAX_NAMED])}"
     return ""
 
 

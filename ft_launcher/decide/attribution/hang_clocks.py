@@ -24,7 +24,7 @@ from typing import Any
 from ft_launcher.decide.attribution import collective, rank_view
 from ft_launcher.decide.attribution.fault import Blame, HangKind
 from ft_launcher.decide.attribution.rank_view import RankView
-from ft_launcher.decide.attribution.scene import Whereabouts, numbered
+from ft_launcher.decide.attribution.scene import Activity, numbered
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
@@ -60,7 +60,7 @@ class RankLook:
     @property
     def is_stopped(self) -> bool:
         """Whether the process is stopped."""
-        return self.view.scene.place is Whereabouts.STOPPED
+        return self.view.scene.activity is Activity.STOPPED
 
     @property
     def quiet_s(self) -> float:
@@ -208,7 +208,7 @@ def _for_all(blame: Blame, ranks: Sequence[RankLook]) -> Blame:
 
 
 def _is_in_wrapper(rank: RankLook) -> bool:
-    return rank.view.scene.place is Whereabouts.WRAPPER
+    return rank.view.scene.activity is Activity.WRAPPER
 
 
 def _has_begun(ranks: Sequence[RankLook]) -> bool:

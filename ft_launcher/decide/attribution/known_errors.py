@@ -20,7 +20,7 @@ from ft_launcher.decide.attribution.fault import Cause, FaultClass
 from ft_launcher.decide.attribution.hints import NodeEvidence
 from ft_launcher.decide.attribution.wrapped_errors import errors_inside
 from rank_monitor.contract.errors import both_ends
-from rank_monitor.contract.lost_peer import MOST_SEARCHED, is_lost_peer
+from rank_monitor.contract.lost_peer import MAX_SEARCHED, is_lost_peer
 from rank_monitor.contract.wire.messages import RankException
 
 _USER, _MEMORY, _HARDWARE = FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.HARDWARE
@@ -173,12 +173,12 @@ def _share_about_peers(text: str) -> float:
 
 
 def _mentions_peers(text: str) -> bool:
-    text = both_ends(text, MOST_SEARCHED)
+    text = both_ends(text, MAX_SEARCHED)
     return bool(is_lost_peer(text) or _WAITED.search(text) or text.startswith(_GAVE_UP))
 
 
 def _by_text(text: str, node: NodeEvidence) -> Cause | None:
-    text = both_ends(text, MOST_SEARCHED)
+    text = both_ends(text, MAX_SEARCHED)
     # An ImportError for want of a shared library may be a fault of the node and is decided by the table.
     if text.partition(":")[0] in _PROGRAM and "shared object file" not in text:
         return Cause(_USER)

@@ -17,9 +17,9 @@ from ft_launcher.decide.attribution.fault import NETWORK_OR_DEVICE, Blame, HangK
 from rank_monitor.contract.rounds.barrier import ranges_of
 from rank_monitor.contract.wire.json_record import from_json, to_json
 
-_MOST_KEPT = 64
+_MAX_KEPT = 64
 """Processes of one kind in an answer: more are a part of the network that is cut off, of which no rank is named."""
-_MOST_SHOWN = 4
+_MAX_SHOWN = 4
 """The text is one line on the console; further ranks are counted."""
 
 
@@ -84,7 +84,7 @@ class NcclView:
 
 def view_of(processes: int, missing: Sequence[NcclProcess], missing_count: int, late: Sequence[Late]) -> NcclView:
     """Returns an answer, with as much of it as is kept."""
-    return NcclView(processes, tuple(missing[:_MOST_KEPT]), missing_count, tuple(late[:_MOST_KEPT]))
+    return NcclView(processes, tuple(missing[:_MAX_KEPT]), missing_count, tuple(late[:_MAX_KEPT]))
 
 
 def to_record(view: NcclView) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def of_record(record: Any) -> NcclView:
         ProtocolError: it does not fit.
     """
     view = from_json(NcclView, record)
-    return replace(view, missing=view.missing[:_MOST_KEPT], late=view.late[:_MOST_KEPT])
+    return replace(view, missing=view.missing[:_MAX_KEPT], late=view.late[:_MAX_KEPT])
 
 
 def refined(
@@ -188,11 +188,11 @@ def _who(ranks: Sequence[int] | set[int], nodes: Mapping[int, str]) -> str:
     for rank in sorted(ranks):
         by_node.setdefault(nodes.get(rank, ""), []).append(rank)
     parts = []
-    for node, found in list(by_node.items())[:_MOST_SHOWN]:
+    for node, found in list(by_node.items())[:_MAX_SHOWN]:
         text = f"rank{'s' * (len(found) > 1)} {ranges_of(found)}"
         if node:
             text += f" on {node}"
         parts.append(text)
-    if len(by_node) > _MOST_SHOWN:
-        parts.append(f"those of {len(by_node) - _MOST_SHOWN} more nodes")
+    if len(by_node) > _MAX_SHOWN:
+        parts.append(f"those of {len(by_node) - _MAX_SHOWN} more nodes")
     return ", ".join(parts)

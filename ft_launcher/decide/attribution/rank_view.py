@@ -12,19 +12,19 @@ from typing import Any
 
 from ft_launcher.decide.attribution import known_errors
 from ft_launcher.decide.attribution.cycle_evidence import RankEvidence, iteration
-from ft_launcher.decide.attribution.scene import Scene, Whereabouts, numbered
+from ft_launcher.decide.attribution.scene import Activity, Scene, numbered
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.rounds.barrier import ranges_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
-_MOST_FRAMES = 8
+_MAX_FRAMES = 8
 """Of a rank's stack for the coordinator: enough to see the collective that it is in, below torch's wrappers."""
 
 _WAITED = "waited in a collective until that failed"
-_MOST_PLACES = 16
+_MAX_PLACES = 16
 """Different places of ranks in a fault, the ones with most ranks first; the console shows two of them."""
 
-_MAY_BE_INSIDE = (Whereabouts.UNKNOWN, Whereabouts.IN_KERNEL, Whereabouts.BLOCKED, Whereabouts.LOCKED)
+_MAY_BE_INSIDE = (Activity.UNKNOWN, Activity.IN_KERNEL, Activity.BLOCKED, Activity.LOCKED)
 """Places of a rank that does wait where it has not finished a collective."""
 
 
@@ -88,15 +88,15 @@ class RankView:
         send and no receive of gloo, nor what torch does while it makes a group: these show in the stack alone."""
         pending = any(state.waits_in is not None for state in self.groups.values())
         pending |= bool(self.sends or self.receives)
-        inside = self.gave_up or self.scene.place is Whereabouts.COLLECTIVE
+        inside = self.gave_up or self.scene.activity is Activity.COLLECTIVE
         # Gloo notes the end of a collective a moment after it, so one that is stopped may seem to be in it for ever.
-        return inside or (pending and self.scene.place in _MAY_BE_INSIDE)
+        return inside or (pending and self.scene.activity in _MAY_BE_INSIDE)
 
     @property
     def may_wait(self) -> bool:
         """Whether nothing says that it waits for another rank, and nothing that it does not: it may be in the `wait()`
         of a send or a receive."""
-        return self.scene.place is Whereabouts.BLOCKED and not self.is_waiting and not self.ended
+        return self.scene.activity is Activity.BLOCKED and not self.is_waiting and not self.ended
 
 
 def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankView]:
@@ -132,7 +132,7 @@ def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -
     gave_up = failed_by_itself and rank.collateral == 1
     scene = rank.scene
     # One that has lost a peer to the end of the hang, and had no time to show its stack, waited for it until then.
-    has_no_stack = scene.place is Whereabouts.UNKNOWN and as_it_was is not None
+    has_no_stack = scene.activity is Activity.UNKNOWN and as_it_was is not None
     if has_no_stack and rank.exception is not None and (rank.exception_at or 0.0) >= (as_it_was or 0.0):
         gave_up |= known_errors.is_about_peers(rank.exception) == 1
     groups, members = states_of(rank.groups)
@@ -154,7 +154,7 @@ def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:
         if view.rank != named:
             places.setdefault(_place(view), []).append(view.rank)
     found = sorted(places.items(), key=lambda row: (row[0] == _WAITED, -len(row[1]), min(row[1])))
-    return tuple(f"rank{'s' * (len(ranks) > 1)} {ranges_of(ranks)}: {text}" for text, ranks in found[:_MOST_PLACES])
+    return tuple(f"rank{'s' * (len(ranks) > 1)} {ranges_of(ranks)}: {text}" for text, ranks in found[:_MAX_PLACES])
 
 
 def _place(view: RankView) -> str:
@@ -163,13 +163,13 @@ def _place(view: RankView) -> str:
         return "has returned"
     if view.gave_up and not pending and not view.scene.frames:
         return _WAITED
-    if pending and view.scene.place is not Whereabouts.STOPPED:
+    if pending and view.scene.activity is not Activity.STOPPED:
         state = view.groups[pending[0]]
         text = f"in {state.operation or 'collective'} {state.waits_in} of {group_text(pending[0], view)}"
     elif (view.sends or view.receives) and view.is_waiting:
         text = f"in {message_text(view)}"
     else:
-        text = view.scene.place.value
+        text = view.scene.activity.value
     if view.scene.own_frame:
         text += f", at {view.scene.own_frame}"
     if view.iteration != NO_ITERATION:
@@ -235,7 +235,7 @@ def to_record(view: RankView) -> dict[str, Any]:
     }
     return {
         "rank": view.rank,
-        "frames": list(view.scene.frames[:_MOST_FRAMES]),
+        "frames": list(view.scene.frames[:_MAX_FRAMES]),
         "state": state,
         "wchan": str((view.scene.process or {}).get("wchan", "")),
         "in_own_lock": view.scene.in_own_lock,

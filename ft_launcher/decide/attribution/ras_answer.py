@@ -15,16 +15,16 @@ from typing import Any
 from ft_launcher.decide.attribution.nccl_view import Late, NcclProcess, NcclView, view_of
 from rank_monitor.contract.wire.foreign import parse_json, whole_number
 
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 """2,048 ranks, each in six communicators, are 7 MB of JSON."""
 _FEWEST_BYTES, _BYTES_OF_RANK = 1 << 20, 8 << 10
 """A rank is 0.6 KB in each of its communicators, and those of a pipeline have one for each peer. To read 16 MB of empty
 lists takes 7 s, in which other threads stand still; the most that a few ranks may send, half a second."""
-_MOST_REPLIES = 4
+_MAX_REPLIES = 4
 """Lines before the answer itself: one for each command that goes before `VERBOSE STATUS`."""
-_MOST_NUMBER = (1 << 31) - 1
-_MOST_LAUNCHED = (1 << 63) - 1
-_MOST_HOST = 64
+_MAX_NUMBER = (1 << 31) - 1
+_MAX_LAUNCHED = (1 << 63) - 1
+_MAX_HOST = 64
 """Characters. The longest text of an IPv6 address has 45."""
 
 _PROCESS = re.compile(r"\s*Process (\d{1,10}) on node (\S{1,64})")
@@ -41,7 +41,7 @@ _HEADINGS = ("Job summary", "Communicators...", "Errors", "Warnings")
 
 def most_bytes(ranks: int) -> int:
     """Returns how many bytes the answer of a job with so many ranks has at most."""
-    return min(_MOST_BYTES, _FEWEST_BYTES + ranks * _BYTES_OF_RANK)
+    return min(_MAX_BYTES, _FEWEST_BYTES + ranks * _BYTES_OF_RANK)
 
 
 def view_in(answer: bytes, pids: Collection[int] = ()) -> NcclView:
@@ -55,7 +55,7 @@ def view_in(answer: bytes, pids: Collection[int] = ()) -> NcclView:
         ValueError: it is no such answer, or a part of one.
     """
     body = answer
-    for _ in range(_MOST_REPLIES):
+    for _ in range(_MAX_REPLIES):
         if body.startswith((b"SERVER PROTOCOL", b"OK", b"ERROR")):  # an ERROR: a release that knows no JSON
             body = body.partition(b"\n")[2]
     if body.startswith(b"{"):
@@ -97,7 +97,7 @@ def _objects(values: Any) -> Iterator[Mapping[str, Any]]:
 
 def _peer(rank: Mapping[str, Any], size: int) -> NcclProcess | None:
     host, pid = rank.get("host"), _number(rank.get("pid"))
-    if not isinstance(host, str) or len(host) > _MOST_HOST or pid <= 0:
+    if not isinstance(host, str) or len(host) > _MAX_HOST or pid <= 0:
         return None
     number = _number(rank.get("rank"))
     return NcclProcess(host, pid, number, size, _status(rank).get("considered_dead") is True)
@@ -122,7 +122,7 @@ def _late_in(counted: list[tuple[NcclProcess, Any]]) -> list[Late]:
     for peer, counts in counted:
         if isinstance(counts, dict):
             for kind, count in counts.items():
-                by_kind.setdefault(kind[:_MOST_HOST], []).append((peer, _number(count, _MOST_LAUNCHED)))
+                by_kind.setdefault(kind[:_MAX_HOST], []).append((peer, _number(count, _MAX_LAUNCHED)))
     found = []
     for kind, launched in by_kind.items():
         most = max(count for _, count in launched)
@@ -130,7 +130,7 @@ def _late_in(counted: list[tuple[NcclProcess, Any]]) -> list[Late]:
     return found
 
 
-def _number(value: Any, most: int = _MOST_NUMBER) -> int:
+def _number(value: Any, most: int = _MAX_NUMBER) -> int:
     """A whole number from 0 on; -1 for anything else."""
     if type(value) is int and 0 <= value <= most:
         return value
@@ -239,7 +239,7 @@ def _late(lines: list[str], sizes: Mapping[str, int]) -> list[Late]:
 
 
 def _of_digits(digits: str) -> int:
-    number = whole_number(digits, _MOST_LAUNCHED)
+    number = whole_number(digits, _MAX_LAUNCHED)
     if number is None:
-        raise ValueError(f"a number of the answer is too large: {digits[:_MOST_HOST]}")
+        raise ValueError(f"a number of the answer is too large: {digits[:_MAX_HOST]}")
     return number

@@ -42,10 +42,10 @@ _OF_A_LOCK = "futex"
 """How the kernel's functions begin in which a thread waits for a lock or a condition of C code (`/proc/PID/wchan`)."""
 
 # The text is one line on the console; further ranks are counted.
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
-class Whereabouts(Enum):
+class Activity(Enum):
     """Where a rank is, as far as its stack and its process say."""
 
     STOPPED = "is stopped (SIGSTOP or a debugger)"
@@ -74,29 +74,29 @@ class Scene:
     in_own_lock: bool = False
 
     @property
-    def place(self) -> Whereabouts:
+    def activity(self) -> Activity:
         """Where it is. That the process is stopped decides before its stack does."""
         state = str((self.process or {}).get("state", ""))
         # States of proc(5): T stopped by a signal, t by a tracer, D uninterruptible sleep.
         if state.startswith(("T", "t")):
-            return Whereabouts.STOPPED
+            return Activity.STOPPED
         if not self.frames:
             if state.startswith("D"):
-                return Whereabouts.IN_KERNEL
-            return Whereabouts.UNKNOWN
+                return Activity.IN_KERNEL
+            return Activity.UNKNOWN
         if in_collective(self.frames):
-            return Whereabouts.COLLECTIVE
+            return Activity.COLLECTIVE
         if self._in_wrapper[:1] == _NEXT[:1] and not self.has_returned:
-            return Whereabouts.WRAPPER
+            return Activity.WRAPPER
         waits_in = str((self.process or {}).get("wchan", ""))
         # Where the kernel does not say in what a process sleeps, it may be this.
         in_lock = waits_in.startswith(_OF_A_LOCK) or (state.startswith("S") and not waits_in)
         # A lock that Python code waits for has a frame of the standard library.
         if not in_lock or _STANDARD.match(self.frames[0]):
-            return Whereabouts.OUTSIDE
+            return Activity.OUTSIDE
         if self.in_own_lock:
-            return Whereabouts.LOCKED
-        return Whereabouts.BLOCKED
+            return Activity.LOCKED
+        return Activity.BLOCKED
 
     @property
     def has_returned(self) -> bool:
@@ -113,13 +113,13 @@ class Scene:
     def waits_in_python(self) -> bool:
         """Whether it waits for a thread, a queue, a connection or a process: what is there may wait for a rank."""
         innermost = next(iter(self.frames), "")
-        return self.place is Whereabouts.OUTSIDE and _WAITS_IN_PYTHON.match(innermost) is not None
+        return self.activity is Activity.OUTSIDE and _WAITS_IN_PYTHON.match(innermost) is not None
 
     @property
     def waits_for_no_rank(self) -> bool:
         """Whether its main thread runs, is in an uninterruptible sleep, or in a lock of its own."""
         is_busy = str((self.process or {}).get("state", "")).startswith(("R", "D"))
-        return is_busy or self.place is Whereabouts.LOCKED
+        return is_busy or self.activity is Activity.LOCKED
 
     @property
     def others_are_idle(self) -> bool:
@@ -154,10 +154,10 @@ def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
         stalled: the rank whose monitor reported it.
         waited_s: for how long its main thread ran no Python.
     """
-    by_place = {place: [scene for scene in scenes if scene.place is place] for place in Whereabouts}
-    waiting = by_place[Whereabouts.COLLECTIVE]
-    held_up = by_place[Whereabouts.STOPPED] + by_place[Whereabouts.IN_KERNEL] + by_place[Whereabouts.OUTSIDE]
-    held_up = held_up or by_place[Whereabouts.BLOCKED]
+    by_place = {place: [scene for scene in scenes if scene.activity is place] for place in Activity}
+    waiting = by_place[Activity.COLLECTIVE]
+    held_up = by_place[Activity.STOPPED] + by_place[Activity.IN_KERNEL] + by_place[Activity.OUTSIDE]
+    held_up = held_up or by_place[Activity.BLOCKED]
     since = f"for {waited_s:g} s"
     if waiting and held_up:
         if len(waiting) > 1:
@@ -182,7 +182,7 @@ def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
 
 def listed(scenes: Sequence[Scene]) -> str:
     """Describes in one line where these ranks are; at most four are named, the others counted."""
-    named = [_described(scene) for scene in scenes[:_MOST_NAMED]]
+    named = [_described(scene) for scene in scenes[:_MAX_NAMED]]
     more = len(scenes) - len(named)
     if more:
         named.append(f"{more} more ranks")
@@ -190,7 +190,7 @@ def listed(scenes: Sequence[Scene]) -> str:
 
 
 def _described(scene: Scene) -> str:
-    text = f"rank {scene.rank} {scene.place.value}"
+    text = f"rank {scene.rank} {scene.activity.value}"
     if scene.own_frame:
         return f"{text} at {scene.own_frame}"
     return text
@@ -200,8 +200,8 @@ def numbered(ranks: Sequence[int]) -> str:
     """Names ranks in a few words: `rank 3`, or `ranks 0, 1, 2, 3 and 12 more`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = len(ranks) - _MOST_NAMED
+    named = ", ".join(map(str, ranks[:_MAX_NAMED]))
+    more = len(ranks) - _MAX_NAMED
     if more > 0:
         return f"ranks {named} and {more} more"
     return f"ranks {named}"

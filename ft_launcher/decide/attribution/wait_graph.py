@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from ft_launcher.decide.attribution.rank_view import RankView, group_text
-from ft_launcher.decide.attribution.scene import Whereabouts
+from ft_launcher.decide.attribution.scene import Activity
 
 _WITH_ROOT = {"broadcast", "reduce", "gather", "scatter", "_broadcast_oop", "_reduce_oop"}
 """Collectives that a rank may finish before the others have entered them."""
@@ -53,7 +53,7 @@ def waits_of(views: Mapping[int, RankView], all_ranks: bool) -> list[Wait]:
     missing: dict[tuple[str, int], tuple[int, ...]] = {}
     """Looked for once for all ranks of a collective: with 2,048 ranks it would take seconds for each of them."""
     for view in views.values():
-        if view.ended or view.scene.place is Whereabouts.STOPPED:
+        if view.ended or view.scene.activity is Activity.STOPPED:
             continue
         for name, state in view.groups.items():
             number = state.waits_in

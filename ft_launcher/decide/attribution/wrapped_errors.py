@@ -16,7 +16,7 @@ GROUP = "  + Exception Group Traceback (most recent call last):"
 # Before each line of a member; the margin is two characters wider in each nested group.
 _MARGIN = re.compile(r"^ +(?:\| ?|\+ (?=Exception Group ))")
 _SEPARATOR = re.compile(r"^ *(?:\+-)?\+?-{4,}(?: (?:\d+|\.\.\.) -{4,})?$")
-_MOST_READ = 32768
+_MAX_READ = 32768
 """Characters: twice what is read of a rank's output, which a group with the tracebacks of its members can fill."""
 _FRAME = '  File "'
 _BETWEEN = (
@@ -47,12 +47,12 @@ def errors_inside(text: str) -> list[str]:
     """Returns type and message (`ValueError: bad`) of each error whose traceback is printed in a text, in its order.
 
     Args:
-        text: the message of an exception, or a traceback without margins. Only `_MOST_READ` characters at its two
+        text: the message of an exception, or a traceback without margins. Only `_MAX_READ` characters at its two
             ends are read.
     """
     found: list[list[str]] = []
     is_open, before = False, ""
-    for line in both_ends(text, _MOST_READ).splitlines():
+    for line in both_ends(text, _MAX_READ).splitlines():
         is_message = bool(line) and not line.startswith(" ")
         if line.startswith((_FRAME, *_BETWEEN)) or _SEPARATOR.match(line):
             is_open = False

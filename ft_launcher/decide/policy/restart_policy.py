@@ -23,15 +23,15 @@ from rank_monitor.contract.wire.json_record import from_json, to_json
 from rank_monitor.contract.wire.messages import NO_ITERATION, ControlRequest
 
 # Both are bounded: a fault that recurs on every node would otherwise restart for ever and spend no budget.
-MOST_MOVES = 3
+MAX_MOVES = 3
 """How many exits with code 16 in a row are not charged."""
 
-MOST_UNCHARGED = 3
+MAX_UNCHARGED = 3
 """How many cycles in a row that ended by preemption, or by hardware that a waiting node replaces, are not charged."""
 
 # Characters. A rank chooses the text, and it becomes part of one line.
-_MOST_DESCRIPTION = 200
-MOST_EARLY = 2
+_MAX_DESCRIPTION = 200
+MAX_EARLY = 2
 """How many times in a row the same error of the program may end a cycle before any process group: once may be a file
 that another program was just writing."""
 
@@ -39,7 +39,7 @@ _MIN_HEALTHY = "min-healthy"
 _NOT_ASKED = ("checkpoint_iteration_file", "max_no_progress_restarts", "restart_policy", "soft_timeout_limit")
 """Settings that other parts of the launcher read: the path is the user's, and nothing of it belongs into a record."""
 
-_MOST_CHARGED = 1 << 20
+_MAX_CHARGED = 1 << 20
 """Restarts: a number in a journal that anyone may have written must not fill the memory."""
 
 _REQUESTED = {"exclude_this_node": ExitCode.NODE_EXCLUDED, "stop_job": ExitCode.JOB_STOPPED, "restart": None}
@@ -113,7 +113,7 @@ class Question:
         """
         try:
             history = dict(record["history"])
-            if type(history.get("charged")) is int and 0 <= history["charged"] <= _MOST_CHARGED:
+            if type(history.get("charged")) is int and 0 <= history["charged"] <= _MAX_CHARGED:
                 history["charged"] = [0.0] * history["charged"]
             return cls(
                 from_json(RestartSettings, record["settings"], ignore_unknown=True),
@@ -215,11 +215,11 @@ def is_suspect(fault: Fault) -> bool:
 def _why_free(fault: Fault, question: Question) -> str | None:
     """Returns why the restart is not charged; None when it is charged."""
     history = question.history
-    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MOST_MOVES:
-        return f"exit code 16: move {max(1, history.moves)} of {MOST_MOVES} to other hardware"
-    if history.same_class > MOST_UNCHARGED:
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MAX_MOVES:
+        return f"exit code 16: move {max(1, history.moves)} of {MAX_MOVES} to other hardware"
+    if history.same_class > MAX_UNCHARGED:
         return None
-    times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MOST_UNCHARGED} in a row"
+    times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MAX_UNCHARGED} in a row"
     if fault.fault_class is FaultClass.HARDWARE and question.elsewhere:
         return f"{times}: another node takes the place"
     # A user who allows no restart at all gets none after a preemption either.
@@ -244,7 +244,7 @@ def _not_restarted(fault: Fault, question: Question) -> Decision | None:
     if fault.exit_code in settings.no_restart_exit_codes:
         reason = f"exit code {fault.exit_code} is one of --ft-no-restart-exit-codes"
     elif settings.same_error_limit and (
-        history.same_errors >= settings.same_error_limit or history.early_errors >= MOST_EARLY
+        history.same_errors >= settings.same_error_limit or history.early_errors >= MAX_EARLY
     ):
         reason = _about_same_error(history, settings.same_error_limit)
     elif 0 < settings.max_no_progress_cycles <= history.no_progress:
@@ -312,7 +312,7 @@ def is_known(request: ControlRequest) -> bool:
 
 def asked_by(rank: int, request: ControlRequest) -> str:
     """Describes in one line which rank made a request, with its description."""
-    description = " ".join(request.description.split())[:_MOST_DESCRIPTION]
+    description = " ".join(request.description.split())[:_MAX_DESCRIPTION]
     if description:
         return f"rank {rank} asked for it: {description}"
     return f"rank {rank} asked for it"

@@ -21,7 +21,7 @@ from rank_monitor.contract.loss_detector import LossDetector
 DEPUTIES = 2
 """Members that watch the coordinator as closely as it watches them."""
 # Bounded, so that many operations at once do not make a node leave out beats for long afterwards.
-_MOST_TO_LEAVE_OUT = 2.0
+_MAX_TO_LEAVE_OUT = 2.0
 _ENOUGH = 7
 """With this many members, those that watch nobody can leave out what a coordinator and two deputies make more."""
 
@@ -62,11 +62,11 @@ class BeatSchedule:
 
     def looked(self) -> None:
         """Counts an operation other than a beat; a later beat is left out for it."""
-        self._to_leave_out = min(self._to_leave_out + 1.0, _MOST_TO_LEAVE_OUT)
+        self._to_leave_out = min(self._to_leave_out + 1.0, _MAX_TO_LEAVE_OUT)
 
     def next_is_made(self, quick: bool = True) -> bool:
         """Whether to make the beat that is due now. To be called once per beat. `quick`: the last was answered soon."""
-        self._to_leave_out = min(self._to_leave_out + self._share, _MOST_TO_LEAVE_OUT)
+        self._to_leave_out = min(self._to_leave_out + self._share, _MAX_TO_LEAVE_OUT)
         self._left_out = quick and not self._left_out and self._to_leave_out >= 1.0
         if self._left_out:
             self._to_leave_out -= 1.0

@@ -16,7 +16,7 @@ from rank_monitor.contract.exit_codes import ExitCode
 
 _A = TypeVar("_A", RankAssigned, JobOver)
 
-MOST_FAILED_STARTS = 3
+MAX_FAILED_STARTS = 3
 """So many cycles in a row that fail without a failed rank end the job; for instance because no node reaches their
 store."""
 
@@ -88,7 +88,7 @@ class FaultDecision:
             self._failed_starts = 0
         if cause is not None and faulty_node is not None:
             self.answer = self._ask(combined(cause, reports.values()), faulty_node, has_spare, now, views)
-        elif self._failed_starts >= MOST_FAILED_STARTS:
+        elif self._failed_starts >= MAX_FAILED_STARTS:
             reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
             self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), None, self.history)
         else:

@@ -33,7 +33,7 @@ from ft_launcher.job.coordinator.node_messages import (
 )
 from ft_launcher.job.link.connections import Failures
 from ft_launcher.job.link.questions import COUNTERS, MEMBERS, waits_key
-from ft_launcher.job.store.job_store import MOST_SENT, ForeignCounter, Head, JobStore
+from ft_launcher.job.store.job_store import MAX_SENT, ForeignCounter, Head, JobStore
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.foreign import whole_number
@@ -315,7 +315,7 @@ class CoordinatorService:
             self.asked = found[: len(COUNTERS)]
             self._turned_at, self._looked = time.monotonic(), True
             if count:
-                sent = whole_number(count, MOST_SENT)
+                sent = whole_number(count, MAX_SENT)
             else:
                 sent = taken
             if sent is None or sent < taken:

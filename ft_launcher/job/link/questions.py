@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ft_launcher.job.coordinator.node_messages import Members, RankAssigned, decode_as
 from ft_launcher.job.link.connections import Connections
-from ft_launcher.job.store.job_store import MOST_SENT, JobStore
+from ft_launcher.job.store.job_store import MAX_SENT, JobStore
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.wire.foreign import whole_number
 
@@ -125,7 +125,7 @@ class Questions:
         if self._arrival is None:
             self._next_look = time.monotonic() + 2 * self.look_s
         for topic, text in zip(Topic, counters, strict=True):
-            number = whole_number(text or b"0", MOST_SENT) or 0
+            number = whole_number(text or b"0", MAX_SENT) or 0
             if number > self._known.get(topic, 0):
                 self._known[topic] = number
                 self.heard(topic, number)
@@ -136,7 +136,7 @@ class Questions:
             return
         node, cycle = arrival
         text = self._try(lambda store: store.receive(waits_key(node), 0))
-        waits_in = whole_number(text or b"", MOST_SENT)
+        waits_in = whole_number(text or b"", MAX_SENT)
         # What was written before its last place is of no account.
         if waits_in is not None and waits_in >= cycle and self._arrival is arrival:
             self._arrival = None

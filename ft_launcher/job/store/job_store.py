@@ -36,11 +36,11 @@ HOSTED = "ft_launcher/host"
 _JOB = "ft_launcher/job"
 _INBOX = "inbox"
 _VOID = "void"
-_MOST_UNREAD = 1 << 16
+_MAX_UNREAD = 1 << 16
 """Unread messages: 64 of each of 1,024 nodes. A counter that is further ahead was written by another program."""
 _LOOKED_AT = 1024
 """Places of the inbox that are read one by one where the counter does not say which exist."""
-MOST_SENT = 1 << 53
+MAX_SENT = 1 << 53
 """No job counts that far; a counter close to 2^63 would wrap around by an addition."""
 
 
@@ -130,7 +130,7 @@ class JobStore:
             if not self._wait(f"{_INBOX}/{taken + 1}", limit_s):
                 return [], []
             count = int(self._store.add(_INBOX, 0))
-            if count - taken > _MOST_UNREAD:
+            if count - taken > _MAX_UNREAD:
                 raise ForeignCounter(count)
             keys = [f"{_INBOX}/{number}" for number in range(taken + 1, count + 1)]
             if not self._store.check(keys):  # a writer is between its two steps; the first is there
@@ -222,7 +222,7 @@ class JobStore:
         """Returns a count of beats; None if it is missing. One that is not a number is set to 0."""
         if not text:
             return None
-        count = whole_number(text, MOST_SENT)
+        count = whole_number(text, MAX_SENT)
         if count is None:
             complaint = f"the beats of {key} in the rendezvous' store were no number: they are counted anew"
             self._complaints.about("beats", complaint)

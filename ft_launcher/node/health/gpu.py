@@ -38,7 +38,7 @@ _NO_DRIVER = 9  # NVML_ERROR_DRIVER_NOT_LOADED
 _LOST = {15: "the driver has lost it", 16: "it needs a reset"}  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 _MIB = 1 << 20  # NVML counts bytes
 # The reason is one line on the console.
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 _MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS; a GPU with fewer says so of each
 
 
@@ -86,7 +86,7 @@ def finding_on_processes(name: str, commands: Mapping[int, str]) -> Finding:
     if not commands:
         return "ok", ""
     named = []
-    for pid, command in sorted(commands.items())[:_MOST_NAMED]:
+    for pid, command in sorted(commands.items())[:_MAX_NAMED]:
         if command:
             named.append(f"{pid} ({command})")
         else:

@@ -29,7 +29,6 @@ from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.launcher_messages import (
     Bye,
     Connected,
-    CycleEnd,
     CycleStart,
     Fenced,
     HangOverdue,
@@ -38,6 +37,7 @@ from rank_monitor.contract.wire.launcher_messages import (
     Snapshot,
     SnapshotRequest,
     StandsStill,
+    StopJudging,
     Suspected,
     Times,
     TimesRequest,
@@ -165,7 +165,7 @@ class NodeMonitors:
         """Notifies the monitors that the cycle is over: they judge nothing until the next one."""
         for slot in self._slots:
             slot.start = None
-            self._send(slot, CycleEnd())
+            self._send(slot, StopJudging())
 
     def printed(self, local_rank: int, message: LogStep | LogOverdue) -> None:
         """Passes on what a rank printed, or that it printed nothing for too long."""

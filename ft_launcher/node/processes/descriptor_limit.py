@@ -33,7 +33,7 @@ _OF_RESTART_PER_RANK = 3
 """A pidfd in each of two tables, and a log file."""
 # No event reports a raised limit, so it is polled.
 _RETRY_S = 0.5
-_MOST_S = 600.0
+_MAX_S = 600.0
 """After this time the restart is tried all the same: its error then names what it cannot open."""
 
 _TO_START = 64
@@ -169,7 +169,7 @@ class Reserve:
         Returns:
             Whether there are enough.
         """
-        deadline, is_logged = time.monotonic() + _MOST_S, False
+        deadline, is_logged = time.monotonic() + _MAX_S, False
         while not _can_open(self._needed):
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             if soft != hard and _raise_to(hard):

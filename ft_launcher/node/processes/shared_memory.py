@@ -25,7 +25,7 @@ NAMES = {
 Names without a pid tell nobody whose the file is, so these stay: `nccl-XXXXXX` of NCCL, `psm_XXXXXXXX` of Python's
 `multiprocessing.shared_memory`, `sem.mp-XXXXXXXX` of its semaphores. Gloo makes no files here.
 """
-_MOST_LISTED = 5
+_MAX_LISTED = 5
 """Files in the line about them: with data loaders there may be thousands."""
 
 
@@ -106,10 +106,10 @@ def removable(found: Collection[SharedFile], processes: Collection[ProcessView])
 def line_about(removed: Collection[SharedFile]) -> str:
     """Returns the console's line about files that were removed, the largest ones first."""
     by_size = sorted(removed, key=lambda file: -file.size)
-    listed = ", ".join(f"{file.name} ({_size(file.size)})" for file in by_size[:_MOST_LISTED])
-    if len(by_size) > _MOST_LISTED:
+    listed = ", ".join(f"{file.name} ({_size(file.size)})" for file in by_size[:_MAX_LISTED])
+    if len(by_size) > _MAX_LISTED:
         all_of_it = _size(sum(file.size for file in by_size))
-        listed += f" and {len(by_size) - _MOST_LISTED} more, {all_of_it} in all"
+        listed += f" and {len(by_size) - _MAX_LISTED} more, {all_of_it} in all"
     return f"removed from /dev/shm what processes of this job that have ended left there: {listed}"
 
 

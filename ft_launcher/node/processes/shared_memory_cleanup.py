@@ -35,7 +35,7 @@ FOLDER = Path("/dev/shm")
 _INITIAL_PIDS = 4026531836
 """The inode of the first pid namespace: PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h. All processes are
 seen from there alone: in a container nothing tells whether another one has the same /dev/shm."""
-_MOST_NOTED = 1 << 16
+_MAX_NOTED = 1 << 16
 """Reaped processes that are remembered: those of a job that restarts for weeks must not fill the memory."""
 
 
@@ -62,7 +62,7 @@ class SharedMemoryCleanup:
         """Called when the exit code of a process of the job was taken."""
         self._ended.pop(pid, None)
         self._ended[pid] = ReapedProcess(self._began, time.time())
-        if len(self._ended) > _MOST_NOTED:
+        if len(self._ended) > _MAX_NOTED:
             self._ended.pop(next(iter(self._ended)), None)
 
     def begin(self) -> None:

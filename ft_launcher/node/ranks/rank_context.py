@@ -34,7 +34,7 @@ from ft_launcher.node.zygote.pool import ZygotePool
 from ft_launcher.record.journal.file_thread import FileThread, NoAnswer
 from ft_launcher.record.logs.cycle_files import open_application_log
 from ft_launcher.record.logs.log_pump import LogPump, streams_of
-from ft_launcher.record.logs.logs import MOST_KEPT
+from ft_launcher.record.logs.logs import MAX_KEPT
 from ft_launcher.record.logs.spool import Spool, SpooledOutput
 from ft_launcher.settings import rank_program
 from rank_monitor.contract.errors import ConfigError, one_line
@@ -383,7 +383,7 @@ def _set_aside_unreadable(error_file: Path) -> None:
     try:
         if os.path.lexists(error_file):
             # Bounded, and a FIFO is refused: torch would open it and block.
-            read_file(error_file, MOST_KEPT)
+            read_file(error_file, MAX_KEPT)
             # As torch reads it later, where an error ends the launcher.
             ProcessFailure(local_rank=0, pid=0, exitcode=1, error_file=str(error_file))
     except Exception as problem:

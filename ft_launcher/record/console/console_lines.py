@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 PARTIAL_S = 0.2
 """Seconds that a line without an end is held back: the rest mostly arrives at once, but a prompt must appear."""
-_MOST_HELD = 1 << 16
+_MAX_HELD = 1 << 16
 """Characters of a line without an end that are held back; a longer one is shown in pieces."""
 # Lines end as for Python's universal newlines, and keep their end: a progress bar overwrites its line by `\r`.
 _PIECE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
@@ -67,7 +67,7 @@ class ConsoleLines:
         elif pieces or not held:
             self._held_since = now
         text = "".join(map(self._show, pieces))
-        if self._held and (last or now >= self.due() or len(self._held) > _MOST_HELD):
+        if self._held and (last or now >= self.due() or len(self._held) > _MAX_HELD):
             text += self._show(self._held)
             self._held, self._held_since = "", math.inf
         if last and self._screen.open_line is self:

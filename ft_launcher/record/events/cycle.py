@@ -11,7 +11,7 @@ from ft_launcher.record.events.sharing import FreeText, InPart, InPartOrText, Pr
 
 
 @dataclass(frozen=True)
-class CycleStart(Event, name="cycle_start"):
+class CycleStartEvent(Event, name="cycle_start"):
     """The ranks of a cycle run on this node."""
 
     cycle: Shared[int]
@@ -27,7 +27,7 @@ class CycleStart(Event, name="cycle_start"):
 
 
 @dataclass(frozen=True)
-class SaveInterval(Event, name="save_interval"):
+class SaveIntervalEvent(Event, name="save_interval"):
     """How often the ranks of the next cycle are to save (`--ft-save-interval auto`), as the node of rank 0 chose it."""
 
     cycle: Shared[int]
@@ -45,7 +45,7 @@ class SaveInterval(Event, name="save_interval"):
 
 
 @dataclass(frozen=True)
-class CycleEnd(Event, name="cycle_end"):
+class CycleEndEvent(Event, name="cycle_end"):
     """The cycle is over on this node."""
 
     cycle: Shared[int]
@@ -64,7 +64,7 @@ class CycleEnd(Event, name="cycle_end"):
 
 
 @dataclass(frozen=True)
-class Fault(Event, name="fault"):
+class FaultEvent(Event, name="fault"):
     """The cycle failed by a rank of this node. The decision follows in the next line."""
 
     cycle: Shared[int]
@@ -123,7 +123,7 @@ class Fault(Event, name="fault"):
 
 
 @dataclass(frozen=True)
-class Evidence(Event, name="evidence"):
+class EvidenceEvent(Event, name="evidence"):
     """What the fault of a cycle is found by, on this node; `ft_launcher replay` finds it again.
 
     Written before `fault` and `in_process_fault`, and at a hang also where no rank of this node failed.
@@ -156,7 +156,7 @@ class Evidence(Event, name="evidence"):
 
 
 @dataclass(frozen=True)
-class Stacks(Event, name="stacks"):
+class StacksEvent(Event, name="stacks"):
     """Where each rank of this node was before the stop of a cycle that failed by a hang."""
 
     cycle: Shared[int]
@@ -169,7 +169,7 @@ class Stacks(Event, name="stacks"):
 
 
 @dataclass(frozen=True)
-class Stall(OfCycle, Event, name="stall"):
+class StallEvent(OfCycle, Event, name="stall"):
     """Ranks stand still for longer than `--ft-stall-warning`. They are not stopped."""
 
     what: FreeText[str]
@@ -179,7 +179,7 @@ class Stall(OfCycle, Event, name="stall"):
 
 
 @dataclass(frozen=True)
-class LimitsCannotAct(OfCycle, Event, name="limits_cannot_act"):
+class LimitsCannotActEvent(OfCycle, Event, name="limits_cannot_act"):
     """The user set limits, and the training has not asked to be watched."""
 
     why: FreeText[str]
@@ -187,7 +187,7 @@ class LimitsCannotAct(OfCycle, Event, name="limits_cannot_act"):
 
 
 @dataclass(frozen=True)
-class LimitDoubled(Event, name="limit_doubled"):
+class LimitDoubledEvent(Event, name="limit_doubled"):
     """A learned limit ended a rank; a longer one applies from the next cycle on."""
 
     limit: Shared[str]
@@ -197,7 +197,7 @@ class LimitDoubled(Event, name="limit_doubled"):
 
 
 @dataclass(frozen=True)
-class FaultOnPurpose(OfCycle, Event, name="fault_on_purpose"):
+class FaultOnPurposeEvent(OfCycle, Event, name="fault_on_purpose"):
     """A fault on purpose (`--ft-inject`) strikes a rank. Written before it happens."""
 
     fault: Shared[str]
@@ -211,7 +211,7 @@ class FaultOnPurpose(OfCycle, Event, name="fault_on_purpose"):
 
 
 @dataclass(frozen=True)
-class Killed(Event, name="killed"):
+class KilledEvent(Event, name="killed"):
     """Processes of the cycle did not end by SIGTERM in time and got SIGKILL."""
 
     cycle: Shared[int]
@@ -221,7 +221,7 @@ class Killed(Event, name="killed"):
 
 
 @dataclass(frozen=True)
-class LeftOver(Event, name="left_over"):
+class LeftOverEvent(Event, name="left_over"):
     """Processes that even SIGKILL did not end."""
 
     cycle: Shared[int]
@@ -231,7 +231,7 @@ class LeftOver(Event, name="left_over"):
 
 
 @dataclass(frozen=True)
-class Lingers(Event, name="lingers"):
+class LingersEvent(Event, name="lingers"):
     """All ranks succeeded, and background processes that they started still run (`--ft-linger`)."""
 
     cycle: Shared[int]
@@ -241,7 +241,7 @@ class Lingers(Event, name="lingers"):
 
 
 @dataclass(frozen=True)
-class BackgroundEnded(Event, name="background_ended"):
+class BackgroundEndedEvent(Event, name="background_ended"):
     """Background processes of successful ranks are ended."""
 
     cycle: Shared[int]

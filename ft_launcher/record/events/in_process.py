@@ -11,7 +11,7 @@ from ft_launcher.record.events.sharing import FreeText, InPart, InPartOrText, Sh
 
 
 @dataclass(frozen=True)
-class InProcessDecision(OfCycle, Event, name="in_process_decision"):
+class InProcessDecisionEvent(OfCycle, Event, name="in_process_decision"):
     """What the launcher decides for ranks that restart in process; `ft_launcher replay` decides it again. Written
     before the events of what follows: for each death of a rank there, and for a message or a deadline that calls for
     a step.
@@ -33,7 +33,7 @@ class InProcessDecision(OfCycle, Event, name="in_process_decision"):
 
 
 @dataclass(frozen=True)
-class InProcessFault(OfRank, Event, name="in_process_fault"):
+class InProcessFaultEvent(OfRank, Event, name="in_process_fault"):
     """The process of a rank ended, and the other ranks go on in process."""
 
     pid: Shared[int]
@@ -51,7 +51,7 @@ class InProcessFault(OfRank, Event, name="in_process_fault"):
 
 
 @dataclass(frozen=True)
-class InProcessRestart(OfCycle, Event, name="in_process_restart"):
+class InProcessRestartEvent(OfCycle, Event, name="in_process_restart"):
     """The ranks of this node run again, in the same processes."""
 
     iteration: Shared[int]
@@ -65,7 +65,7 @@ class InProcessRestart(OfCycle, Event, name="in_process_restart"):
 
 
 @dataclass(frozen=True)
-class InProcessBlame(OfCycle, Event, name="in_process_blame"):
+class InProcessBlameEvent(OfCycle, Event, name="in_process_blame"):
     """Who held up the others when ranks were asked to restart in process because they made no progress. The node that
     hosts the ranks' store says it, for those of all nodes."""
 
@@ -80,7 +80,7 @@ class InProcessBlame(OfCycle, Event, name="in_process_blame"):
 
 
 @dataclass(frozen=True)
-class StartedAgain(OfRank, Event, name="started_again"):
+class StartedAgainEvent(OfRank, Event, name="started_again"):
     """A rank that died was started again alone; it joins at the next restart in process."""
 
     local_rank: Shared[int]
@@ -90,7 +90,7 @@ class StartedAgain(OfRank, Event, name="started_again"):
 
 
 @dataclass(frozen=True)
-class StaysAway(OfRank, Event, name="stays_away"):
+class StaysAwayEvent(OfRank, Event, name="stays_away"):
     """A rank that died is not started again in this cycle; the others go on."""
 
     reason: FreeText[str]
@@ -98,7 +98,7 @@ class StaysAway(OfRank, Event, name="stays_away"):
 
 
 @dataclass(frozen=True)
-class Joined(OfRank, Event, name="joined"):
+class JoinedEvent(OfRank, Event, name="joined"):
     """A rank that was started again takes part."""
 
     iteration: Shared[int]
@@ -106,7 +106,7 @@ class Joined(OfRank, Event, name="joined"):
 
 
 @dataclass(frozen=True)
-class LateRankEnded(OfRank, Event, name="late_rank_ended"):
+class LateRankEndedEvent(OfRank, Event, name="late_rank_ended"):
     """A rank that the others went on without is killed."""
 
     reason: FreeText[str]
@@ -114,7 +114,7 @@ class LateRankEnded(OfRank, Event, name="late_rank_ended"):
 
 
 @dataclass(frozen=True)
-class FinishedWithout(Event, name="finished_without"):
+class FinishedWithoutEvent(Event, name="finished_without"):
     """The cycle succeeds, although some ranks are lost."""
 
     cycle: Shared[int]
@@ -124,7 +124,7 @@ class FinishedWithout(Event, name="finished_without"):
 
 
 @dataclass(frozen=True)
-class TakenOver(Event, name="taken_over"):
+class TakenOverEvent(Event, name="taken_over"):
     """A restart in process does not help: the cycle ends, and the restart policy decides."""
 
     cycle: Shared[int]

@@ -11,7 +11,7 @@ from ft_launcher.record.events.sharing import FreeText, InPart, InPartOrText, Pr
 
 
 @dataclass(frozen=True)
-class JobStart(Event, name="job_start"):
+class JobStartEvent(Event, name="job_start"):
     """The launcher of this node has started. The first event of an attempt."""
 
     run_id: Shared[str]
@@ -37,7 +37,7 @@ class JobStart(Event, name="job_start"):
 
 
 @dataclass(frozen=True)
-class JobEnd(Event, name="job_end"):
+class JobEndEvent(Event, name="job_end"):
     """The launcher of this node ends. The last event of an attempt; it is missing where the launcher was killed."""
 
     exit_code: Shared[int]
@@ -63,7 +63,7 @@ class JobEnd(Event, name="job_end"):
 
 
 @dataclass(frozen=True)
-class Ledger(Event, name="ledger"):
+class LedgerEvent(Event, name="ledger"):
     """What a part of the job's time was spent on: at the end of a cycle, and once more for what follows the last one.
 
     The parts of an attempt follow each other without a gap. Of a cycle that runs for long it is also written every ten
@@ -112,7 +112,7 @@ class Ledger(Event, name="ledger"):
 
 
 @dataclass(frozen=True)
-class Health(Event, name="health"):
+class HealthEvent(Event, name="health"):
     """This node was checked, and a check found something to report; other checks leave no line."""
 
     cycle: Shared[int]
@@ -124,7 +124,7 @@ class Health(Event, name="health"):
 
 
 @dataclass(frozen=True)
-class HealthChange(OfCycle, Event, name="health_change"):
+class HealthChangeEvent(OfCycle, Event, name="health_change"):
     """While ranks ran, a check of this node found another state than before. They go on; docs/health.md says more."""
 
     check: Shared[str]
@@ -138,7 +138,7 @@ class HealthChange(OfCycle, Event, name="health_change"):
 
 
 @dataclass(frozen=True)
-class GpuMemory(Event, name="gpu_memory"):
+class GpuMemoryEvent(Event, name="gpu_memory"):
     """Memory of a GPU is still in use, although the ranks that had it are gone and the wait for it is over."""
 
     cycle: Shared[int]
@@ -148,7 +148,7 @@ class GpuMemory(Event, name="gpu_memory"):
 
 
 @dataclass(frozen=True)
-class Decision(Event, name="decision"):
+class DecisionEvent(Event, name="decision"):
     """What follows a failed cycle, or a request of a rank. Written before it is carried out."""
 
     cycle: Shared[int]
@@ -180,7 +180,7 @@ class Decision(Event, name="decision"):
 
 
 @dataclass(frozen=True)
-class Signal(Event, name="signal"):
+class SignalEvent(Event, name="signal"):
     """The launcher got a signal to end, and the ranks are ended."""
 
     signal: Shared[int]
@@ -188,7 +188,7 @@ class Signal(Event, name="signal"):
 
 
 @dataclass(frozen=True)
-class PreemptedElsewhere(Event, name="preempted_elsewhere"):
+class PreemptedElsewhereEvent(Event, name="preempted_elsewhere"):
     """Another node got a signal to end, and the ranks of this node end with it."""
 
     cycle: Shared[int]
@@ -198,7 +198,7 @@ class PreemptedElsewhere(Event, name="preempted_elsewhere"):
 
 
 @dataclass(frozen=True)
-class Fenced(Event, name="fenced"):
+class FencedEvent(Event, name="fenced"):
     """This launcher stood still for longer than `--ft-node-timeout`, and its monitors ended the ranks of the node."""
 
     cycle: Shared[int]
@@ -212,7 +212,7 @@ class Fenced(Event, name="fenced"):
 
 
 @dataclass(frozen=True)
-class StoreSilent(Event, name="store_silent"):
+class StoreSilentEvent(Event, name="store_silent"):
     """The store of the rendezvous does not answer while ranks run; they go on. Written once in an attempt."""
 
     error: FreeText[str]
@@ -220,7 +220,7 @@ class StoreSilent(Event, name="store_silent"):
 
 
 @dataclass(frozen=True)
-class ReportsEnd(Event, name="reports_end"):
+class ReportsEndEvent(Event, name="reports_end"):
     """The journal takes no more events whose contents ranks choose, so that no rank can fill the disk."""
 
     after_bytes: Shared[int]
@@ -228,7 +228,7 @@ class ReportsEnd(Event, name="reports_end"):
 
 
 @dataclass(frozen=True)
-class JournalPiece(Event, name="journal_piece"):
+class JournalPieceEvent(Event, name="journal_piece"):
     """The file was full, and a new one begins with this line (`--ft-journal-max-mb`)."""
 
     run_id: Shared[str]
@@ -245,7 +245,7 @@ class JournalPiece(Event, name="journal_piece"):
 
 
 @dataclass(frozen=True)
-class LinesDropped(Event, name="lines_dropped"):
+class LinesDroppedEvent(Event, name="lines_dropped"):
     """Events before this one are missing: the disk was full for long, or the journal began late in a long job."""
 
     lines: Shared[int]
@@ -253,7 +253,7 @@ class LinesDropped(Event, name="lines_dropped"):
 
 
 @dataclass(frozen=True)
-class ModulesPreloaded(Event, name="modules_preloaded"):
+class ModulesPreloadedEvent(Event, name="modules_preloaded"):
     """Modules that the ranks have imported after torch are imported once, for all ranks of the next cycle
     (`--ft-preload`)."""
 

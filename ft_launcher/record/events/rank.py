@@ -12,7 +12,7 @@ from rank_monitor.contract.wire.json_record import real
 
 
 @dataclass(frozen=True)
-class RankExit(OfRank, Event, name="rank_exit"):
+class RankExitEvent(OfRank, Event, name="rank_exit"):
     """The process of a rank ended while its cycle ran."""
 
     exit_code: Shared[int]
@@ -53,17 +53,17 @@ class _Finding(OfRank):
 
 
 @dataclass(frozen=True)
-class Verdict(_Finding, Event, name="verdict"):
+class VerdictEvent(_Finding, Event, name="verdict"):
     """A limit was exceeded: the rank is condemned and ended for it, or stalls, of which the launcher only warns."""
 
 
 @dataclass(frozen=True)
-class Interruption(_Finding, Event, name="interruption"):
+class InterruptionEvent(_Finding, Event, name="interruption"):
     """A limit was exceeded by a rank in an in-process wrapper, which was asked to restart."""
 
 
 @dataclass(frozen=True)
-class UncaughtException(OfRank, Event, name="exception"):
+class UncaughtExceptionEvent(OfRank, Event, name="exception"):
     """An uncaught exception ends a rank."""
 
     type: InPart[str]
@@ -79,7 +79,7 @@ class UncaughtException(OfRank, Event, name="exception"):
 
 
 @dataclass(frozen=True)
-class NanLoss(OfRank, Event, name="nan_loss"):
+class NanLossEvent(OfRank, Event, name="nan_loss"):
     """A rank printed a loss that is not a finite number (`--ft-watch-log`); once until it prints a finite one again."""
 
     iteration: Shared[int]
@@ -91,7 +91,7 @@ class NanLoss(OfRank, Event, name="nan_loss"):
 
 
 @dataclass(frozen=True)
-class PrintedSteps(Event, name="printed_steps"):
+class PrintedStepsEvent(Event, name="printed_steps"):
     """How long it was from one printed step to the next in a cycle that is over (`--ft-watch-log`).
 
     Written for the rank of this node that printed most steps, if any printed two.
@@ -107,7 +107,7 @@ class PrintedSteps(Event, name="printed_steps"):
 
 
 @dataclass(frozen=True)
-class NeverEnds(OfRank, Event, name="never_ends"):
+class NeverEndsEvent(OfRank, Event, name="never_ends"):
     """The program of a rank has ended with an error, and its process did not end: the launcher ends it."""
 
     why: Shared[str]
@@ -115,7 +115,7 @@ class NeverEnds(OfRank, Event, name="never_ends"):
 
 
 @dataclass(frozen=True)
-class MonitorReplaced(OfRank, Event, name="monitor_replaced"):
+class MonitorReplacedEvent(OfRank, Event, name="monitor_replaced"):
     """The monitor of a rank was lost, and another took its place; the training goes on."""
 
     why: FreeText[str]
@@ -123,7 +123,7 @@ class MonitorReplaced(OfRank, Event, name="monitor_replaced"):
 
 
 @dataclass(frozen=True)
-class Limits(OfRank, Event, name="limits"):
+class LimitsEvent(OfRank, Event, name="limits"):
     """The limits of a rank, as it set or learned them."""
 
     initial: Shared[float | None]
@@ -141,7 +141,7 @@ class Limits(OfRank, Event, name="limits"):
 
 
 @dataclass(frozen=True)
-class InterruptedAgain(OfRank, Event, name="interrupted_again"):
+class InterruptedAgainEvent(OfRank, Event, name="interrupted_again"):
     """A function in an in-process wrapper had not ended after its interruption, and was interrupted again."""
 
     iteration: Shared[int]
@@ -155,7 +155,7 @@ class InterruptedAgain(OfRank, Event, name="interrupted_again"):
 
 
 @dataclass(frozen=True)
-class SectionTimes(OfRank, Event, name="section_times"):
+class SectionTimesEvent(OfRank, Event, name="section_times"):
     """The timings of straggler detection in a rank since its last report; docs/straggler.md explains the scores."""
 
     sections: Shared[Mapping[str, Any]]
@@ -180,7 +180,7 @@ def score_of(sections: Any, gpu: Any, kind: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class ResultInDoubt(OfCycle, Event, name="result_in_doubt"):
+class ResultInDoubtEvent(OfCycle, Event, name="result_in_doubt"):
     """A step gave an unexpected result, possibly because of a device; the job ends for it (docs/rerun.md)."""
 
     finding: Shared[str]
@@ -197,7 +197,7 @@ class ResultInDoubt(OfCycle, Event, name="result_in_doubt"):
 
 
 @dataclass(frozen=True)
-class ControlRequest(OfRank, Event, name="control_request"):
+class ControlRequestEvent(OfRank, Event, name="control_request"):
     """A rank asked the launcher for something."""
 
     action: Shared[str]

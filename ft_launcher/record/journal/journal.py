@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ft_launcher.record.events import Event, JournalPiece, LinesDropped, ReportsEnd
+from ft_launcher.record.events import Event, JournalPieceEvent, LinesDroppedEvent, ReportsEndEvent
 from ft_launcher.record.journal.access import Access
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.journal.file_thread import FileThread, NoAnswer
@@ -123,7 +123,7 @@ class Journal:
             if self._reported <= _MAX_REPORTED:
                 self._put(line)
                 return
-            self._put(as_line(ReportsEnd(self._reported), time.time()))
+            self._put(as_line(ReportsEndEvent(self._reported), time.time()))
         logger.warning("the journal holds %d MiB of what ranks reported and takes no more", _MAX_REPORTED >> 20)
 
     def _tell(self, event: Event) -> None:
@@ -196,7 +196,7 @@ class Journal:
                 self._append(file, line)
 
     def _first_line(self, piece: int, lost_bytes: int) -> str:
-        event = JournalPiece(self.run_id, self.node, self._started, piece, lost_bytes)
+        event = JournalPieceEvent(self.run_id, self.node, self._started, piece, lost_bytes)
         return as_line(event, time.time())
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class Journal:
             if self.dropped > self._noted:
                 unnoted = self.dropped - self._noted
                 self._noted = self.dropped
-                file.append(as_line(LinesDropped(unnoted), time.time()))
+                file.append(as_line(LinesDroppedEvent(unnoted), time.time()))
         except OSError as error:
             self._warn_once(error)
 

@@ -55,7 +55,7 @@ class Category(str, Enum):
 
 
 CUSTOM = "custom:"
-_MOST_CUSTOM = 64
+_MAX_CUSTOM = 64
 """Categories of sections with names of their own in one account: as many as one rank's ledger tells apart."""
 _REST = f"{CUSTOM}(others)"
 
@@ -78,7 +78,7 @@ def add(seconds: dict[str, float], category: str, spent_s: float) -> None:
     """Adds time to a category. Sections that are too many share one, so that an account stays small."""
     if category not in seconds and category.startswith(CUSTOM):
         own = sum(name.startswith(CUSTOM) for name in seconds)
-        if own >= _MOST_CUSTOM:
+        if own >= _MAX_CUSTOM:
             category = _REST
     seconds[str(category)] = seconds.get(category, 0.0) + spent_s
 

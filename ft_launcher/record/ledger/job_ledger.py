@@ -20,7 +20,7 @@ from ft_launcher.record.ledger.stall import Stall, stall_of
 from ft_launcher.record.ledger.training import RanksRan, Training, training
 from rank_monitor.contract.wire.rank_times import MAX_NAMES, OTHERS, Durations, RankTimes
 
-_MOST_PARTS = 256
+_MAX_PARTS = 256
 """Cycles that are kept apart, with the points of their steps. Of those before only the sums are kept."""
 _MEMBERSHIP = (Category.HEALTH, Category.RENDEZVOUS, Category.LAUNCH, Category.STOP)
 _PHASES = {
@@ -145,7 +145,7 @@ class JobLedger:
             self._durations = _joined(self._durations, self._last.found)
             # They are in the journal, and would be most of what 256 parts take.
             self._parts[-1] = replace(self._parts[-1], durations={})
-        if len(self._parts) >= _MOST_PARTS:
+        if len(self._parts) >= _MAX_PARTS:
             self._fold()
         self._last = self._ended(self._now)
         self._parts.append(self._part(self._last))

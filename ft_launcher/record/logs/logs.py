@@ -36,7 +36,7 @@ from rank_monitor.contract.wire.foreign import read_file
 
 logger = logging.getLogger(__name__)
 
-MOST_KEPT = 4 << 20
+MAX_KEPT = 4 << 20
 """Bytes kept of a file that a rank wrote: over 100 dumps of the stacks of a rank with 100 threads."""
 
 StdMap: TypeAlias = Std | dict[int, Std]
@@ -258,7 +258,7 @@ class KeptFiles:
     def _copy(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
         try:
             # The last stacks are the ones that explain the end.
-            content = read_file(file, MOST_KEPT, tail=True)
+            content = read_file(file, MAX_KEPT, tail=True)
         except OSError:
             return ""
         if not content or self._failed:

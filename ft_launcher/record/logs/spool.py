@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2
 _PART = 1 << 20
 """Bytes that are given back at once. The size of the file stays, so nobody's place in it changes."""
-MOST_BEHIND = 16 << 20
+MAX_BEHIND = 16 << 20
 """Bytes that are kept for a reader: for a slow console, and 16 ranks, 256 MiB at most."""
-_MOST_AT_ONCE = 1 << 20
+_MAX_AT_ONCE = 1 << 20
 """Bytes of a spool in one round: a rank that prints without end must not keep the console from the others."""
 _LAST_SPOOLED_S = 2.0
 """Seconds after the ranks' end, for a console that reads slowly. The end of a spool is shown in any case, and the
@@ -84,10 +84,10 @@ class Spool:
             if not self._is_open:
                 return
             self._places[reader] = until
-            self._free(max(min(self._places.values()), until - MOST_BEHIND))
+            self._free(max(min(self._places.values()), until - MAX_BEHIND))
 
     def trim(self) -> None:
-        """Frees all but the last `MOST_BEHIND` bytes, read or not."""
+        """Frees all but the last `MAX_BEHIND` bytes, read or not."""
         with self._lock:
             if not self._is_open:
                 return
@@ -95,7 +95,7 @@ class Spool:
             if size < self.begin:
                 # A rank has emptied it, and maybe no reader is left to notice.
                 self.begin = 0
-            self._free(size - MOST_BEHIND)
+            self._free(size - MAX_BEHIND)
 
     def begin_anew(self, reader: str) -> None:
         """To be called by each reader whose place is beyond the end: a rank has emptied the file by opening it."""
@@ -144,7 +144,7 @@ class SpoolStream(Stream):
         return self._held_since + PARTIAL_S
 
     def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
-        """Copies what was written since the last call, at most `_MOST_AT_ONCE` of it.
+        """Copies what was written since the last call, at most `_MAX_AT_ONCE` of it.
 
         What a console that does not read leaves too far behind is left out, and said in its place. With `ended` the
         end is written whether there is room or not.
@@ -157,10 +157,10 @@ class SpoolStream(Stream):
         size = os.fstat(self.file.fileno()).st_size
         if size < self.file.tell():
             self._begin_anew()
-        most = _MOST_AT_ONCE if ended else MOST_BEHIND
+        most = _MAX_AT_ONCE if ended else MAX_BEHIND
         if size - self.file.tell() > most:
             self._skip_to(size - CHUNK)
-        until = min(size, self.file.tell() + _MOST_AT_ONCE)
+        until = min(size, self.file.tell() + _MAX_AT_ONCE)
         while self.file.tell() < until:
             if not has_room(self.to):
                 if not ended:

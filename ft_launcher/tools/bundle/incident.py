@@ -16,9 +16,9 @@ from rank_monitor.contract.rounds.barrier import ranges_of
 
 Facts = Mapping[str, Any]
 
-_MOST_FAULTS, _MOST_HANGS, _MOST_NODES, _MOST_CHANGES = 20, 3, 64, 20
+_MAX_FAULTS, _MAX_HANGS, _MAX_NODES, _MAX_CHANGES = 20, 3, 64, 20
 """Of each the latest are on the page; the journals in the bundle have more."""
-_MOST_TEXT = 200
+_MAX_TEXT = 200
 """Characters of a cell of a table."""
 
 
@@ -49,10 +49,10 @@ class Incident:
     began: float | None = None
     ended: float | None = None
     exit_codes: dict[str, Any] = field(default_factory=dict)
-    faults: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MOST_FAULTS))
+    faults: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MAX_FAULTS))
     decisions: dict[tuple[str, str], Facts] = field(default_factory=dict)
-    hangs: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MOST_HANGS))
-    changes: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MOST_CHANGES))
+    hangs: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MAX_HANGS))
+    changes: deque[Seen] = field(default_factory=lambda: deque(maxlen=_MAX_CHANGES))
     status: Facts = field(default_factory=dict)
     live: Sequence[Facts] = ()
     collectives: Sequence[Facts] = ()
@@ -178,7 +178,7 @@ def _health(incident: Incident) -> list[str]:
             rows.append((_time(seen.t), seen.node, str(reading.get("check")), str(reading.get("state"))))
     if not rows:
         return []
-    return ["## Health", "", *_table(("when", "node", "check", "state"), rows[-_MOST_CHANGES:])]
+    return ["## Health", "", *_table(("when", "node", "check", "state"), rows[-_MAX_CHANGES:])]
 
 
 def _readings(facts: Facts) -> list[Facts]:
@@ -193,12 +193,12 @@ def _surroundings(incident: Incident) -> list[str]:
     lines = []
     for title, name in (("Versions", "versions"), ("Environment", "environment"), ("Limits in seconds", "limits")):
         rows = []
-        for node, facts in sorted(incident.nodes.items())[:_MOST_NODES]:
+        for node, facts in sorted(incident.nodes.items())[:_MAX_NODES]:
             found = facts.get(name)
             if isinstance(found, Mapping) and found:
                 rows.append((node, ", ".join(f"{key}={value}" for key, value in found.items())))
         if rows:
-            lines += [f"## {title}", "", *_table(("node", ""), rows, most=4 * _MOST_TEXT)]
+            lines += [f"## {title}", "", *_table(("node", ""), rows, most=4 * _MAX_TEXT)]
     return lines
 
 
@@ -231,7 +231,7 @@ def _time(t: float | None) -> str:
         return "at an unknown time"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], most: int = _MOST_TEXT) -> list[str]:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], most: int = _MAX_TEXT) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(_cell(text, most) for text in row)} |" for row in rows]
     return [*lines, ""]

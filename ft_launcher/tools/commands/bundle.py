@@ -27,9 +27,9 @@ from ft_launcher.tools.bundle import allowed
 from ft_launcher.tools.bundle.incident import Incident, page, stacks
 from ft_launcher.tools.commands.status import RunningJob, running_job
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 """Of all journals in a bundle, before it is compressed: some 5 MB then, which a mail takes."""
-_MOST_JOURNALS = 1024
+_MAX_JOURNALS = 1024
 _SHARE_OF_HEAD = 8
 """One part of so many is for the begin of the journal: the start of the job and of its first cycles."""
 _PAGE = "incident.md"
@@ -102,12 +102,12 @@ def _journals(
 ) -> Iterator[tuple[str, str]]:
     """Writes a slice of each journal; yields its name and what is in it."""
     journals = journals_in(paths)
-    left_out = journals[_MOST_JOURNALS:]
+    left_out = journals[_MAX_JOURNALS:]
     if left_out:
         yield f"{len(left_out)} more journals", "left out"
-    kept = journals[:_MOST_JOURNALS]
+    kept = journals[:_MAX_JOURNALS]
     for number, pieces in enumerate(kept):
-        lines = Slice(_MOST_BYTES // len(kept))
+        lines = Slice(_MAX_BYTES // len(kept))
         count = 0
         for entry in read_journal(pieces, findings):
             if run_id is not None and entry.run_id != run_id:

@@ -20,7 +20,7 @@ from ft_launcher.tools.status.summary import JobState, RankState
 
 _LATE = 2
 """Steps behind the foremost rank; one is usual while the ranks are asked one after the other."""
-_MOST_FAULTS = 8
+_MAX_FAULTS = 8
 _OTHER_LINES = 6
 """Of a screen: three above the rows of nodes, their header, and two below them."""
 _STYLE_OF = {
@@ -77,7 +77,7 @@ def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: i
     yield Text(printable(f"{found['job_name']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
     yield Text(printable(note) or _KEYS, "bold red" if note else "dim")
     yield Text()
-    below = len(stacks) or 2 * min(len(found["faults"]), _MOST_FAULTS) or 1
+    below = len(stacks) or 2 * min(len(found["faults"]), _MAX_FAULTS) or 1
     room = height - _OTHER_LINES
     yield from _nodes(found, max(1, room - min(below, room // 2)))
     yield Text(_LEGEND, "dim")
@@ -88,7 +88,7 @@ def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: i
     faults = found["faults"]
     if not faults:
         yield Text(f"no fault so far; {found['restarts_left']} of {found['max_restarts']} restarts left")
-    for fault in reversed(faults[-_MOST_FAULTS:]):
+    for fault in reversed(faults[-_MAX_FAULTS:]):
         when = time.strftime("%H:%M:%S", time.localtime(fault["t"]))
         yield Text(printable(f"{when} cycle {fault['cycle']}: rank {fault['rank']} {fault['what']}"), "red")
         if fault["next"]:

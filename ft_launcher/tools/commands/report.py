@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from ft_launcher.record.console.console_text import answer, printable
-from ft_launcher.record.events import Evidence, Stacks
+from ft_launcher.record.events import EvidenceEvent, StacksEvent
 from ft_launcher.record.journal_reader import Problems, journals_in, read_in_turn
 from ft_launcher.settings.options import UsageError
 from ft_launcher.tools.report import terminal_text
@@ -28,7 +28,7 @@ from ft_launcher.tools.report.page import as_html
 from ft_launcher.tools.report.trace import as_trace
 
 _SUFFIXES = (".html", ".json", ".png")
-_UNREAD = (Evidence.event, Stacks.event)
+_UNREAD = (EvidenceEvent.event, StacksEvent.event)
 """Where each rank was: a report has nothing of it, and after hangs it is most of what is left of a long journal."""
 _HINT = "Give journals, or folders that have journal.*.jsonl"
 JOURNALS = click.argument("journals", nargs=-1, required=True, metavar="JOURNAL...", type=click.Path(path_type=Path))

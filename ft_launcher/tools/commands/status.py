@@ -36,10 +36,10 @@ ALL_NODES_S = 60.0
 """For stacks of all nodes: these look for a question every second beat (`--ft-node-beat`)."""
 _LIMIT_S = 10.0
 """For one answer. Stacks take up to 2 s; a launcher that is stopped never answers."""
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 NOBODY = 4
 """The exit code where no such job runs here."""
-_MOST_NAMED = 16
+_MAX_NAMED = 16
 RUN = click.argument("run", required=False, metavar="[RUN]")
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answer as JSON.")
 
@@ -163,8 +163,8 @@ def missing_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Returns which nodes are not in an answer about all of them, in lines."""
     silent = found.get("silent", [])
     if silent:
-        named = ", ".join(f"{node['node']} (node {node['node_rank']})" for node in silent[:_MOST_NAMED])
-        more = len(silent) - _MOST_NAMED
+        named = ", ".join(f"{node['node']} (node {node['node_rank']})" for node in silent[:_MAX_NAMED])
+        more = len(silent) - _MAX_NAMED
         yield f"ft_launcher: no answer in time from {named}{f' and {more} more' if more > 0 else ''}"
     if found.get("problem"):
         yield f"ft_launcher: the ranks of this node only: {found['problem']}"
@@ -276,7 +276,7 @@ def _ask(path: Path, target: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
     try:
         connection.request("GET", target)
         response = connection.getresponse()
-        body = response.read(_MOST_BYTES)
+        body = response.read(_MAX_BYTES)
         if response.status != 200:
             raise OSError(body.decode(errors="replace").strip())
         found = json.loads(body)

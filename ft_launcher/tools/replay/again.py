@@ -51,7 +51,7 @@ def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] |
     if ended:
         fault = first_failure.with_returned(fault, ended)
         fault = first_failure.with_lost(fault, first_failure.lost_a_peer(found.ranks))
-    return _facts(events.Fault.of(fault, cycle=0))
+    return _facts(events.FaultEvent.of(fault, cycle=0))
 
 
 def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -67,7 +67,7 @@ def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[st
     """
     asked = Question.from_record(inputs, _NOW)
     decided, history = answer(_decided_on(fault, inputs), asked, _NOW)
-    facts = _facts(events.Decision.of(decided, cycle=0))
+    facts = _facts(events.DecisionEvent.of(decided, cycle=0))
     facts.pop("budget", None)
     return facts, without_ages(history.to_record(_NOW))
 
@@ -83,7 +83,7 @@ def decision_about_request(inputs: Facts) -> dict[str, Any]:
     request = from_json(ControlRequest, made)
     if type(rank) is not int or not is_known(request):
         raise ProtocolError("the request of a rank does not fit")
-    facts = _facts(events.Decision.of(after_request(request, rank, asked, _NOW), cycle=0))
+    facts = _facts(events.DecisionEvent.of(after_request(request, rank, asked, _NOW), cycle=0))
     facts.pop("budget", None)
     return facts
 
@@ -120,7 +120,7 @@ def health_change(facts: Facts, before: str | None) -> dict[str, Any] | None:
     found, _ = changes({reading.check: before}, [reading])  # type: ignore[dict-item]
     if not found:
         return None
-    return _facts(events.HealthChange.of(found[0], cycle=0))
+    return _facts(events.HealthChangeEvent.of(found[0], cycle=0))
 
 
 def decision_in_process(facts: Facts) -> dict[str, Any]:

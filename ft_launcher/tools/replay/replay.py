@@ -39,7 +39,7 @@ _NO_INPUTS = "what it was made of is missing"
 _OTHER_NODES = "the journals of all nodes are needed"
 _TOO_MANY = "ranks have failed too often on several nodes at once"
 
-_MOST_VIEWS = 100_000
+_MAX_VIEWS = 100_000
 """Ranks at the end of a cycle of several nodes: each takes 5 KB until the journals of all nodes are read."""
 
 _Key = tuple[str, int, int]
@@ -143,30 +143,30 @@ class Replay:
     def _on(self, entry: JournalEntry, name: str) -> None:
         journal, facts = self._journal, entry.facts
         match entry.event:
-            case events.JobStart.event:
+            case events.JobStartEvent.event:
                 self._begin(entry)
-            case events.JournalPiece.event if facts.get("lost_bytes") or entry.run_id != journal.run_id:
+            case events.JournalPieceEvent.event if facts.get("lost_bytes") or entry.run_id != journal.run_id:
                 self._begin(entry)
-            case events.LinesDropped.event:
+            case events.LinesDroppedEvent.event:
                 journal.history = None
                 journal.health.clear()
-            case events.CycleStart.event:
+            case events.CycleStartEvent.event:
                 self._on_cycle_start(entry)
-            case events.Evidence.event:
+            case events.EvidenceEvent.event:
                 self._take_evidence(entry, name)
-            case events.InProcessDecision.event:
+            case events.InProcessDecisionEvent.event:
                 self._on_in_process_decision(entry)
             case name if name in _OF_STEPS:
                 self._on_step()
-            case events.InProcessFault.event:
+            case events.InProcessFaultEvent.event:
                 self._on_in_process_fault(entry)
-            case events.Fault.event:
+            case events.FaultEvent.event:
                 journal.fault = entry
-            case events.Decision.event:
+            case events.DecisionEvent.event:
                 self._on_decision(entry)
-            case events.CycleEnd.event:
+            case events.CycleEndEvent.event:
                 self._forget_fault()
-            case events.HealthChange.event:
+            case events.HealthChangeEvent.event:
                 self._on_health_change(entry)
 
     def _begin(self, entry: JournalEntry) -> None:
@@ -189,7 +189,7 @@ class Replay:
         journal.evidence = entry
         if journal.nodes <= 1:
             return
-        if self._kept_views >= _MOST_VIEWS:
+        if self._kept_views >= _MAX_VIEWS:
             self._leave_out(FAULT_OF_ALL, _TOO_MANY)
             return
         try:
@@ -306,20 +306,20 @@ class Replay:
 
 
 _DECIDED = {
-    events.Fault.event: FAULT,
-    events.Decision.event: DECISION,
-    events.InProcessDecision.event: IN_PROCESS,
-    events.InProcessFault.event: IN_PROCESS_FAULT,
-    events.HealthChange.event: HEALTH,
-    events.Evidence.event: FAULT,
+    events.FaultEvent.event: FAULT,
+    events.DecisionEvent.event: DECISION,
+    events.InProcessDecisionEvent.event: IN_PROCESS,
+    events.InProcessFaultEvent.event: IN_PROCESS_FAULT,
+    events.HealthChangeEvent.event: HEALTH,
+    events.EvidenceEvent.event: FAULT,
 }
 
 
 _OF_STEPS = {
     event.event
     for event in (
-        *(events.InProcessRestart, events.Joined, events.LateRankEnded),
-        *(events.StartedAgain, events.StaysAway, events.TakenOver),
+        *(events.InProcessRestartEvent, events.JoinedEvent, events.LateRankEndedEvent),
+        *(events.StartedAgainEvent, events.StaysAwayEvent, events.TakenOverEvent),
     )
 }
 """Each follows from a step of a decision about a restart in process; only a notice to the others has no event."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ft_launcher.record.events import SaveInterval
+from ft_launcher.record.events import SaveIntervalEvent
 from ft_launcher.record.ledger.account import CUSTOM, PRINTED_STEP, Category
 from ft_launcher.tools.report.job_findings import JobFindings, as_text, counted
 from ft_launcher.tools.report.section_durations import LimitFit, WatchedSection
@@ -24,7 +24,7 @@ FIRST_SAVE_S = 1800.0
 """Between two saves until enough is known: a save of 20 s costs 1 % of the time then, and a fault 15 min on average."""
 _LEAST_SAVE_S = 60.0
 """Not below that, nor below the time of a save: where faults come so close, other things are to be changed first."""
-_MOST_SAVE_S = 4 * 3600.0
+_MAX_SAVE_S = 4 * 3600.0
 """Not above that: there may be more faults than so far, and a longer interval gains little: less than 1 % of the time
 where a save takes two minutes."""
 _DAY_S = 86400.0
@@ -90,7 +90,7 @@ def best_interval_s(save_s: float, mtbf_s: float) -> float:
     return max(0.0, math.sqrt(2 * save_s * mtbf_s) - save_s)
 
 
-def choose_save_interval(cycle: int, findings: JobFindings | None) -> SaveInterval:
+def choose_save_interval(cycle: int, findings: JobFindings | None) -> SaveIntervalEvent:
     """Returns how often to save from now on: by `best_interval_s` within bounds; a first value where little is known.
 
     Args:
@@ -99,18 +99,20 @@ def choose_save_interval(cycle: int, findings: JobFindings | None) -> SaveInterv
     """
     first = f"{as_text(FIRST_SAVE_S)}, the first value"
     if findings is None:
-        return SaveInterval(cycle, FIRST_SAVE_S, f"{first}: nothing is known of the job yet", 0, None, None)
+        return SaveIntervalEvent(cycle, FIRST_SAVE_S, f"{first}: nothing is known of the job yet", 0, None, None)
     faults, saves = len(findings.faults), findings.saves
     if saves is None or saves.mean_s <= 0:
         why = "no save has been measured yet (a section that saves, docs/client.md)"
-        return SaveInterval(cycle, FIRST_SAVE_S, f"{first}: {why}", faults, None, findings.mtbf_s)
+        return SaveIntervalEvent(cycle, FIRST_SAVE_S, f"{first}: {why}", faults, None, findings.mtbf_s)
     save_s, mtbf_s = saves.mean_s, findings.mtbf_s
     if faults < _FEWEST_FAULTS or mtbf_s is None:
         interval_s = max(FIRST_SAVE_S, save_s)
         why = f"{counted(faults, 'fault')} so far, too few to say how often to save; a save takes {as_text(save_s)}"
-        return SaveInterval(cycle, interval_s, f"{as_text(interval_s)}, the first value: {why}", faults, save_s, mtbf_s)
+        return SaveIntervalEvent(
+            cycle, interval_s, f"{as_text(interval_s)}, the first value: {why}", faults, save_s, mtbf_s
+        )
     best_s = best_interval_s(save_s, mtbf_s)
-    interval_s = min(max(best_s, _LEAST_SAVE_S, save_s), max(_MOST_SAVE_S, save_s))
+    interval_s = min(max(best_s, _LEAST_SAVE_S, save_s), max(_MAX_SAVE_S, save_s))
     bounded = ""
     if interval_s > best_s:
         bounded = f", and not below {as_text(interval_s)}"
@@ -120,7 +122,7 @@ def choose_save_interval(cycle: int, findings: JobFindings | None) -> SaveInterv
         f"{as_text(interval_s)}, by Young and Daly: a save takes {as_text(save_s)}, and {faults} faults came one in "
         f"{as_text(mtbf_s)}, with an error of {1 / math.sqrt(faults):.0%}: {as_text(best_s)}{bounded}"
     )
-    return SaveInterval(cycle, interval_s, reason, faults, save_s, mtbf_s)
+    return SaveIntervalEvent(cycle, interval_s, reason, faults, save_s, mtbf_s)
 
 
 def _interval(findings: JobFindings) -> Advice | None:

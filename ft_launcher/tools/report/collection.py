@@ -21,7 +21,7 @@ from rank_monitor.contract.wire.json_record import real
 
 _MAX_TEXT = 500
 """Characters of a text of a rank in a report."""
-_MOST_LINES = 10
+_MAX_LINES = 10
 """Lines kept of a traceback or a stack, and of what the other ranks did: a block on the console has no more."""
 _MAX_RANKS = 1 << 20
 _WITH_ALL_POINTS = 4
@@ -86,8 +86,8 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class FaultEvent:
-    """An event that tells of a fault: `fault`, `in_process_fault`, `in_process_restart`, or `cycle_end` elsewhere.
+class FaultEntry:
+    """A journal line about a fault: `fault`, `in_process_fault`, `in_process_restart`, or `cycle_end` elsewhere.
 
     `detail` and `others` are as in the event `fault`, with 10 lines at most.
     """
@@ -126,7 +126,7 @@ class Collection:
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
-        self.faults: list[FaultEvent] = []
+        self.faults: list[FaultEntry] = []
         self.scores: dict[int, Score] = {}
         self.sections = SectionLimits()
         self._present: dict[str, Launch] = {}
@@ -218,7 +218,7 @@ class Collection:
             launch.cycles[cycle].ended = entry.t
             launch.cycles[cycle].end_reason = reason
         if reason == "failed elsewhere":
-            self.faults.append(FaultEvent("cycle_end", launch, entry.t, cycle, what=text(entry.facts, "why")))
+            self.faults.append(FaultEntry("cycle_end", launch, entry.t, cycle, what=text(entry.facts, "why")))
 
     def _section_times(self, facts: Mapping[str, Any]) -> None:
         rank, sections, gpu = whole(facts, "rank"), facts.get("sections"), facts.get("gpu")
@@ -231,7 +231,7 @@ class Collection:
             known.reports += 1
 
 
-def _fault(launch: Launch, entry: JournalEntry) -> FaultEvent:
+def _fault(launch: Launch, entry: JournalEntry) -> FaultEntry:
     facts = entry.facts
     cycle = whole(facts, "cycle")
     if cycle is None:
@@ -243,7 +243,7 @@ def _fault(launch: Launch, entry: JournalEntry) -> FaultEvent:
         if kind == _HANG:
             fault_class = _HANG
     iteration = whole(facts, "iteration")
-    return FaultEvent(
+    return FaultEntry(
         event=entry.event,
         launch=launch,
         t=entry.t,
@@ -266,7 +266,7 @@ def _lines(facts: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = facts.get(name)
     if not isinstance(value, list):
         return ()
-    return tuple(line[:_MAX_TEXT] for line in value[:_MOST_LINES] if isinstance(line, str))
+    return tuple(line[:_MAX_TEXT] for line in value[:_MAX_LINES] if isinstance(line, str))
 
 
 def _fewer(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ft_launcher.record.ledger.account import CUSTOM, Category, CycleTimes, account
 from ft_launcher.record.ledger.attempts import account_of, by_attempt
-from ft_launcher.tools.report.collection import JOINS, Collection, FaultEvent, Launch
+from ft_launcher.tools.report.collection import JOINS, Collection, FaultEntry, Launch
 from ft_launcher.tools.report.job_findings import (
     ClassFindings,
     CycleFindings,
@@ -105,7 +105,7 @@ class _Joined:
     def attempt(self, launch: Launch) -> int:
         return self.attempts[id(launch)]
 
-    def key(self, event: FaultEvent) -> _Key:
+    def key(self, event: FaultEntry) -> _Key:
         return (self.attempt(event.launch), event.cycle)
 
     def node_count(self, key: _Key) -> int:
@@ -162,8 +162,8 @@ def _cycles(joined: _Joined) -> list[CycleFindings]:
 # Faults.
 
 
-def _faults(joined: _Joined, events: Sequence[FaultEvent]) -> list[FaultFindings]:
-    by_cycle: dict[_Key, list[FaultEvent]] = {}
+def _faults(joined: _Joined, events: Sequence[FaultEntry]) -> list[FaultFindings]:
+    by_cycle: dict[_Key, list[FaultEntry]] = {}
     for event in events:
         by_cycle.setdefault(joined.key(event), []).append(event)
     chosen = {key: _chosen(of_cycle) for key, of_cycle in by_cycle.items()}
@@ -176,13 +176,13 @@ def _faults(joined: _Joined, events: Sequence[FaultEvent]) -> list[FaultFindings
     last_cycles = dict(joined.parts.keys())  # of each attempt the last one: they are in order
     for attempt, launch, gap_s in _killed_attempts(joined):
         cycle = last_cycles.get(attempt, -1)
-        killed = FaultEvent("", launch, launch.until, cycle, "attempt", what="the launcher was killed")
+        killed = FaultEntry("", launch, launch.until, cycle, "attempt", what="the launcher was killed")
         ranks = joined.ranks((attempt, cycle))
         found.append(_fault(killed, (attempt, cycle), {Category.RESCHEDULE.value: gap_s}, 0.0, ranks))
     return sorted(found, key=lambda fault: fault.t)
 
 
-def _fault(event: FaultEvent, key: _Key, phases: Mapping[str, float], lost_s: float, ranks: int) -> FaultFindings:
+def _fault(event: FaultEntry, key: _Key, phases: Mapping[str, float], lost_s: float, ranks: int) -> FaultFindings:
     recovery_s = sum(phases.values())
     cycle = key[1] if event.event and key[1] >= 0 else None
     return FaultFindings(
@@ -207,7 +207,7 @@ def _fault(event: FaultEvent, key: _Key, phases: Mapping[str, float], lost_s: fl
     )
 
 
-def _chosen(events: Sequence[FaultEvent]) -> list[FaultEvent]:
+def _chosen(events: Sequence[FaultEntry]) -> list[FaultEntry]:
     """Returns one event for each fault of a cycle: several may tell of one."""
     found = _in_process(events)
     ended = [event for event in events if event.event == "fault"]
@@ -220,9 +220,9 @@ def _chosen(events: Sequence[FaultEvent]) -> list[FaultEvent]:
     return found
 
 
-def _in_process(events: Sequence[FaultEvent]) -> list[FaultEvent]:
+def _in_process(events: Sequence[FaultEntry]) -> list[FaultEntry]:
     """The faults of one cycle that its ranks restarted in process for. Each node tells of each restart."""
-    found: dict[int, FaultEvent] = {}
+    found: dict[int, FaultEntry] = {}
     deaths = [event for event in events if event.event == "in_process_fault"]
     for event in events:
         if event.event == "in_process_restart":
@@ -242,7 +242,7 @@ def _in_process(events: Sequence[FaultEvent]) -> list[FaultEvent]:
     return restarts
 
 
-def _with_death(restart: FaultEvent, death: FaultEvent) -> FaultEvent:
+def _with_death(restart: FaultEntry, death: FaultEntry) -> FaultEntry:
     """A restart in process together with the death of a rank that it was for."""
     return replace(
         death,
@@ -265,7 +265,7 @@ def _killed_attempts(joined: _Joined) -> list[tuple[int, Launch, float]]:
     return found
 
 
-def _phases(joined: _Joined, event: FaultEvent) -> Mapping[str, float]:
+def _phases(joined: _Joined, event: FaultEntry) -> Mapping[str, float]:
     """Seconds of each phase of the recovery from a fault."""
     if event.event.startswith("in_process"):
         return {"in_process": event.took_s}
@@ -289,7 +289,7 @@ def _phases(joined: _Joined, event: FaultEvent) -> Mapping[str, float]:
     return phases
 
 
-def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEvent]]) -> dict[int, float]:
+def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEntry]]) -> dict[int, float]:
     """Returns seconds of steps in vain by the id of the fault's event.
 
     What a cycle lost by itself is shared by its faults; what was lost since a later one resumed earlier is of the last
@@ -297,7 +297,7 @@ def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEvent]]) -> dict[
     """
     found: dict[int, float] = {}
     keys = list(joined.parts)
-    last: FaultEvent | None = None
+    last: FaultEntry | None = None
     for number, key in enumerate(keys):
         window = [joined.parts[known] for known in keys[max(0, number - _LOOKS_BACK) : number + 1]]
         before_s = account(window[:-1]).seconds.get(Category.LOST_PROGRESS, 0.0)

@@ -51,7 +51,7 @@ def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
         *_faults(findings),
     ]
     if findings.sections:
-        sections = (terminal_text.of_section(section) for section in findings.sections[: terminal_text.MOST_SECTIONS])
+        sections = (terminal_text.of_section(section) for section in findings.sections[: terminal_text.MAX_SECTIONS])
         parts += [
             "<h2>Sections and their limits</h2>",
             _table(("section", "times", "99.9% at most", "longest", "limit", "how it fits"), sections, {1, 2, 3}),

@@ -22,7 +22,7 @@ from ft_launcher.tools.report.collection import Collection
 from ft_launcher.tools.report.findings import find
 from ft_launcher.tools.report.job_findings import JobFindings
 
-_MOST_READ = 32 << 20
+_MAX_READ = 32 << 20
 """Bytes of earlier journals, the newest first: two seconds. The journal of any node has the time of the whole job."""
 _WAIT_S = 2.0
 """For what is to be read, at the start of a cycle: the most that is read takes about so long."""
@@ -91,7 +91,7 @@ class SaveIntervals:
             with contextlib.suppress(OSError):  # another launcher may be renaming a piece
                 found = [piece.stat() for piece in pieces]
                 journals.append((found[-1].st_mtime, sum(file.st_size for file in found), pieces))
-        left = _MOST_READ
+        left = _MAX_READ
         files: list[Path] = []
         for _, size, pieces in sorted(journals, reverse=True):
             if size <= left:

@@ -14,7 +14,7 @@ from ft_launcher.tools.report.section_durations import WatchedSection
 
 COSTLIEST = 5
 """Faults that are listed with their phases."""
-MOST_SECTIONS = 16
+MAX_SECTIONS = 16
 """Sections that are listed."""
 _SHOWN_S = 0.0005
 """Seconds: shorter phases would be shown as 0 ms."""
@@ -133,7 +133,7 @@ def of_section(section: WatchedSection) -> tuple[str, str, str, str, str, str]:
 
 def _of_sections(findings: JobFindings) -> list[str]:
     lines = []
-    for section in findings.sections[:MOST_SECTIONS]:
+    for section in findings.sections[:MAX_SECTIONS]:
         name, times, p999, longest, limit, fit = of_section(section)
         words = [f"{times} times", p999 and f"99.9% at most {p999}", f"longest {longest}", f"limit {limit}", fit]
         lines.append(f"  {name}: {', '.join(word for word in words if word)}")

@@ -11,12 +11,12 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_MOST_STACKS = 32
-_MOST_FRAMES = 32
+_MAX_STACKS = 32
+_MAX_FRAMES = 32
 """Of one stack: the call that hangs, and what called it."""
-_MOST_ROWS = 64
+_MAX_ROWS = 64
 """Of the table of collectives: a rank is in about ten groups, and most ranks are at the same place of each."""
-_MOST_TEXT = 200
+_MAX_TEXT = 200
 _INNERMOST = 8
 """Frames for a line about one rank: below torch's wrappers they reach the program."""
 
@@ -32,13 +32,13 @@ def scene_of(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         {
             "rank": int(rank["rank"]),
             "place": str(rank.get("place", "")),
-            "frames": [str(frame)[:_MOST_TEXT] for frame in rank["frames"][:_MOST_FRAMES]],
-            "process": {"stacks": str(rank.get("process", {}).get("stacks", ""))[:_MOST_TEXT]},
+            "frames": [str(frame)[:_MAX_TEXT] for frame in rank["frames"][:_MAX_FRAMES]],
+            "process": {"stacks": str(rank.get("process", {}).get("stacks", ""))[:_MAX_TEXT]},
         }
         for rank in ranks
     ]
     return {
-        "stacks": merged_stacks(scenes)[:_MOST_STACKS],
+        "stacks": merged_stacks(scenes)[:_MAX_STACKS],
         "collectives": collectives(ranks),
         "silent": silent(ranks),
     }
@@ -88,8 +88,8 @@ def collectives(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     names: dict[str, str] = {}
     for rank in ranks:
         for name, state in rank.get("groups", {}).items():
-            names.setdefault(name, str(state.get("description") or name)[:_MOST_TEXT])
-            operation, shape = (str(state.get(key, ""))[:_MOST_TEXT] for key in ("operation", "shape"))
+            names.setdefault(name, str(state.get("description") or name)[:_MAX_TEXT])
+            operation, shape = (str(state.get(key, ""))[:_MAX_TEXT] for key in ("operation", "shape"))
             entered, finished, started = (int(state.get(key, 0)) for key in ("entered", "finished", "started"))
             rows.setdefault((name, entered, finished, operation, shape, started), []).append(int(rank["rank"]))
     waits = {name for name, entered, finished, *_ in rows if entered > finished}
@@ -97,7 +97,7 @@ def collectives(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     keys = ("entered", "finished", "operation", "shape", "started")
     return [
         {"group": names[name], "ranks": found, **dict(zip(keys, place, strict=True))}
-        for (name, *place), found in ordered[:_MOST_ROWS]
+        for (name, *place), found in ordered[:_MAX_ROWS]
     ]
 
 
@@ -125,4 +125,4 @@ def silent(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def innermost(frames: Sequence[str]) -> list[str]:
     """Returns the innermost frames, each of bounded length."""
-    return [str(frame)[:_MOST_TEXT] for frame in frames[:_INNERMOST]]
+    return [str(frame)[:_MAX_TEXT] for frame in frames[:_INNERMOST]]

@@ -27,7 +27,7 @@ SOCKET = "status"
 """The name of the socket in the runtime folder."""
 _LEAST_TOKEN = 16
 """Characters: shorter ones can be guessed."""
-_MOST_TOKEN = 4096
+_MAX_TOKEN = 4096
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def _token(settings: RecordSettings, sources: Mapping[str, str]) -> str | None:
     source = sources.get("status_token_file", "settings")
     try:
         with open_regular(file, follow_link=True) as opened:
-            token = opened.read(_MOST_TOKEN).decode().strip()
+            token = opened.read(_MAX_TOKEN).decode().strip()
             mode = os.fstat(opened.fileno()).st_mode
     except (OSError, UnicodeError) as error:
         raise ConfigError("status_token_file", file, source, str(error), "Name a file with the token") from None

@@ -15,18 +15,18 @@ from ft_launcher.tools.status.summary import RankState
 from rank_monitor.contract.wire.foreign import parse_json
 
 VERSION = 1
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 """Of one record: 16 MB for 256 nodes at the very most. Most stacks of a node are equal, and are in it once."""
 _LESS = ((32, True), (8, True), (8, False), (1, False))
 """Frames of each stack, and whether process groups are in: of the first of these that fits into a record."""
-_MOST_TEXT = 200
-MOST_OF_RANK = 300
+_MAX_TEXT = 200
+MAX_OF_RANK = 300
 """Bytes of a record for one rank: 0.6 MB for 2,048 of them."""
-_MOST_NAME = 64
+_MAX_NAME = 64
 _PLAIN = ("rank", "local_rank", "pid", "state", "exit_code", "iteration", "sign_age_s", "reading_age_s")
 """What is written of a rank as `/status.json` has it."""
-_MOST_RANKS = 4096
-_MOST_NUMBER = 2**63 - 1
+_MAX_RANKS = 4096
+_MAX_NUMBER = 2**63 - 1
 _Rank = TypeVar("_Rank")
 _GROUP_NUMBERS, _GROUP_TEXTS = ("entered", "started", "finished"), ("description", "operation", "shape")
 
@@ -49,9 +49,9 @@ def stacks_as_record(number: int, cycle: int, readings: Sequence[RankReading]) -
     for most, with_groups in _LESS:
         scenes = _scenes(readings, most, with_groups)
         text = _encoded(number, cycle, scenes)
-        if len(text) <= MOST_BYTES:
+        if len(text) <= MAX_BYTES:
             return text
-    while len(text) > MOST_BYTES:
+    while len(text) > MAX_BYTES:
         scenes = scenes[: len(scenes) // 2]
         text = _encoded(number, cycle, scenes)
     return text
@@ -67,10 +67,10 @@ def stacks_of_record(text: bytes, now: float) -> NodeRecord[RankReading] | None:
     def ranks(found: Mapping[str, Any]) -> Sequence[RankReading]:
         readings: list[RankReading] = []
         for scene in _listed(found["scenes"]):
-            readings += _readings(scene, _MOST_RANKS - len(readings), now)
+            readings += _readings(scene, _MAX_RANKS - len(readings), now)
         return readings
 
-    return _of_record(text, MOST_BYTES, ranks)
+    return _of_record(text, MAX_BYTES, ranks)
 
 
 def ranks_as_record(number: int, cycle: int, ranks: Iterable[Mapping[str, Any]]) -> str:
@@ -80,8 +80,8 @@ def ranks_as_record(number: int, cycle: int, ranks: Iterable[Mapping[str, Any]])
     for rank in ranks:
         section, open_s = min(rank["sections"].items(), key=lambda entry: entry[1], default=("", 0.0))
         frame = next(iter(rank["frames"]), "")
-        row = [*(rank[key] for key in _PLAIN), section[:_MOST_NAME], round(open_s, 1), str(frame)[:_MOST_NAME]]
-        if len(json.dumps(row)) > MOST_OF_RANK:  # of other letters than those of ASCII
+        row = [*(rank[key] for key in _PLAIN), section[:_MAX_NAME], round(open_s, 1), str(frame)[:_MAX_NAME]]
+        if len(json.dumps(row)) > MAX_OF_RANK:  # of other letters than those of ASCII
             row[-3:] = ["", 0.0, ""]
         rows.append(row)
     return json.dumps({"v": VERSION, "number": number, "cycle": cycle, "ranks": rows}, separators=(",", ":"))
@@ -90,7 +90,7 @@ def ranks_as_record(number: int, cycle: int, ranks: Iterable[Mapping[str, Any]])
 def ranks_of_record(text: bytes) -> NodeRecord[Mapping[str, Any]] | None:
     """Returns what a record says, of each rank as `ranks` of `/status.json` has it; None: it is not one."""
     return _of_record(
-        text, MOST_OF_RANK * _MOST_RANKS, lambda found: [_rank(row) for row in _listed(found["ranks"])[:_MOST_RANKS]]
+        text, MAX_OF_RANK * _MAX_RANKS, lambda found: [_rank(row) for row in _listed(found["ranks"])[:_MAX_RANKS]]
     )
 
 
@@ -119,8 +119,8 @@ def _rank(row: Sequence[Any]) -> dict[str, Any]:
         found[key] = None if found[key] is None else _real(found[key])
     return found | {
         "state": str(RankState(found["state"])),
-        "sections": {str(section)[:_MOST_NAME]: _real(open_s)} if section else {},
-        "frames": [str(frame)[:_MOST_NAME]] if frame else [],
+        "sections": {str(section)[:_MAX_NAME]: _real(open_s)} if section else {},
+        "frames": [str(frame)[:_MAX_NAME]] if frame else [],
     }
 
 
@@ -131,7 +131,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int or abs(value) > _MOST_NUMBER:
+    if type(value) is not int or abs(value) > _MAX_NUMBER:
         raise ValueError("not a whole number of 64 bits")
     return value
 
@@ -147,26 +147,26 @@ def _scenes(readings: Sequence[RankReading], most_frames: int, with_groups: bool
     found: dict[str, dict[str, Any]] = {}
     for reading in readings:
         scene: dict[str, Any] = {
-            "frames": [str(frame)[:_MOST_TEXT] for frame in reading.frames[:most_frames]],
-            "why": str(reading.process.get("stacks", ""))[:_MOST_TEXT],
+            "frames": [str(frame)[:_MAX_TEXT] for frame in reading.frames[:most_frames]],
+            "why": str(reading.process.get("stacks", ""))[:_MAX_TEXT],
             "groups": {},
         }
         if with_groups:
-            scene["groups"] = {str(name)[:_MOST_TEXT]: _group(state) for name, state in reading.groups.items()}
+            scene["groups"] = {str(name)[:_MAX_TEXT]: _group(state) for name, state in reading.groups.items()}
         found.setdefault(json.dumps(scene), scene | {"ranks": []})["ranks"].append(reading.rank)
     return list(found.values())
 
 
 def _group(state: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {key: str(state.get(key, ""))[:_MOST_TEXT] for key in _GROUP_TEXTS}
+    texts = {key: str(state.get(key, ""))[:_MAX_TEXT] for key in _GROUP_TEXTS}
     return texts | {key: int(state.get(key, 0)) for key in _GROUP_NUMBERS}
 
 
 def _readings(scene: Mapping[str, Any], most: int, now: float) -> list[RankReading]:
     """Returns a reading for each rank of a scene, `most` at most. They share what is in it."""
-    groups = {str(name)[:_MOST_TEXT]: _group_of_record(state) for name, state in scene["groups"].items()}
-    frames = tuple(str(frame)[:_MOST_TEXT] for frame in _listed(scene["frames"])[: _LESS[0][0]])
-    process = {"stacks": str(scene["why"])[:_MOST_TEXT]}
+    groups = {str(name)[:_MAX_TEXT]: _group_of_record(state) for name, state in scene["groups"].items()}
+    frames = tuple(str(frame)[:_MAX_TEXT] for frame in _listed(scene["frames"])[: _LESS[0][0]])
+    process = {"stacks": str(scene["why"])[:_MAX_TEXT]}
     return [
         RankReading(
             _whole(rank),
@@ -183,7 +183,7 @@ def _readings(scene: Mapping[str, Any], most: int, now: float) -> list[RankReadi
 
 
 def _group_of_record(state: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {key: str(state[key])[:_MOST_TEXT] for key in _GROUP_TEXTS}
+    texts = {key: str(state[key])[:_MAX_TEXT] for key in _GROUP_TEXTS}
     return texts | {key: _whole(state[key]) for key in _GROUP_NUMBERS}
 
 

@@ -16,13 +16,13 @@ from typing import Any
 from ft_launcher.record import events
 from ft_launcher.tools.status.fault_scene import innermost, packed, scene_of
 
-_MOST_FAULTS = 20
+_MAX_FAULTS = 20
 """The last ones are kept, with their texts: 40 KB at most. Counters have all."""
-_MOST_TEXT = 2000
+_MAX_TEXT = 2000
 """Characters of one text that a rank chose."""
-_MOST_KINDS = 64
+_MAX_KINDS = 64
 """Different labels of one counter; classes and kinds of faults are fewer."""
-_MOST_ENDS = 64
+_MAX_ENDS = 64
 """Cycles of which it is kept how they ended; a page shows fewer."""
 RECOVERY_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """A restart in process takes hundredths of a second, a lost node minutes."""
@@ -144,7 +144,7 @@ class Facts:
     ends: dict[int, str] = field(default_factory=dict)
     frames: Mapping[int, list[str]] = field(default_factory=dict)
     restarts_left: int | None = None
-    faults: deque[FaultSeen] = field(default_factory=lambda: deque(maxlen=_MOST_FAULTS))
+    faults: deque[FaultSeen] = field(default_factory=lambda: deque(maxlen=_MAX_FAULTS))
     faults_by: Counter[tuple[str, str]] = field(default_factory=Counter)
     restarts: Counter[tuple[str, bool]] = field(default_factory=Counter)
     cycle_ends: Counter[str] = field(default_factory=Counter)
@@ -221,80 +221,87 @@ class NodeStatus:
     def _after(self, event: events.Event, t: float) -> Facts:
         facts = self._facts
         match event:
-            case events.JobStart():
+            case events.JobStartEvent():
                 limit = event.max_restarts
                 name = _text(event.job_name) or event.run_id
                 facts = replace(facts, run_id=event.run_id, job_name=name, node=event.node, started=t)
                 return replace(facts, max_restarts=limit, restarts_left=limit)
-            case events.JobEnd():
+            case events.JobEndEvent():
                 code, reason = event.exit_code, _text(event.reason)
                 return replace(facts, ended=True, runs=False, waits=False, exit_code=code, end_reason=reason)
-            case events.CycleStart() | events.CycleEnd():
+            case events.CycleStartEvent() | events.CycleEndEvent():
                 return self._after_cycle(event)
-            case events.RankExit():
+            case events.RankExitEvent():
                 return replace(facts, exit_codes={**facts.exit_codes, event.rank: event.exit_code})
-            case events.Stacks():
+            case events.StacksEvent():
                 self._scene = event.cycle, packed(scene_of(event.ranks))
-            case events.Fault():
+            case events.FaultEvent():
                 return self._after_fault(event, t)
-            case events.Decision():
+            case events.DecisionEvent():
                 return self._after_decision(event)
-            case events.Verdict() | events.Stall() | events.InProcessFault() | events.InProcessRestart():
+            case (
+                events.VerdictEvent()
+                | events.StallEvent()
+                | events.InProcessFaultEvent()
+                | events.InProcessRestartEvent()
+            ):
                 return replace(facts, trouble=self._trouble(event), frames={**facts.frames, **_frames(event)})
-            case events.SectionTimes():
+            case events.SectionTimesEvent():
                 found = {kind: events.score_of(event.sections, event.gpu, kind) for kind in ("relative", "individual")}
                 facts.scores[event.rank] = {kind: score for kind, score in found.items() if score is not None}
-            case events.Ledger():
+            case events.LedgerEvent():
                 return self._after_ledger(event)
-            case events.Health():
+            case events.HealthEvent():
                 states = {str(reading["check"]): str(reading["state"]) for reading in event.readings}
                 return replace(facts, health=states)
-            case events.HealthChange():
+            case events.HealthChangeEvent():
                 return replace(facts, health={**facts.health, event.check: event.state})
-            case events.MonitorReplaced():
+            case events.MonitorReplacedEvent():
                 return replace(facts, monitors_replaced=facts.monitors_replaced + 1)
-            case events.LinesDropped():
+            case events.LinesDroppedEvent():
                 return replace(facts, lines_dropped=facts.lines_dropped + event.lines)
         return facts
 
-    def _after_cycle(self, event: events.CycleStart | events.CycleEnd) -> Facts:
+    def _after_cycle(self, event: events.CycleStartEvent | events.CycleEndEvent) -> Facts:
         facts = replace(self._facts, cycle=event.cycle)
-        if isinstance(event, events.CycleStart):
+        if isinstance(event, events.CycleStartEvent):
             self._is_stalled, self._hung = False, ""
             facts = replace(facts, nodes=event.nodes, node_rank=event.node_rank, exit_codes={}, frames={}, scores={})
             return replace(facts, runs=True, waits=False, trouble="")
         facts.cycle_ends[event.how.partition(":")[0]] += 1
         facts.ends[event.cycle] = event.how
-        if len(facts.ends) > _MOST_ENDS:
+        if len(facts.ends) > _MAX_ENDS:
             del facts.ends[min(facts.ends)]
         if event.how == "failed elsewhere":
             return replace(facts, runs=False, trouble=_text(event.why))
         return replace(facts, runs=False)
 
-    def _trouble(self, event: events.Verdict | events.Stall | events.InProcessFault | events.InProcessRestart) -> str:
+    def _trouble(
+        self, event: events.VerdictEvent | events.StallEvent | events.InProcessFaultEvent | events.InProcessRestartEvent
+    ) -> str:
         """Returns why the job is not well while its ranks run; empty: it is again."""
         match event:
-            case events.Verdict() if event.condemned:
+            case events.VerdictEvent() if event.condemned:
                 self._is_stalled, self._hung = False, f"rank {event.rank} hangs: {_text(event.reason)}"
                 return self._hung
-            case events.Verdict() | events.Stall() if self._hung:
+            case events.VerdictEvent() | events.StallEvent() if self._hung:
                 return self._hung  # ranks that wait for the one that is being ended stand still, too
-            case events.Verdict():
+            case events.VerdictEvent():
                 self._is_stalled, self._stalled_at = True, None
                 return f"rank {event.rank} hangs: {_text(event.reason)}"
-            case events.Stall():
+            case events.StallEvent():
                 self._is_stalled, self._stalled_at = True, None
                 return _text(event.what)
-            case events.InProcessFault():
+            case events.InProcessFaultEvent():
                 self._hung = ""
                 self._count_fault(event.fault_class or "unknown", IN_PROCESS)
                 return f"rank {event.rank} {_text(event.what)}"
-            case events.InProcessRestart():
+            case events.InProcessRestartEvent():
                 self._facts.restarts[IN_PROCESS, False] += 1
                 self._add_recovery("in_process", event.took_s)
         return ""
 
-    def _after_fault(self, event: events.Fault, t: float) -> Facts:
+    def _after_fault(self, event: events.FaultEvent, t: float) -> Facts:
         self._count_fault(event.fault_class, event.kind)
         self._fault_number += 1
         scene = None
@@ -319,7 +326,7 @@ class NodeStatus:
         )
         return replace(self._facts, runs=False, trouble=f"rank {event.rank} {_text(event.what)}")
 
-    def _after_decision(self, event: events.Decision) -> Facts:
+    def _after_decision(self, event: events.DecisionEvent) -> Facts:
         faults = self._facts.faults
         if faults and not faults[-1].next and faults[-1].cycle == event.cycle:
             following = f"{event.action}: {_text(event.reason)}"
@@ -331,7 +338,7 @@ class NodeStatus:
             self._facts.restarts[RELAUNCH, event.charged] += 1
         return replace(self._facts, runs=False, restarts_left=event.restarts_left)
 
-    def _after_ledger(self, event: events.Ledger) -> Facts:
+    def _after_ledger(self, event: events.LedgerEvent) -> Facts:
         if not event.has_ended:
             return self._facts
         for phase, spent_s in event.recovery.items():
@@ -340,12 +347,12 @@ class NodeStatus:
 
     def _count_fault(self, fault_class: str, kind: str) -> None:
         counts = self._facts.faults_by
-        if (fault_class, kind) in counts or len(counts) < _MOST_KINDS:
+        if (fault_class, kind) in counts or len(counts) < _MAX_KINDS:
             counts[fault_class, kind] += 1
 
     def _add_recovery(self, phase: str, spent_s: float) -> None:
         recoveries = self._facts.recoveries
-        if phase in recoveries or len(recoveries) < _MOST_KINDS:
+        if phase in recoveries or len(recoveries) < _MAX_KINDS:
             recoveries[phase] = recoveries.get(phase, Recoveries()).and_one(spent_s)
 
 
@@ -353,14 +360,14 @@ def _text(value: object) -> str:
     """A text of a rank, of bounded length; an absent one is empty."""
     if not isinstance(value, str):
         return ""
-    return value[:_MOST_TEXT]
+    return value[:_MAX_TEXT]
 
 
 def _frames(event: events.Event) -> dict[int, list[str]]:
     """Returns the frames that a finding has, by rank."""
     match event:
-        case events.Verdict():
+        case events.VerdictEvent():
             return {event.rank: innermost(event.frames)}
-        case events.Stall():
+        case events.StallEvent():
             return {int(rank["rank"]): innermost(rank["frames"]) for rank in event.ranks}
     return {}

@@ -25,7 +25,7 @@ from rank_monitor.contract.wire import channel
 
 logger = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 """At once, each with a thread, and threads that answer; a new connection ends the oldest. Probes, Prometheus and a few
 people need fewer."""
 _WAITING = 512
@@ -104,7 +104,7 @@ def at_port(address: str, port: int) -> socket.socket:
 class StatusServer(ThreadingMixIn, BaseServer):
     """Serves in a thread from the start on, and answers each connection in one of its own.
 
-    At `MOST_CONNECTIONS` the oldest is ended for a new one, so that clients that are slow on purpose cannot keep others
+    At `MAX_CONNECTIONS` the oldest is ended for a new one, so that clients that are slow on purpose cannot keep others
     out. So many threads answer: where all are busy, with connections that may be gone, a new one gets code 503 after
     `_FREE_S`. As many may wait for that.
 
@@ -131,8 +131,8 @@ class StatusServer(ThreadingMixIn, BaseServer):
         self._handler, self._token, self._open_paths = handler, token, open_paths
         self._lock = threading.Lock()
         self._connections: list[socket.socket] = []
-        self._free = threading.BoundedSemaphore(2 * MOST_CONNECTIONS)
-        self._may_answer = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(2 * MAX_CONNECTIONS)
+        self._may_answer = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._ending, self._ended = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="ft_launcher status", daemon=True)
         self._thread.start()
@@ -166,7 +166,7 @@ class StatusServer(ThreadingMixIn, BaseServer):
         connection, where = self.socket.accept()
         with self._lock:
             self._connections.append(connection)
-            while len(self._connections) > MOST_CONNECTIONS:
+            while len(self._connections) > MAX_CONNECTIONS:
                 _end(self._connections.pop(0))
         return connection, where
 

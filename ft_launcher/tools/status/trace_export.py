@@ -32,9 +32,9 @@ logger = logging.getLogger("ft_launcher")
 _GOODBYE_S = 2.0
 """How long the end of the job waits for the last spans. A collector in reach takes them within a tenth of a second."""
 _SDK_LOGGER = "opentelemetry"
-_MOST_MOMENTS = 128
+_MAX_MOMENTS = 128
 """Of one span: OpenTelemetry's own default. A training that restarts in process for days has more."""
-_MOST_TEXT = 2000
+_MAX_TEXT = 2000
 """Characters of one text that a rank chose."""
 
 Attributes: TypeAlias = Mapping[str, str | int | float]
@@ -80,29 +80,29 @@ class CycleSpans:
     def on_event(self, event: events.Event, t: float) -> None:
         """Takes an event that was written at `t`. The ledger of a cycle ends its span."""
         match event:
-            case events.JobStart():
+            case events.JobStartEvent():
                 self._run_id = event.run_id
-            case events.CycleStart():
+            case events.CycleStartEvent():
                 # The ledger of the cycle before may still come; an older one was lost.
                 self._open = {number: cycle for number, cycle in self._open.items() if number == event.cycle - 1}
                 self._open[event.cycle] = _OpenCycle(event, t)
-            case events.Ledger() if event.has_ended and event.cycle in self._open:
+            case events.LedgerEvent() if event.has_ended and event.cycle in self._open:
                 self._end(self._open.pop(event.cycle), event)
-            case events.Fault() if event.cycle in self._open:
+            case events.FaultEvent() if event.cycle in self._open:
                 self._open[event.cycle].error = _short(event.what)
                 self._open[event.cycle].note("fault", t, _of_fault(event) | {"limit": event.limit})
-            case events.InProcessFault() if event.cycle in self._open:
+            case events.InProcessFaultEvent() if event.cycle in self._open:
                 self._open[event.cycle].note("fault in process", t, _of_fault(event))
-            case events.InProcessRestart() if event.cycle in self._open:
+            case events.InProcessRestartEvent() if event.cycle in self._open:
                 facts = {"iteration": event.iteration, "took_s": event.took_s}
                 self._open[event.cycle].note("restart in process", t, facts)
-            case events.Decision() if event.cycle in self._open:
+            case events.DecisionEvent() if event.cycle in self._open:
                 decided = {"decision": event.action, "reason": event.reason}
                 self._open[event.cycle].note("decision", t, decided)
-            case events.CycleEnd() if event.cycle in self._open:
+            case events.CycleEndEvent() if event.cycle in self._open:
                 self._open[event.cycle].note("end", t, {"how": event.how})
 
-    def _end(self, cycle: _OpenCycle, ledger: events.Ledger) -> None:
+    def _end(self, cycle: _OpenCycle, ledger: events.LedgerEvent) -> None:
         start = cycle.start
         facts: dict[str, str | int | float] = {
             "run_id": self._run_id,
@@ -131,13 +131,13 @@ class CycleSpans:
 
 @dataclass
 class _OpenCycle:
-    start: events.CycleStart
+    start: events.CycleStartEvent
     started: float
     moments: list[tuple[str, float, Attributes]] = field(default_factory=list)
     error: str = ""
 
     def note(self, name: str, t: float, attributes: Attributes) -> None:
-        if len(self.moments) < _MOST_MOMENTS:
+        if len(self.moments) < _MAX_MOMENTS:
             self.moments.append((name, t, attributes))
 
 
@@ -181,10 +181,10 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _of_fault(event: events.Fault | events.InProcessFault) -> dict[str, str | int | float]:
+def _of_fault(event: events.FaultEvent | events.InProcessFaultEvent) -> dict[str, str | int | float]:
     facts: dict[str, str | int | float] = {"rank": event.rank, "class": event.fault_class}
     return facts | {"what": _short(event.what), "where": _short(event.where)}
 
 
 def _short(text: str) -> str:
-    return text[:_MOST_TEXT]
+    return text[:_MAX_TEXT]

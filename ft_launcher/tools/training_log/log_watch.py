@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 _PERIOD_S = 0.25
 """Shortest time between two readings (seconds): a progress bar changes ten times a second, and nobody needs that."""
 _CHUNK = 1 << 16
-_MOST_BEHIND = 1 << 20
+_MAX_BEHIND = 1 << 20
 """Bytes. Of a rank that prints faster than this is read, all but the end is left out: 100 lines of 600 characters a
 second are 60 KiB, and what is left at the end of a cycle must not hold up the next one."""
 _LAST_S = 1.0
 """Seconds at the end of a cycle for what is left of all ranks; after that only the last `_CHUNK` of a file is read."""
-_MOST_WAIT_S = 3600.0
+_MAX_WAIT_S = 3600.0
 """Seconds; poll(2) takes no more than 24 days, and a limit may be longer."""
 _READER = "watch_log"
 
@@ -57,7 +57,7 @@ class _Stream:
         size = os.fstat(self._file.fileno()).st_size
         if size < self._file.tell():
             self._begin_anew(log, now_ns)
-        if size - self._file.tell() > _MOST_BEHIND:
+        if size - self._file.tell() > _MAX_BEHIND:
             self._skip_to(size - _CHUNK, log, now_ns)
         # Not beyond the size of now: a rank that prints without end must not keep this from the others.
         while self._file.tell() < size:
@@ -196,7 +196,7 @@ class LogWatch:
         due = [moment for moment in (log.due_ns() for log in self._logs.values()) if moment is not None]
         if not due:
             return math.inf
-        return min((min(due) - time.monotonic_ns()) / NS_PER_S, _MOST_WAIT_S)
+        return min((min(due) - time.monotonic_ns()) / NS_PER_S, _MAX_WAIT_S)
 
     def _is_late(self) -> bool:
         return time.monotonic() > self._read_by

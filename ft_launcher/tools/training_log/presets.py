@@ -21,7 +21,7 @@ _TORCHTITAN = re.compile(r"\b(validate )?step: *(\d+) +loss: *(\S+)")
 _NANOGPT = re.compile(r"^iter (\d+): loss ([^\s,]+), time ([\d.]+)ms")
 _NANOGPT_EVALUATION = re.compile(r"^step (\d+): train loss ")
 _HUGGINGFACE_LOSS = re.compile(r"^\{'loss': '?([^\s,'}]+)")
-_MOST_BARS = 16
+_MAX_BARS = 16
 """Lengths of bars that are told apart: one of the training, a few of evaluations."""
 _TOO_MANY = 10**18
 """No iteration: the product of two numbers may not fit into 64 bits."""
@@ -32,8 +32,8 @@ _WITHOUT_TOTAL = re.compile(r"(?<!\d)(\d+)it \[([^\]]*)\]")
 _RATE = re.compile(r"(?<![\d.])([\d.]+)(it/s|s/it)")
 _LOSS = re.compile(r"\b(?:train_)?loss(?:_step)?=([^\s,]+)")
 # 18 digits always fit into 64 bits; the longest exact form of a float has 24 characters.
-_MOST_DIGITS, _MOST_CHARACTERS = 18, 32
-_MOST_STEP_S = 1e6
+_MAX_DIGITS, _MAX_CHARACTERS = 18, 32
+_MAX_STEP_S = 1e6
 """Eleven days: more is no time of a step."""
 
 HAVE_BARS = frozenset({"lightning", "huggingface", "tqdm"})
@@ -61,14 +61,14 @@ Reader: TypeAlias = Callable[[str], LogLine | None]
 
 def _whole_number(text: str | None) -> int:
     """Returns the number in a text, NO_ITERATION when it is none."""
-    if text is None or not text.isdecimal() or len(text) > _MOST_DIGITS:
+    if text is None or not text.isdecimal() or len(text) > _MAX_DIGITS:
         return NO_ITERATION
     return int(text)
 
 
 def _number(text: str | None) -> float | None:
     """Returns the number in a text, which may be nan or inf; None when it is none."""
-    if text is None or len(text) > _MOST_CHARACTERS:
+    if text is None or len(text) > _MAX_CHARACTERS:
         return None
     try:
         return float(text.strip(" ,;:'\""))
@@ -79,7 +79,7 @@ def _number(text: str | None) -> float | None:
 def _seconds(text: str | None, unit_s: float = 1.0) -> float:
     """Returns a time of a step in seconds, 0 when the text is none."""
     found = _number(text)
-    if found is None or not math.isfinite(found) or not 0 < found * unit_s < _MOST_STEP_S:
+    if found is None or not math.isfinite(found) or not 0 < found * unit_s < _MAX_STEP_S:
         return 0.0
     return found * unit_s
 
@@ -269,7 +269,7 @@ class HuggingFace:
         if bar.done < self._done.get(bar.total, 0):
             self._began_anew.add(bar.total)
         self._done[bar.total] = bar.done
-        if len(self._done) > _MOST_BARS:
+        if len(self._done) > _MAX_BARS:
             del self._done[min(self._done)]
         return bar.total == max(self._done.keys() - self._began_anew, default=0)
 

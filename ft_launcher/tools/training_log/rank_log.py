@@ -30,7 +30,7 @@ from rank_monitor.contract.wire.rank_times import Durations
 
 NS_PER_S = 1_000_000_000
 # What a message can hold: it fits into 64 bits.
-_MOST_STEPS = 10**18
+_MAX_STEPS = 10**18
 MAX_LINE = 4096
 """Bytes of a line that are read. Ten times a line of Megatron with all its fields."""
 _END = re.compile(rb"[\r\n]")
@@ -171,7 +171,7 @@ class RankLog:
         self._has_read_all = True
         self._is_overdue = False
         self._at_ns = now_ns
-        self._steps = min(self._steps + line.steps, _MOST_STEPS)
+        self._steps = min(self._steps + line.steps, _MAX_STEPS)
         if line.iteration != NO_ITERATION:
             self._iteration = line.iteration
         if line.step_s:

@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 EVER = datetime.timedelta(days=3650)
 """Ten years: without an argument a wait ends after the store's own timeout, by default 300 s."""
 
-MOST_MEMBERS = 1 << 20
+MAX_MEMBERS = 1 << 20
 """Ten times the ranks of the largest jobs. A greater number in the store was not written by a rank of ours."""
 
 _NO_VALUE = "\0no value"
 """A text that nobody writes under a key of ours: `value_now` expects it."""
 
-_MOST_SIGNATURES = 8
+_MAX_SIGNATURES = 8
 """Entries of one member at one barrier. Two are usual where it died; each further report of its end adds one."""
 
 
@@ -105,7 +105,7 @@ class Arrivals:
         that was not written by a rank; then the members are counted in the entries.
         """
         counted = self.sign(entry)
-        if 0 < counted <= _MOST_SIGNATURES * size:
+        if 0 < counted <= _MAX_SIGNATURES * size:
             return counted >= size
         leave_out(self._count)
         return len({entry.member for entry in self.entries()}) >= size
@@ -114,7 +114,7 @@ class Arrivals:
         """All entries, in the order of their arrival. Invalid lines are left out, with a warning."""
         found = []
         for line in (value_now(self._store, self._entries) or b"").splitlines():
-            numbers = [whole_number(field, MOST_MEMBERS) for field in line.split()]
+            numbers = [whole_number(field, MAX_MEMBERS) for field in line.split()]
             match numbers:
                 case [int(member), int(rank), int(world_size), 0 | 1 as is_well]:
                     found.append(Entry(member, rank, world_size, bool(is_well)))
@@ -156,7 +156,7 @@ def ranks_in(ranges: str) -> set[int]:
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         numbers = range(int(first), int(last or first) + 1)
-        if not numbers or numbers[0] < 0 or numbers[-1] >= MOST_MEMBERS:
+        if not numbers or numbers[0] < 0 or numbers[-1] >= MAX_MEMBERS:
             raise ValueError(f"no ranks: {part[:100]!r}")
         found.update(numbers)
     return found

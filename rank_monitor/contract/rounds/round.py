@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.rounds.barrier import (
     EVER,
-    MOST_MEMBERS,
+    MAX_MEMBERS,
     Arrivals,
     Entry,
     Store,
@@ -44,7 +44,7 @@ from rank_monitor.contract.wire.json_record import read_record, write_record
 GO, FAULT, DONE, END = "go", "fault", "done", "end"
 # A fault of one rank can fail all others as well: without a bound each of them would add a record.
 _MAX_RECORDS = 64
-_MOST_ITERATIONS = 1 << 31
+_MAX_ITERATIONS = 1 << 31
 """A restart takes milliseconds: so many would take months."""
 _CURRENT = "round"
 
@@ -75,7 +75,7 @@ class Closed:
         try:
             for ranges in (closed.terminated, closed.members, closed.joined):
                 ranks_in(ranges)
-            if not 0 <= closed.world_size <= MOST_MEMBERS or closed.taken < 0:
+            if not 0 <= closed.world_size <= MAX_MEMBERS or closed.taken < 0:
                 raise ValueError(f"world_size={closed.world_size}, taken={closed.taken}")
             return closed
         except ValueError as problem:
@@ -264,7 +264,7 @@ def current(store: Store) -> int:
     """A round that all ranks have begun, the last one as a rule; 0 before the first."""
     if not store.check([_CURRENT]):
         return 0
-    number = whole_number(store.get(_CURRENT), _MOST_ITERATIONS)
+    number = whole_number(store.get(_CURRENT), _MAX_ITERATIONS)
     if number is None:
         leave_out(_CURRENT)
     return number or 0

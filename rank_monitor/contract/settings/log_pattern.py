@@ -27,8 +27,8 @@ PRESETS = ("megatron", "torchtitan", "lightning", "huggingface", "tqdm", "nanogp
 GROUPS = ("iteration", "step_time", "loss")
 """The named groups of an expression: a whole number, seconds, and a number."""
 
-_MOST_CHARACTERS = 1000
-_MOST_PARTS = 500
+_MAX_CHARACTERS = 1000
+_MAX_PARTS = 500
 """Characters and classes of an expression, where `{m,n}` counts n times: a line is tried with each at each place."""
 _ALLOWED = "allowed are characters, classes, ., ^, $, *, +, ?, {m,n}, | and groups, none repeated within another"
 _REFUSED = {
@@ -55,8 +55,8 @@ def _read(raw: object) -> str | None:
 
 
 def _check(text: str) -> None:
-    if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f"has {len(text)} characters; at most {_MOST_CHARACTERS} are read")
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"has {len(text)} characters; at most {_MAX_CHARACTERS} are read")
     try:
         names = re.compile(text).groupindex.keys()
         tree = parse(text)
@@ -65,8 +65,8 @@ def _check(text: str) -> None:
     if not names or not names <= set(GROUPS):
         unknown = ", ".join(sorted(names - set(GROUPS))) or "none"
         raise ValueError(f"needs one or more of the named groups {', '.join(GROUPS)}, and no other (it has: {unknown})")
-    if _parts(tree, repeated=False) > _MOST_PARTS:
-        raise ValueError(f"has more than {_MOST_PARTS} parts, where a repeat {{m,n}} counts n times")
+    if _parts(tree, repeated=False) > _MAX_PARTS:
+        raise ValueError(f"has more than {_MAX_PARTS} parts, where a repeat {{m,n}} counts n times")
 
 
 def parse(text: str) -> Any:

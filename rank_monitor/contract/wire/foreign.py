@@ -24,7 +24,7 @@ _MAX_NUMBER = 32
 """Characters of one number. A float's shortest exact form has at most 24, a 64-bit integer 20."""
 
 _OF_NUMBERS = bytes.maketrans(b"123456789.E", b"0000000000e")
-_MOST_BESIDE = len("-e+00")
+_MAX_BESIDE = len("-e+00")
 """Characters of a number beside its digits and point, where its exponent has at most two digits."""
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _BRACKET = re.compile(r"[\[{\]}]")
@@ -114,7 +114,7 @@ def _may_be_out_of_range(text: str) -> bool:
     of a host, `node017`, does not.
     """
     raw = text.encode(errors="replace").translate(_OF_NUMBERS, b"+-")
-    return b"0" * (_MAX_NUMBER + 1 - _MOST_BESIDE) in raw or b"0e000" in raw
+    return b"0" * (_MAX_NUMBER + 1 - _MAX_BESIDE) in raw or b"0e000" in raw
 
 
 def check_depth(text: str, max_depth: int) -> None:

@@ -42,7 +42,7 @@ class CycleStart(Message, kind=48):
 
 
 @dataclass(frozen=True)
-class CycleEnd(Message, kind=49):
+class StopJudging(Message, kind=49):
     """The launcher stops the ranks: nothing is judged until the next `CycleStart`. Answered by `Times`."""
 
 

@@ -37,6 +37,12 @@ def test_every_event_and_every_field_is_documented(event: type[Event]) -> None:
 
 
 @every_event
+def test_the_class_of_an_event_says_that_it_is_one(event: type[Event]) -> None:
+    """What an event is about often has a class of the same name: a fault, a decision, a verdict."""
+    assert event.__name__.endswith("Event")
+
+
+@every_event
 def test_every_field_says_whether_it_may_be_passed_on(event: type[Event]) -> None:
     assert sharing_of(event).keys() == keys(event), "see ft_launcher/record/events/sharing.py"
 
@@ -53,17 +59,17 @@ def test_the_page_is_current() -> None:
 @pytest.mark.parametrize(
     ("event", "record", "more"),
     [
-        (events.Fault, Fault, {"cycle"}),
-        (events.Decision, Decision, {"cycle", "inputs"}),
-        (events.FaultOnPurpose, StrikeReport, {"cycle"}),
-        (events.Verdict, launcher_messages.Verdict, {"stacks"}),
-        (events.Interruption, launcher_messages.Verdict, {"stacks"}),
-        (events.UncaughtException, messages.RankException, {"cycle", "rank"}),
-        (events.Limits, messages.LimitsSet, {"cycle", "rank"}),
-        (events.InterruptedAgain, messages.InterruptedAgain, {"cycle", "rank"}),
-        (events.SectionTimes, messages.SectionTimes, {"cycle", "rank"}),
-        (events.ResultInDoubt, messages.ResultInDoubt, {"cycle"}),
-        (events.ControlRequest, messages.ControlRequest, {"cycle", "rank"}),
+        (events.FaultEvent, Fault, {"cycle"}),
+        (events.DecisionEvent, Decision, {"cycle", "inputs"}),
+        (events.FaultOnPurposeEvent, StrikeReport, {"cycle"}),
+        (events.VerdictEvent, launcher_messages.Verdict, {"stacks"}),
+        (events.InterruptionEvent, launcher_messages.Verdict, {"stacks"}),
+        (events.UncaughtExceptionEvent, messages.RankException, {"cycle", "rank"}),
+        (events.LimitsEvent, messages.LimitsSet, {"cycle", "rank"}),
+        (events.InterruptedAgainEvent, messages.InterruptedAgain, {"cycle", "rank"}),
+        (events.SectionTimesEvent, messages.SectionTimes, {"cycle", "rank"}),
+        (events.ResultInDoubtEvent, messages.ResultInDoubt, {"cycle"}),
+        (events.ControlRequestEvent, messages.ControlRequest, {"cycle", "rank"}),
     ],
     ids=lambda value: getattr(value, "event", ""),
 )
@@ -72,7 +78,7 @@ def test_an_event_of_a_record_has_all_its_fields(event: type[Event], record: typ
 
 
 def test_the_end_of_a_failed_cycle_has_what_is_known_of_its_life() -> None:
-    assert keys(CycleLife) < keys(events.CycleEnd)
+    assert keys(CycleLife) < keys(events.CycleEndEvent)
 
 
 class Colour(Enum):
@@ -93,14 +99,14 @@ class Record:
 
 
 def test_an_event_is_made_of_a_record_as_plain_values() -> None:
-    event = events.CycleEnd.of(Record(1, Colour.RED, Inner(2)), cycle=7)
+    event = events.CycleEndEvent.of(Record(1, Colour.RED, Inner(2)), cycle=7)
     assert event.facts() == {"cycle": 7, "how": "red", "why": {"depth": 2}}
     assert json.dumps(event.facts())
 
 
 def test_a_field_that_is_absent_is_not_null() -> None:
-    assert events.CycleEnd(0, "failed", iteration=None).facts() == {"cycle": 0, "how": "failed", "iteration": None}
-    assert "iteration" not in events.CycleEnd(0, "failed", iteration=ABSENT).facts()
+    assert events.CycleEndEvent(0, "failed", iteration=None).facts() == {"cycle": 0, "how": "failed", "iteration": None}
+    assert "iteration" not in events.CycleEndEvent(0, "failed", iteration=ABSENT).facts()
 
 
 def test_two_events_cannot_have_one_name() -> None:

@@ -182,13 +182,13 @@ def test_pieces_come_in_their_order_and_other_files_are_left_alone(tmp_path: Pat
 
 def ledger(until: float, has_ended: bool = False, since: float = 1.5, cycle: int = 3) -> Event:
     part = CycleTimes(cycle, since, until, {"step": until})
-    return events.Ledger(has_ended=has_ended, **part_as_json(part, Account({}, until, 0.9, 0.0, 7)))
+    return events.LedgerEvent(has_ended=has_ended, **part_as_json(part, Account({}, until, 0.9, 0.0, 7)))
 
 
 def test_in_turn_a_ledger_that_the_next_line_replaces_is_left_out(tmp_path: Path) -> None:
     written = [
-        *(events.JobStart("run", "a", [], 1, 2, {}), ledger(2), ledger(3), ledger(4)),
-        *(events.RankExit(3, 1, 0), ledger(5), ledger(6, has_ended=True)),
+        *(events.JobStartEvent("run", "a", [], 1, 2, {}), ledger(2), ledger(3), ledger(4)),
+        *(events.RankExitEvent(3, 1, 0), ledger(5), ledger(6, has_ended=True)),
         *(ledger(8, since=6.0, cycle=4), ledger(9, since=6.0, cycle=4)),
     ]
     journal_of(tmp_path, "a", written)
@@ -210,7 +210,11 @@ def test_in_turn_half_a_ledger_replaces_none(tmp_path: Path) -> None:
 
 
 def test_in_turn_some_events_can_be_left_out(tmp_path: Path) -> None:
-    journal_of(tmp_path, "a", [events.RankExit(0, 1, 3), events.Signal(2), ledger(2), events.Signal(15), ledger(3)])
+    journal_of(
+        tmp_path,
+        "a",
+        [events.RankExitEvent(0, 1, 3), events.SignalEvent(2), ledger(2), events.SignalEvent(15), ledger(3)],
+    )
     found = list(read_in_turn([tmp_path], Problems(), unread=["signal"]))
     assert [(entry.event, entry.facts.get("until")) for entry in found] == [("rank_exit", None), ("ledger", 3)]
 
@@ -261,9 +265,9 @@ def journal_of(folder: Path, node: str, written: list[Event], max_mb: float | No
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     written: list[Event] = [
-        events.JobStart("run", "a", ["ft_launcher"], 1, 2, {}),
-        events.RankExit(0, 1, 3),
-        events.CycleEnd(0, "failed", iteration=None, lived_s=1.5),
+        events.JobStartEvent("run", "a", ["ft_launcher"], 1, 2, {}),
+        events.RankExitEvent(0, 1, 3),
+        events.CycleEndEvent(0, "failed", iteration=None, lived_s=1.5),
     ]
     journal_of(tmp_path, "a", written)
     findings = Problems()
@@ -275,8 +279,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_a_rotated_journal_of_two_attempts_is_read_with_its_gap(tmp_path: Path) -> None:
     for node in ("a", "b"):
         for attempt in range(2):
-            exits = [events.RankExit(attempt, rank, 1) for rank in range(60)]
-            journal_of(tmp_path, node, [events.JobStart("run", node, [], 1, 2, {}), *exits], max_mb=0.002)
+            exits = [events.RankExitEvent(attempt, rank, 1) for rank in range(60)]
+            journal_of(tmp_path, node, [events.JobStartEvent("run", node, [], 1, 2, {}), *exits], max_mb=0.002)
     findings = Problems()
     found = list(read_journals([tmp_path], findings, "run"))
     assert findings == Problems()

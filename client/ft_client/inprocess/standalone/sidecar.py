@@ -20,10 +20,10 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.launcher_messages import (
     Connected,
-    CycleEnd,
     CycleStart,
     Snapshot,
     SnapshotRequest,
+    StopJudging,
     Verdict,
 )
 from rank_monitor.contract.wire.messages import ControlRequest, InterruptedAgain, LimitsSet, Message, RestartReport
@@ -93,7 +93,7 @@ class Sidecar:
         """Begins with another process as the rank. What was known of the former one is discarded."""
         self._start, self._limits, self._restart = start, None, None
         self.condemned, self.state, self.client_pid = "", "", 0
-        self._send(CycleEnd())
+        self._send(StopJudging())
         self._send(start)
 
     def receive_last_messages(self) -> None:

@@ -30,7 +30,7 @@ from rank_monitor.contract.wire.messages import LastOutput, Message, ProgramFail
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # A character has at most six in JSON (a control character, as \u0007); so both fit into a message of 60,000 bytes.
 _MAX_MESSAGE, _MAX_TRACEBACK, _MAX_OUTPUT = 2000, 7000, 8000
-_MOST_FRAMES = (20, 8, 3)
+_MAX_FRAMES = (20, 8, 3)
 """Innermost frames of each exception of a chain or group, where all would not fit: what is raised says more than where,
 and it stands behind the frames. Twenty are most of the way from a training step into torch."""
 # The rank is about to exit: a monitor that does not read must not hold that up.
@@ -81,7 +81,7 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
     message = text_of(error)
     with contextlib.suppress(OSError):
         _write_error_file(f"{type(error).__name__}: {message}", text)
-    for frames in _MOST_FRAMES:
+    for frames in _MAX_FRAMES:
         if len(text) > _MAX_TRACEBACK:
             text = "".join(traceback.format_exception(type(error), error, trace, limit=-frames))
     kind, message = _name(type(error)), both_ends(message, _MAX_MESSAGE)

@@ -6,7 +6,7 @@
 
 const POLL_MS = 2000;     // without a stream of events, and before the next try
 const SILENT_MS = 5000;   // events come every second: after so long the launcher stands still, or a proxy keeps them
-const MOST_TEXT = 2000;   // characters of one text
+const MAX_TEXT = 2000;   // characters of one text
 const LATE = 2;           // steps behind the foremost rank; one is usual while the ranks are asked one after the other
 
 const byId = (id) => document.getElementById(id);
@@ -178,7 +178,7 @@ function forget() {
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
 /** Returns a text of somebody else's as it is shown: of bounded length, with nothing in it that is invisible. */
-function shown(value, most = MOST_TEXT) {
+function shown(value, most = MAX_TEXT) {
   const whole = String(value);
   const text = whole.slice(0, most).replace(HIDDEN, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
   return whole.length > most ? `${text} … (${count(whole.length - most, "more character")})` : text;
@@ -262,7 +262,7 @@ function showHead() {
 // Ranks: one canvas, a mark for each. Colour and shape say the same.
 
 const SIZES = [44, 36, 28, 22, 18, 14, 11];  // of a mark and the room around it: the largest with which all fit
-const MOST_HEIGHT = 420;
+const MAX_HEIGHT = 420;
 const STATES = ["training", "late", "stalled", "hung", "starting", "unwatched", "exited"];
 const MEANING = {
   training: "training", late: `training, ${LATE} or more steps behind`, stalled: "stalled: no steps", hung: "hung", starting: "starting",
@@ -354,7 +354,7 @@ function draw() {
   const width = canvas.clientWidth;
   canvas.hidden = byId("legend").hidden = !ranks.length;
   if (!ranks.length || !width) return;
-  cell = SIZES.find((size) => layOut(size, width).height <= MOST_HEIGHT) ?? SIZES.at(-1);
+  cell = SIZES.find((size) => layOut(size, width).height <= MAX_HEIGHT) ?? SIZES.at(-1);
   const { found, height } = layOut(cell, width);
   places = found;
   const scale = window.devicePixelRatio || 1;

@@ -23,7 +23,7 @@ from ft_launcher.agent.cycle.evidence import (
 )
 from ft_launcher.decide.attribution import RankEvidence
 from ft_launcher.decide.attribution.hints import NodeEvidence
-from ft_launcher.decide.attribution.scene import Whereabouts
+from ft_launcher.decide.attribution.scene import Activity
 from rank_monitor.contract.wire.launcher_messages import Snapshot
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
@@ -48,20 +48,20 @@ def waits(file: object, line: int = 4, threads: list[str] | None = None, rank: i
     return RankEvidence(rank, rank, 100 + rank, snapshot=snapshot)
 
 
-def places(*ranks: RankEvidence, ran_s: float = -60.0) -> list[Whereabouts]:
-    return [rank.scene.place for rank in with_own_locks(ranks, time.monotonic(), ran_s)]
+def places(*ranks: RankEvidence, ran_s: float = -60.0) -> list[Activity]:
+    return [rank.scene.activity for rank in with_own_locks(ranks, time.monotonic(), ran_s)]
 
 
 def test_the_rank_that_waits_for_a_lock_is_marked(script: Path) -> None:
     found = places(waits(script), waits(script, line=2, rank=1), waits(script, rank=2))
-    assert found == [Whereabouts.LOCKED, Whereabouts.BLOCKED, Whereabouts.LOCKED]
+    assert found == [Activity.LOCKED, Activity.BLOCKED, Activity.LOCKED]
 
 
 @pytest.mark.parametrize(
     "broken",
     [
         lambda path: path.write_bytes(b"\xff" + TEXT.encode()),
-        lambda path: path.write_text("#" * evidence._MOST_TEXT + "\n"),
+        lambda path: path.write_text("#" * evidence._MAX_TEXT + "\n"),
         lambda path: path.unlink(),
         lambda path: (path.unlink(), os.mkfifo(path)),
         lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
@@ -71,15 +71,15 @@ def test_the_rank_that_waits_for_a_lock_is_marked(script: Path) -> None:
 )
 def test_a_file_that_cannot_be_read_says_nothing(script: Path, broken: Callable[[Path], object]) -> None:
     broken(script)
-    assert places(waits(script)) == [Whereabouts.BLOCKED]
+    assert places(waits(script)) == [Activity.BLOCKED]
 
 
 def test_a_file_that_has_changed_since_the_ranks_began_says_nothing(script: Path) -> None:
-    assert places(waits(script), ran_s=3600.0) == [Whereabouts.BLOCKED]
+    assert places(waits(script), ran_s=3600.0) == [Activity.BLOCKED]
 
 
 def test_what_other_threads_do_may_be_what_it_waits_for(script: Path) -> None:
-    assert places(waits(script, threads=AT_WORK), waits(script, threads=["?"], rank=1)) == [Whereabouts.BLOCKED] * 2
+    assert places(waits(script, threads=AT_WORK), waits(script, threads=["?"], rank=1)) == [Activity.BLOCKED] * 2
 
 
 @pytest.mark.parametrize("file", ["", "train.py", "<string>"])
@@ -87,17 +87,17 @@ def test_a_file_without_a_whole_path_is_not_looked_for(
     script: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(script.parent)
-    assert places(waits(file)) == [Whereabouts.BLOCKED]
+    assert places(waits(file)) == [Activity.BLOCKED]
 
 
 def test_a_rank_that_waits_in_a_collective_is_not_looked_at(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "_read_texts", lambda *_: pytest.fail("it is read"))
-    assert places(waits(script, world={"entered": 4, "finished": 3})) == [Whereabouts.BLOCKED]
+    assert places(waits(script, world={"entered": 4, "finished": 3})) == [Activity.BLOCKED]
 
 
 def test_of_many_places_those_of_the_fewest_ranks_are_looked_at(script: Path) -> None:
     many = [waits(f"/none/{number // 2}.py", rank=number) for number in range(64)]
-    assert Whereabouts.LOCKED in places(*many, waits(script, rank=64))
+    assert Activity.LOCKED in places(*many, waits(script, rank=64))
 
 
 def test_what_hangs_holds_nothing_up() -> None:
@@ -116,7 +116,7 @@ def test_storage_that_hangs_leaves_the_rank_unknown(script: Path, monkeypatch: p
 
     monkeypatch.setattr(evidence, "_TEXTS_TIMEOUT_S", 0.01)
     monkeypatch.setattr(evidence, "open_regular", hangs)
-    assert places(waits(script)) == [Whereabouts.BLOCKED]
+    assert places(waits(script)) == [Activity.BLOCKED]
     end.set()
 
 

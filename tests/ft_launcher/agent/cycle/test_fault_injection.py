@@ -105,7 +105,7 @@ for number in range(5000):
 def test_reports_of_one_rank_are_bounded(
     injected: Injected, tmp_path: Path, monitors: Monitors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ft_launcher.agent.cycle.fault_injection._MOST_REPORTS", 2)
+    monkeypatch.setattr("ft_launcher.agent.cycle.fault_injection._MAX_REPORTS", 2)
     tell(tmp_path, *[StrikeReport("kind:sleep", 1, 1, "").encode()] * 5)
     assert len(attend(injected, tmp_path, monitors)) == 2
 

@@ -144,7 +144,7 @@ def test_no_answer(
 ) -> None:
     monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", 0.05)
     monkeypatch.setattr(nccl_ras, "_LIMIT_S", 0.5)
-    monkeypatch.setattr(ras_answer, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(ras_answer, "_MAX_BYTES", 1 << 20)
     serve(function)
     assert asked(ras).view() is None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.agent.in_process.recovery_level import MOST_STARTS, RecoveryLevels, RecoveryState
+from ft_launcher.agent.in_process.recovery_level import MAX_STARTS, RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import decide_again, to_record
 from ft_launcher.agent.in_process.recovery_steps import (
     DeadlinePassed,
@@ -393,7 +393,7 @@ def newcomer(node: Node, *states: str) -> None:
 
 def test_one_that_dies_before_it_says_a_word_is_started_again_so_many_times(node: Node) -> None:
     newcomer(node)
-    for _ in range(MOST_STARTS - 1):
+    for _ in range(MAX_STARTS - 1):
         assert node.die(1) == [StartAgain(1)]
         node.levels.started(1)
     steps = node.die(1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ft_client.inprocess.restart.call import Call
-from ft_launcher.decide.attribution.scene import Scene, Whereabouts, about_stall
+from ft_launcher.decide.attribution.scene import Activity, Scene, about_stall
 
 C10D = "torch/distributed/distributed_c10d.py"
 IN_BARRIER = [f"{C10D}:4800 in barrier", "torch/distributed/c10d_logger.py:83 in wrapper", "train.py:7 in step"]
@@ -30,7 +30,7 @@ IN_LOAD = ["python3.11/threading.py:331 in wait", "torch/utils/data/dataloader.p
     ],
 )  # fmt: skip
 def test_inside_any_collective_of_torch(inner: list[str]) -> None:
-    assert Scene(0, [*inner, "train.py:3 in <module>"]).place is Whereabouts.COLLECTIVE
+    assert Scene(0, [*inner, "train.py:3 in <module>"]).activity is Activity.COLLECTIVE
 
 
 @pytest.mark.parametrize(
@@ -46,37 +46,37 @@ def test_inside_any_collective_of_torch(inner: list[str]) -> None:
     ],
 )
 def test_outside_of_all(frames: list[str]) -> None:
-    assert Scene(0, frames).place is Whereabouts.OUTSIDE
+    assert Scene(0, frames).activity is Activity.OUTSIDE
 
 
 @pytest.mark.parametrize(
     ("frames", "state", "place"),
     [
-        ([], "T (stopped)", Whereabouts.STOPPED),
-        (IN_BARRIER, "t (tracing stop)", Whereabouts.STOPPED),
-        ([], "D (disk sleep)", Whereabouts.IN_KERNEL),
-        ([], "S (sleeping)", Whereabouts.UNKNOWN),
-        ([], "", Whereabouts.UNKNOWN),
+        ([], "T (stopped)", Activity.STOPPED),
+        (IN_BARRIER, "t (tracing stop)", Activity.STOPPED),
+        ([], "D (disk sleep)", Activity.IN_KERNEL),
+        ([], "S (sleeping)", Activity.UNKNOWN),
+        ([], "", Activity.UNKNOWN),
     ],
 )
-def test_what_its_process_says(frames: list[str], state: str, place: Whereabouts) -> None:
-    assert Scene(0, frames, {"state": state}).place is place
+def test_what_its_process_says(frames: list[str], state: str, place: Activity) -> None:
+    assert Scene(0, frames, {"state": state}).activity is place
 
 
 @pytest.mark.parametrize(
     ("innermost", "process", "place"),
     [
-        ("train.py:9 in exchange", {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Whereabouts.BLOCKED),
-        ("megatron/p2p.py:9 in exchange", {"state": "S (sleeping)", "wchan": "futex_wait_queue"}, Whereabouts.BLOCKED),
-        ("train.py:9 in exchange", {"state": "S (sleeping)"}, Whereabouts.BLOCKED),
-        ("train.py:9 in load", {"state": "S (sleeping)", "wchan": "hrtimer_nanosleep"}, Whereabouts.OUTSIDE),
-        ("train.py:9 in load", {"state": "R (running)"}, Whereabouts.OUTSIDE),
-        (IN_LOAD[0], {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Whereabouts.OUTSIDE),
-        (IN_BARRIER[0], {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Whereabouts.COLLECTIVE),
+        ("train.py:9 in exchange", {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Activity.BLOCKED),
+        ("megatron/p2p.py:9 in exchange", {"state": "S (sleeping)", "wchan": "futex_wait_queue"}, Activity.BLOCKED),
+        ("train.py:9 in exchange", {"state": "S (sleeping)"}, Activity.BLOCKED),
+        ("train.py:9 in load", {"state": "S (sleeping)", "wchan": "hrtimer_nanosleep"}, Activity.OUTSIDE),
+        ("train.py:9 in load", {"state": "R (running)"}, Activity.OUTSIDE),
+        (IN_LOAD[0], {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Activity.OUTSIDE),
+        (IN_BARRIER[0], {"state": "S (sleeping)", "wchan": "futex_do_wait"}, Activity.COLLECTIVE),
     ],
 )
-def test_a_wait_that_leaves_no_frame(innermost: str, process: dict[str, Any], place: Whereabouts) -> None:
-    assert Scene(0, [innermost, "train.py:20 in <module>"], process).place is place
+def test_a_wait_that_leaves_no_frame(innermost: str, process: dict[str, Any], place: Activity) -> None:
+    assert Scene(0, [innermost, "train.py:20 in <module>"], process).activity is place
 
 
 LOCK = {"state": "S (sleeping)", "wchan": "futex_do_wait"}
@@ -85,18 +85,18 @@ LOCK = {"state": "S (sleeping)", "wchan": "futex_do_wait"}
 @pytest.mark.parametrize(
     ("innermost", "process", "place"),
     [
-        ("train.py:9 in load", LOCK, Whereabouts.LOCKED),
-        ("train.py:9 in load", {"state": "S (sleeping)"}, Whereabouts.LOCKED),
-        ("train.py:9 in load", {"state": "R (running)"}, Whereabouts.OUTSIDE),
-        ("train.py:9 in load", {"state": "T (stopped)"}, Whereabouts.STOPPED),
-        (IN_LOAD[0], LOCK, Whereabouts.OUTSIDE),
-        (IN_BARRIER[0], LOCK, Whereabouts.COLLECTIVE),
+        ("train.py:9 in load", LOCK, Activity.LOCKED),
+        ("train.py:9 in load", {"state": "S (sleeping)"}, Activity.LOCKED),
+        ("train.py:9 in load", {"state": "R (running)"}, Activity.OUTSIDE),
+        ("train.py:9 in load", {"state": "T (stopped)"}, Activity.STOPPED),
+        (IN_LOAD[0], LOCK, Activity.OUTSIDE),
+        (IN_BARRIER[0], LOCK, Activity.COLLECTIVE),
     ],
 )
-def test_a_line_that_waits_for_a_lock(innermost: str, process: dict[str, Any], place: Whereabouts) -> None:
+def test_a_line_that_waits_for_a_lock(innermost: str, process: dict[str, Any], place: Activity) -> None:
     scene = Scene(0, [innermost, "train.py:20 in <module>"], process, in_own_lock=True)
-    assert scene.place is place
-    assert scene.waits_for_no_rank is (place is Whereabouts.LOCKED or process["state"].startswith("R"))
+    assert scene.activity is place
+    assert scene.waits_for_no_rank is (place is Activity.LOCKED or process["state"].startswith("R"))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_who_waits_in_the_wrapper(caller: str) -> None:
     """A spare, and a rank between two iterations: nobody in the function waits for them."""
     call = "ft_client/inprocess/restart/call.py"
     scene = Scene(0, [f"{call}:295 in _next", f"{call}:201 in {caller}"], LOCK)
-    assert scene.place is Whereabouts.WRAPPER and not scene.has_returned
+    assert scene.activity is Activity.WRAPPER and not scene.has_returned
 
 
 def test_the_own_frame_is_the_innermost_of_the_program() -> None:

@@ -12,8 +12,8 @@ from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.decide.policy import restart_policy
 from ft_launcher.decide.policy.ended_cycle import YOUNG, CycleLife, ended_cycle
 from ft_launcher.decide.policy.restart_policy import (
-    MOST_MOVES,
-    MOST_UNCHARGED,
+    MAX_MOVES,
+    MAX_UNCHARGED,
     Action,
     Decision,
     Question,
@@ -178,7 +178,7 @@ def test_restarted_below_the_limit_or_without_one(history: History, settings: Re
     assert decide(CRASH, history, settings, 1, now=0.0).action is Action.RESTART
 
 
-@pytest.mark.parametrize("moves", [0, 1, MOST_MOVES])
+@pytest.mark.parametrize("moves", [0, 1, MAX_MOVES])
 def test_a_move_to_other_hardware_is_not_charged(moves: int) -> None:
     history = History((1.0,), moves=moves, young=3)
     decision = decide(MOVE, history, RestartSettings(backoff=(1.0, 60.0)), 1, now=5.0, elsewhere=True)
@@ -187,7 +187,7 @@ def test_a_move_to_other_hardware_is_not_charged(moves: int) -> None:
 
 
 def test_too_many_moves_in_a_row_are_charged() -> None:
-    history = History(moves=MOST_MOVES + 1)
+    history = History(moves=MAX_MOVES + 1)
     assert decide(MOVE, history, ONCE, 1, now=5.0, elsewhere=True).charged
     decision = decide(MOVE, history, ONCE, 0, now=5.0, elsewhere=True)
     assert (decision.action, decision.exit_code) == (Action.GIVE_UP, 16)
@@ -200,8 +200,8 @@ TOLD = replace(CRASH, kind=FaultKind.SIGNAL, exit_code=-15, agreed_exit_code=-15
     ("in_a_row", "budget", "action", "charged"),
     [
         (1, 1, Action.RESTART, False),
-        (MOST_UNCHARGED, 1, Action.RESTART, False),
-        (MOST_UNCHARGED + 1, 1, Action.RESTART, True),
+        (MAX_UNCHARGED, 1, Action.RESTART, False),
+        (MAX_UNCHARGED + 1, 1, Action.RESTART, True),
         (1, 0, Action.GIVE_UP, False),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_rank_that_was_told_to_end(in_a_row: int, budget: int, action: Action,
 
 def test_it_goes_on_although_the_budget_is_spent() -> None:
     assert decide(TOLD, History((1.0,), same_class=1), ONCE, 1, now=5.0).action is Action.RESTART
-    assert decide(TOLD, History((1.0,), same_class=MOST_UNCHARGED + 1), ONCE, 1, now=5.0).action is Action.GIVE_UP
+    assert decide(TOLD, History((1.0,), same_class=MAX_UNCHARGED + 1), ONCE, 1, now=5.0).action is Action.GIVE_UP
 
 
 def test_suspected_hardware_is_left_where_there_is_other() -> None:
@@ -221,7 +221,7 @@ def test_suspected_hardware_is_left_where_there_is_other() -> None:
     assert is_suspect(suspect) and is_suspect(MOVE) and not is_suspect(CRASH)
     decision = decide(suspect, History(), ONCE, 0, now=0.0, elsewhere=True)
     assert decision.action is Action.RESTART and not decision.charged and "another node" in decision.reason
-    often = History(same_class=MOST_UNCHARGED + 1)
+    often = History(same_class=MAX_UNCHARGED + 1)
     decision = decide(suspect, often, ONCE, 1, now=0.0, elsewhere=True)
     assert decision.charged and decision.reason == "restart 1 of 1, on other hardware"
     assert decide(suspect, often, ONCE, 0, now=0.0, elsewhere=True).action is Action.GIVE_UP

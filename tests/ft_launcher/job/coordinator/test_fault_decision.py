@@ -94,7 +94,7 @@ def test_cycles_that_fail_without_a_failed_rank_end_the_job() -> None:
 
 @pytest.mark.parametrize("otherwise", ["fault", "loss", "growth"])
 def test_only_such_cycles_in_a_row_count(otherwise: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_decision, "MOST_FAILED_STARTS", 2)
+    monkeypatch.setattr(fault_decision, "MAX_FAILED_STARTS", 2)
     story = running("ab", minimum=1, maximum=3)
     story.failed("b")
     assert story.come("ba") == ["cycle 1: ab"]

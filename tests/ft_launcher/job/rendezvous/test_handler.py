@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from ft_launcher.job.coordinator.fault_decision import MOST_FAILED_STARTS
+from ft_launcher.job.coordinator.fault_decision import MAX_FAILED_STARTS
 from ft_launcher.job.coordinator.node_messages import EndReason
 from ft_launcher.job.rendezvous.handler import NoPlace
 from rank_monitor.contract.exit_codes import ExitCode
@@ -171,7 +171,7 @@ def test_a_store_of_the_cycle_that_nobody_reaches_ends_the_job(monkeypatch: pyte
     with site(2, 2, hosted=True) as made:
         first = made.begin("a", address="127.0.0.1:none")
         other = made.begin("b")
-        for cycle in range(MOST_FAILED_STARTS):
+        for cycle in range(MAX_FAILED_STARTS):
             assert first.result(PATIENT_S).rank == 0
             assert made.end("a") == {(cycle, "failed", None)}
             first = made.join("a")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ft_launcher.record.events import RankExit
+from ft_launcher.record.events import RankExitEvent
 from ft_launcher.record.journal.file_thread import FileHandler, FileThread, NoAnswer
 from ft_launcher.record.journal.journal import Journal
 from rank_monitor.contract.processes.wait import readable
@@ -86,11 +86,11 @@ def test_lines_of_a_journal_wait_within_bounds(tmp_path: Path, monkeypatch: pyte
     journal.open(path)
     disk = Disk(files)
     for number in range(100):
-        journal.write(RankExit(0, number, 1))
+        journal.write(RankExitEvent(0, number, 1))
     assert journal.dropped > 80
     disk.answers.set()
     assert journal.flush(LIMIT_S)
-    journal.write(RankExit(0, 100, 1))
+    journal.write(RankExitEvent(0, 100, 1))
     journal.close()
     lines = path.read_text().splitlines()
     assert len([line for line in lines if '"rank_exit"' in line]) == 101 - journal.dropped
@@ -181,14 +181,14 @@ def test_a_fork_writes_nothing_to_the_journal(tmp_path: Path) -> None:
     journal.open(tmp_path / "journal.jsonl")
     child = os.fork()
     if child == 0:
-        journal.write(RankExit(0, 1, 1))
-        journal.report(RankExit(0, 1, 1))
+        journal.write(RankExitEvent(0, 1, 1))
+        journal.report(RankExitEvent(0, 1, 1))
         os._exit(0)
     pidfd = os.pidfd_open(child)
     if not readable([pidfd], LIMIT_S):
         os.kill(child, signal.SIGKILL)
     os.close(pidfd)
     assert os.waitpid(child, 0) == (child, 0), "it waited for a lock for ever"
-    journal.write(RankExit(0, 0, 0))
+    journal.write(RankExitEvent(0, 0, 0))
     journal.close()
     assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 1

@@ -8,11 +8,11 @@ from threading import Thread
 
 import pytest
 
-from ft_launcher.record.events import RankExit, SectionTimes, Signal
+from ft_launcher.record.events import RankExitEvent, SectionTimesEvent, SignalEvent
 from ft_launcher.record.journal.journal import Journal
 
-FIRST = RankExit(0, 1, 1)
-SECOND = Signal(15)
+FIRST = RankExitEvent(0, 1, 1)
+SECOND = SignalEvent(15)
 
 
 def events(path: Path) -> list[str]:
@@ -58,7 +58,7 @@ def test_what_ranks_report_is_bounded_and_what_the_launcher_decides_is_not(
     journal = Journal()
     journal.open(tmp_path / "journal.jsonl")
     for _ in range(100):
-        journal.report(SectionTimes(0, 1, {"x" * 100: {}}, {}))
+        journal.report(SectionTimesEvent(0, 1, {"x" * 100: {}}, {}))
     journal.write(SECOND)
     journal.close()
     *reports, last, decision = events(tmp_path / "journal.jsonl")
@@ -115,7 +115,7 @@ def test_threads_write_whole_lines_and_each_once(tmp_path: Path) -> None:
     journal = Journal(max_mb=None)
     journal.open(tmp_path / "journal.jsonl")
     threads = [
-        Thread(target=lambda rank=rank: [journal.write(RankExit(0, rank, number)) for number in range(200)])
+        Thread(target=lambda rank=rank: [journal.write(RankExitEvent(0, rank, number)) for number in range(200)])
         for rank in range(4)
     ]
     for thread in threads:
@@ -131,7 +131,7 @@ def test_threads_write_whole_lines_and_each_once(tmp_path: Path) -> None:
 def test_numbers_that_are_no_json_become_null(tmp_path: Path) -> None:
     journal = Journal()
     journal.open(tmp_path / "journal.jsonl")
-    journal.report(SectionTimes(0, 1, {"step": {"relative": math.nan, "num": [math.inf, 1]}}, {}))
+    journal.report(SectionTimesEvent(0, 1, {"step": {"relative": math.nan, "num": [math.inf, 1]}}, {}))
     journal.close()
     (line,) = (tmp_path / "journal.jsonl").read_text().splitlines()
     assert json.loads(line)["sections"] == {"step": {"relative": None, "num": [None, 1]}}

@@ -10,7 +10,7 @@ import pytest
 
 from ft_launcher.record.logs import log_pump, spool
 from ft_launcher.record.logs.log_pump import LogPump
-from ft_launcher.record.logs.spool import MOST_BEHIND, Spool, SpooledOutput
+from ft_launcher.record.logs.spool import MAX_BEHIND, Spool, SpooledOutput
 from tests.patience import patient, until
 
 PRINTED = b"\r 0%| | \xff\xfe \x1b[31mred\x1b[0m\r\n no end"
@@ -82,7 +82,7 @@ def test_what_one_reader_has_not_read_is_kept_within_limits() -> None:
     spool.give_back("slow", 2 << 20)
     assert held(spool) == 18 << 20
     spool.give_back("fast", 20 << 20)
-    assert held(spool) == MOST_BEHIND
+    assert held(spool) == MAX_BEHIND
     spool.leave("slow")
     spool.give_back("fast", 20 << 20)
     assert held(spool) == 0
@@ -95,7 +95,7 @@ def test_where_nobody_reads_only_the_end_is_kept() -> None:
     spool.leave("gone")
     write(spool.path, b"x" * (20 << 20))
     spool.trim()
-    assert (held(spool), spool.begin) == (MOST_BEHIND, 4 << 20)
+    assert (held(spool), spool.begin) == (MAX_BEHIND, 4 << 20)
     Path(spool.path).write_bytes(b"")
     write(spool.path, b"x" * (3 << 20))
     spool.trim()
@@ -104,7 +104,7 @@ def test_where_nobody_reads_only_the_end_is_kept() -> None:
     spool.trim()
     # A reader that notices only now that it was emptied begins where there is still text.
     spool.begin_anew("late")
-    assert (held(spool), spool.begin) == (MOST_BEHIND, 7 << 20)
+    assert (held(spool), spool.begin) == (MAX_BEHIND, 7 << 20)
     spool.close()
     spool.trim()
 
@@ -120,10 +120,10 @@ def test_a_rank_that_prints_unread_stays_bounded(since: str, tmp_path: Path, mon
     if since == "after":
         output.start()
     for path in spools:
-        write(path, b"x" * (MOST_BEHIND * 2))
+        write(path, b"x" * (MAX_BEHIND * 2))
     if since == "before":
         output.start()
-    until(lambda: all(held(spool) <= MOST_BEHIND for spool in spools.values()), "no spool keeps all")
+    until(lambda: all(held(spool) <= MAX_BEHIND for spool in spools.values()), "no spool keeps all")
     output.close()
     output.close()
 
@@ -148,7 +148,7 @@ def test_of_a_backlog_the_end_is_shown_and_how_much_is_not(tmp_path: Path, monke
     stdouts, stderrs = {0: ""}, {0: ""}
     output = SpooledOutput.instead_of_console(stdouts, stderrs)
     (stream,) = output.streams
-    write(stdouts[0], b"x" * MOST_BEHIND + b"\nlast\n")
+    write(stdouts[0], b"x" * MAX_BEHIND + b"\nlast\n")
     stream.carry(lambda to: False)
     assert stream.carry(lambda to: False, ended=True)
     output.close()

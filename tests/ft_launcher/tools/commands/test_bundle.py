@@ -42,12 +42,12 @@ def incident() -> list[Line]:
     trace = f'  File "/x/train.py", line 3, in step\n    token = "{SECRET}"\n'
     return [
         *lines,
-        line(events.UncaughtException(0, 0, "ValueError", URL, trace, 1.0, True)),
-        line(events.Stacks(1, [waits, idle])),
-        line(events.ControlRequest(1, 0, "restart", SECRET)),
-        line(events.Lingers(1, {"7": f"sleep {SECRET}"})),
-        line(events.HealthChange(1, "nic", "ok", "unhealthy", f"curl {URL}")),
-        line(events.JobEnd(85, f"asked: {SECRET}", 0, 0, 0)),
+        line(events.UncaughtExceptionEvent(0, 0, "ValueError", URL, trace, 1.0, True)),
+        line(events.StacksEvent(1, [waits, idle])),
+        line(events.ControlRequestEvent(1, 0, "restart", SECRET)),
+        line(events.LingersEvent(1, {"7": f"sleep {SECRET}"})),
+        line(events.HealthChangeEvent(1, "nic", "ok", "unhealthy", f"curl {URL}")),
+        line(events.JobEndEvent(85, f"asked: {SECRET}", 0, 0, 0)),
     ]
 
 
@@ -153,8 +153,8 @@ def test_neither_a_file_nor_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_it_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_MOST_BYTES", 100_000)
-    lines = [*incident(), *(line(events.RankExit(1, rank, 1)) for rank in range(5000))]
+    monkeypatch.setattr(command, "_MAX_BYTES", 100_000)
+    lines = [*incident(), *(line(events.RankExitEvent(1, rank, 1)) for rank in range(5000))]
     file = tmp_path / "incident.zip"
     ends(capsys, write(tmp_path / "logs", lines), "-o", file)
     found = parts(file)

@@ -36,10 +36,10 @@ def line(event: events.Event, t: float = 1.0) -> Line:
 
 
 def begins(cycle: int, nodes: int = 1) -> Line:
-    return line(events.CycleStart(cycle, 0, nodes, "host:1", [{"rank": 0, "local_rank": 0, "pid": 100}]))
+    return line(events.CycleStartEvent(cycle, 0, nodes, "host:1", [{"rank": 0, "local_rank": 0, "pid": 100}]))
 
 
-START = line(events.JobStart("run", "a", [], 2, 2, {}))
+START = line(events.JobStartEvent("run", "a", [], 2, 2, {}))
 
 
 def crashed(number: int, at: float = 10.0) -> CycleEvidence:
@@ -75,10 +75,10 @@ class Job:
         decided, self._history = answer(fault, asked, now)
         self.lines += [
             begins(cycle),
-            line(events.Evidence(cycle, None, **cycle_evidence.to_record(evidence))),
-            line(events.Fault.of(fault, cycle=cycle)),
-            line(events.Decision.of(decided, cycle=cycle, inputs=inputs_of(fault, asked, now))),
-            line(events.CycleEnd(cycle, "failed")),
+            line(events.EvidenceEvent(cycle, None, **cycle_evidence.to_record(evidence))),
+            line(events.FaultEvent.of(fault, cycle=cycle)),
+            line(events.DecisionEvent.of(decided, cycle=cycle, inputs=inputs_of(fault, asked, now))),
+            line(events.CycleEndEvent(cycle, "failed")),
         ]
         return self
 
@@ -88,7 +88,7 @@ class Job:
         asked = Question(self._settings, self._max_restarts, self._history)
         decided = after_request(request, 1, asked, 0.0)
         inputs = asked.to_record(0.0) | {"request": {"rank": 1} | vars(request)}
-        self.lines += [begins(self._cycle), line(events.Decision.of(decided, cycle=self._cycle, inputs=inputs))]
+        self.lines += [begins(self._cycle), line(events.DecisionEvent.of(decided, cycle=self._cycle, inputs=inputs))]
         self._cycle += 1
         return self
 
@@ -103,12 +103,12 @@ def in_process() -> list[Line]:
         known, now = levels.known(), now + 0.25
         steps = levels.on(happened, now)
         if is_recorded(happened, known, steps):
-            lines.append(line(events.InProcessDecision(0, **to_record(happened, known, steps, now))))
+            lines.append(line(events.InProcessDecisionEvent(0, **to_record(happened, known, steps, now))))
         for step in steps or []:
             if isinstance(step, Restarted):
-                lines.append(line(events.InProcessRestart(0, step.number, step.took_s, [])))
+                lines.append(line(events.InProcessRestartEvent(0, step.number, step.took_s, [])))
             elif isinstance(step, StartAgain):
-                lines.append(line(events.StartedAgain(0, step.local_rank, step.local_rank, 103)))
+                lines.append(line(events.StartedAgainEvent(0, step.local_rank, step.local_rank, 103)))
 
     def say(phase: str, number: int, *ranks: int) -> None:
         for rank in ranks:

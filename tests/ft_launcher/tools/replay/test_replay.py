@@ -181,8 +181,8 @@ def lost_rank(struck: bool = False) -> list[Line]:
     return [
         START,
         begins(0),
-        line(events.Evidence(0, 0, **to_record(evidence))),
-        line(events.InProcessFault(0, 0, 100, 1, **known)),
+        line(events.EvidenceEvent(0, 0, **to_record(evidence))),
+        line(events.InProcessFaultEvent(0, 0, 100, 1, **known)),
     ]
 
 
@@ -240,7 +240,7 @@ def test_a_restart_in_process_that_an_earlier_release_wrote_is_counted() -> None
 
 
 def health(check: str, before: str, state: str, reason: str = "why") -> Line:
-    return line(events.HealthChange(0, check, before, state, reason))
+    return line(events.HealthChangeEvent(0, check, before, state, reason))
 
 
 @pytest.mark.parametrize(
@@ -299,13 +299,13 @@ def over_three_nodes() -> list[list[Line]]:
         [
             START | {"node": f"host{node}"},
             begins(0, nodes=3),
-            line(events.Evidence(0, None, **to_record(one))),
+            line(events.EvidenceEvent(0, None, **to_record(one))),
         ]
         for node, one in enumerate(found)
     ]
-    journals[0].append(line(events.CycleEnd(0, "failed elsewhere")))
-    journals[1].append(line(events.Fault.of(replace(guilty, pid=51), cycle=0)))
-    journals[1].append(line(events.Decision.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
+    journals[0].append(line(events.CycleEndEvent(0, "failed elsewhere")))
+    journals[1].append(line(events.FaultEvent.of(replace(guilty, pid=51), cycle=0)))
+    journals[1].append(line(events.DecisionEvent.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
     return journals
 
 
@@ -329,11 +329,11 @@ def test_ranks_of_all_nodes_that_are_in_one_collective() -> None:
     guilty, judgement = judged(case)
     assert (guilty.rank, guilty.finding) == (2, "transport")
     journals = [
-        [START | {"node": f"host{node}"}, begins(0, nodes=3), line(events.Evidence(0, None, **to_record(one)))]
+        [START | {"node": f"host{node}"}, begins(0, nodes=3), line(events.EvidenceEvent(0, None, **to_record(one)))]
         for node, one in enumerate(seen)
     ]
-    journals[2].append(line(events.Fault.of(replace(guilty, pid=52), cycle=0)))
-    journals[2].append(line(events.Decision.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
+    journals[2].append(line(events.FaultEvent.of(replace(guilty, pid=52), cycle=0)))
+    journals[2].append(line(events.DecisionEvent.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
     found = replayed(*journals)
     assert found.differences == [] and not found.left_out
     the(journals[0], "evidence")["nccl"] = None
@@ -350,11 +350,11 @@ def test_a_rank_of_another_node_had_returned() -> None:
     case = Case(FaultReport(fault_in(seen), CycleLife(60.0, 7)), {}, 0.0, False, views=NodeViews(returned={2: 0.5}))
     guilty, judgement = judged(case)
     assert guilty.finding == "returned"
-    journal = [START, begins(0, nodes=2), line(events.Evidence(0, None, **to_record(seen)))]
+    journal = [START, begins(0, nodes=2), line(events.EvidenceEvent(0, None, **to_record(seen)))]
     of_node = with_lost(guilty, lost_a_peer(raised))
     assert of_node.others[0].startswith("rank 1 failed in consequence")
-    journal.append(line(events.Fault.of(of_node, cycle=0)))
-    journal.append(line(events.Decision.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
+    journal.append(line(events.FaultEvent.of(of_node, cycle=0)))
+    journal.append(line(events.DecisionEvent.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
     found = replayed(journal)
     assert found.differences == [] and found.same == {FAULT: 1, DECISION: 1}
     the(journal, "decision")["inputs"]["returned"] = {"3": 0.5}
@@ -383,12 +383,12 @@ def test_of_several_that_hold_up_all_nodes_the_first_that_its_node_found_stands(
     guilty, judgement = judged(case)
     assert (guilty.rank, guilty.blamed) == (3, (1, 3)) and "no sign of life" in guilty.what
     journals = [
-        [START | {"node": f"host{node}"}, begins(0, nodes=2), line(events.Evidence(0, None, **to_record(one)))]
+        [START | {"node": f"host{node}"}, begins(0, nodes=2), line(events.EvidenceEvent(0, None, **to_record(one)))]
         for node, one in enumerate(nodes)
     ]
-    journals[0].append(line(events.CycleEnd(0, "failed elsewhere")))
-    journals[1].append(line(events.Fault.of(guilty, cycle=0)))
-    journals[1].append(line(events.Decision.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
+    journals[0].append(line(events.CycleEndEvent(0, "failed elsewhere")))
+    journals[1].append(line(events.FaultEvent.of(guilty, cycle=0)))
+    journals[1].append(line(events.DecisionEvent.of(judgement.decision, cycle=0, inputs=judgement.inputs)))
     found = replayed(*journals)
     assert found.differences == [] and not found.left_out
     assert found.same == {FAULT_OF_ALL: 1, DECISION: 1}

@@ -75,7 +75,7 @@ def test_a_folder_that_hangs_holds_up_no_start(tmp_path: Path, monkeypatch: pyte
 def test_one_journal_that_is_too_long_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     intervals, _ = made(tmp_path)
     (tmp_path / "journal.other.jsonl").write_bytes(b"\n" * (1 << 20))
-    monkeypatch.setattr(save_intervals, "_MOST_READ", (1 << 20) - 1)
+    monkeypatch.setattr(save_intervals, "_MAX_READ", (1 << 20) - 1)
     assert intervals.choose(0, has_rank0=True) == best_interval_s(5.0, 3000.0)
 
 
@@ -86,6 +86,6 @@ def test_a_journal_that_cannot_be_read_costs_no_start(tmp_path: Path) -> None:
     assert intervals.choose(0, has_rank0=True) == best_interval_s(5.0, 3000.0)
     (tmp_path / "journal.earlier.jsonl").unlink()
     intervals = SaveIntervals(None, recorder)
-    recorder.journal.write(events.CycleStart(0, 0, 1, "127.0.0.1:1", [{"rank": 0, "local_rank": 0, "pid": 1}]))
+    recorder.journal.write(events.CycleStartEvent(0, 0, 1, "127.0.0.1:1", [{"rank": 0, "local_rank": 0, "pid": 1}]))
     assert intervals.choose(1, has_rank0=True) == FIRST_SAVE_S
     assert written(recorder)[-1] == FIRST_SAVE_S

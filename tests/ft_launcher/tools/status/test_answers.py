@@ -40,8 +40,8 @@ def launcher(nodes: int, others: Others | None) -> Iterator[Answers]:
     """Of a node with the ranks 0 and 1, whose agent's thread attends to what is asked."""
     status, asking = NodeStatus(), Asking()
     asking.other_nodes = others
-    status.on_event(events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {}), 1000.0)
-    status.on_event(events.CycleStart(0, 0, nodes, "host-a:1", []), 1001.0)
+    status.on_event(events.JobStartEvent("train-7", "host-a", ["train.py"], 3, 2, {}), 1000.0)
+    status.on_event(events.CycleStartEvent(0, 0, nodes, "host-a:1", []), 1001.0)
     status.read([RankReading(rank, rank, 10 + rank, frames=STILL) for rank in range(2)])
     asking.attend(True)
     over = threading.Event()
@@ -108,7 +108,7 @@ def test_nodes_are_counted_by_the_coordinator() -> None:
 def test_a_node_that_waits_as_a_spare_is_ready() -> None:
     status, asking = NodeStatus(), Asking()
     answers = Answers(status, asking, lambda: None, {}, "1", lambda: None)
-    status.on_event(events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {}), 1000.0)
+    status.on_event(events.JobStartEvent("train-7", "host-a", ["train.py"], 3, 2, {}), 1000.0)
     assert answers.of_metrics("/readyz", {}).body == b"starting\n"
     status.waits(True)
     assert (answers.of_metrics("/readyz", {}).code, answers.of_metrics("/readyz", {}).body) == (200, b"ok\n")
@@ -117,11 +117,11 @@ def test_a_node_that_waits_as_a_spare_is_ready() -> None:
     status.waits(False)
     assert answers.of_metrics("/readyz", {}).body == b"starting\n", "it has a place, and its ranks do not run yet"
     status.waits(True)
-    status.on_event(events.CycleStart(0, 0, 1, "host:1", []), 1001.0)
+    status.on_event(events.CycleStartEvent(0, 0, 1, "host:1", []), 1001.0)
     status.waits(True)
     assert answers.of_metrics("/readyz", {}).code == 200
     assert json.loads(answers.of_everything("/status.json", {}).body)["state"] == "running", "said late"
-    status.on_event(events.JobEnd(0, "the job is over", 0, 0, 0), 1002.0)
+    status.on_event(events.JobEndEvent(0, "the job is over", 0, 0, 0), 1002.0)
     assert answers.of_metrics("/readyz", {}).body == b"ended\n"
     asking.close()
 

@@ -22,7 +22,7 @@ from tests.patience import until
 
 SOON_S = 0.02
 """How often nodes are asked here (seconds)."""
-BEGUN = events.CycleStart(0, 1, 2, "host:1", [])
+BEGUN = events.CycleStartEvent(0, 1, 2, "host:1", [])
 
 
 class AskedNodes:

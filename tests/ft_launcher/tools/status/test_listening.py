@@ -21,7 +21,7 @@ from tests.patience import patient
 from tests.ports import free_port
 
 TOKEN = "0123456789abcdef"
-START = events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {})
+START = events.JobStartEvent("train-7", "host-a", ["train.py"], 3, 2, {})
 
 
 def opened(folder: Path, journal: Journal | None = None, **settings: Any) -> Any:
@@ -47,7 +47,7 @@ def test_what_the_journal_is_given_is_told(tmp_path: Path) -> None:
         assert get(port, "/")[1].startswith("<!DOCTYPE html>")
         assert get(port, "/healthz") == (200, "ok\n")
         assert get(port, "/readyz") == (503, "starting\n")
-        journal.write(events.CycleStart(0, 0, 1, "host-a:1", []))
+        journal.write(events.CycleStartEvent(0, 0, 1, "host-a:1", []))
         assert get(port, "/readyz") == (200, "ok\n")
         (known,) = (
             one for one in json.loads(get(port, "/settings.json")[1])["settings"] if one["key"] == "status_port"
@@ -115,7 +115,7 @@ def test_what_needs_no_token_has_no_words_of_ranks(tmp_path: Path) -> None:
     with opened(tmp_path, journal, metrics_port=port, status_token_file=str(file)):
         journal.write(START)
         assert get(port, "/readyz") == (503, "starting\n")
-        journal.write(events.JobEnd(1, "raised ValueError: hunter2", 0, 0, 0))
+        journal.write(events.JobEndEvent(1, "raised ValueError: hunter2", 0, 0, 0))
         assert get(port, "/readyz") == (503, "ended\n")
 
 
@@ -127,7 +127,7 @@ def test_who_follows_hears_of_the_end(tmp_path: Path) -> None:
         connection.request("GET", "/events")
         response = connection.getresponse()
         assert response.readline().startswith(b'data: {"v": 1,')
-        journal.write(events.JobEnd(1, "ranks failed", 0, 0, 0))
+        journal.write(events.JobEndEvent(1, "ranks failed", 0, 0, 0))
     *_, name, data = response.read().strip().split(b"\n")
     connection.close()
     assert name == b"event: end"

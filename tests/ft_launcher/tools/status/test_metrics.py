@@ -30,7 +30,9 @@ def read(body: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def test_what_is_exported() -> None:
-    scored = events.SectionTimes(1, 1, {"step": {"relative": 0.5}, "data": {"relative": 0.25}}, {"individual": 0.75})
+    scored = events.SectionTimesEvent(
+        1, 1, {"step": {"relative": 0.5}, "data": {"relative": 0.25}}, {"individual": 0.75}
+    )
     again = replace(CYCLE, cycle=1)
     status = after(START, CYCLE, fault(), decision(), again, scored, ledger(1, -1, 40, stop=0.5, start=2.0))
     durations = Durations()

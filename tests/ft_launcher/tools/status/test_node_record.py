@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ft_launcher.tools.status.fault_scene import merged_stacks
 from ft_launcher.tools.status.node_record import (
-    MOST_BYTES,
-    MOST_OF_RANK,
+    MAX_BYTES,
+    MAX_OF_RANK,
     ranks_as_record,
     ranks_of_record,
     stacks_as_record,
@@ -58,7 +58,7 @@ def test_a_record_has_a_bound_whatever_ranks_write(ranks: int) -> None:
     frames = ["\x07" * 150 + str(number) for number in range(100)]
     groups = {"\u00e9" * 300 + str(number): STATE | {"shape": "\U0001f600" * 300} for number in range(20)}
     text = stacks_as_record(1, 0, [reading(rank, f"own.py:{rank}", *frames, **groups) for rank in range(ranks)])
-    assert len(text.encode()) <= MOST_BYTES
+    assert len(text.encode()) <= MAX_BYTES
     record = stacks_of_record(text.encode(), 0.0)
     assert record is not None and record.ranks[0].frames[0] == "own.py:0"
 
@@ -88,7 +88,7 @@ def test_a_line_about_each_rank() -> None:
 def test_a_line_about_a_rank_has_a_bound(letter: str) -> None:
     rank = RANK | {"sections": {letter * 128: 99999999.9}, "frames": [letter * 200]}
     text = ranks_as_record(1, 1, [rank] * 2048)
-    assert len(text.encode()) <= 2048 * (MOST_OF_RANK + 1) + 100
+    assert len(text.encode()) <= 2048 * (MAX_OF_RANK + 1) + 100
     record = ranks_of_record(text.encode())
     assert record is not None and len(record.ranks) == 2048
 

@@ -18,35 +18,35 @@ from ft_launcher.tools.status import summary
 from ft_launcher.tools.status.node_status import Facts, NodeStatus, RankReading
 from ft_launcher.tools.status.summary import JobState, RankState
 
-START = events.JobStart("train-7", "host-a", ["train.py"], 3, 2, {})
+START = events.JobStartEvent("train-7", "host-a", ["train.py"], 3, 2, {})
 RANKS = [{"rank": 0, "local_rank": 0, "pid": 10}, {"rank": 1, "local_rank": 1, "pid": 11}]
-CYCLE = events.CycleStart(0, 1, 2, "host-a:29500", RANKS)
+CYCLE = events.CycleStartEvent(0, 1, 2, "host-a:29500", RANKS)
 READINGS = (
     RankReading(0, 0, 10, 100.0, True, True, 41, {"step": 0.5}, 0.5),
     RankReading(1, 1, 11, 100.0, True, True, 40, {"data": 12.0}, 12.0),
 )
 
 
-def fault(cycle: int = 0, **more: Any) -> events.Fault:
+def fault(cycle: int = 0, **more: Any) -> events.FaultEvent:
     facts: dict[str, Any] = {"kind": "hang", "rank": 1, "local_rank": 1, "pid": 11, "exit_code": -9, "what": "hangs"}
     facts |= {"where": "in step", "hint": "", "iteration": 40, "limit": "", "learned_limit": False, "detail": ["a"]}
     facts |= {"others": [], "agreed_exit_code": None, "error": "", "collateral": False, "fault_class": "hang"}
     facts |= {"doubt": None, "failed": [1], "finding": "", "blamed": [], "waiting": 0}
     facts |= {"error_text": "", "before_group": False, "exceeded": ""}
-    return events.Fault(cycle=cycle, **facts | more)
+    return events.FaultEvent(cycle=cycle, **facts | more)
 
 
-def decision(cycle: int = 0, action: str = "restart", left: int = 2) -> events.Decision:
-    return events.Decision(cycle, action, "restart 1 of 3", True, left, None, 0.0, False)
+def decision(cycle: int = 0, action: str = "restart", left: int = 2) -> events.DecisionEvent:
+    return events.DecisionEvent(cycle, action, "restart 1 of 3", True, left, None, 0.0, False)
 
 
-def ledger(cycle: int, resumed: int | None, iteration: int | None, **recovery: float) -> events.Ledger:
+def ledger(cycle: int, resumed: int | None, iteration: int | None, **recovery: float) -> events.LedgerEvent:
     part = (cycle, True, 0.0, 1.0, {}, 3, iteration, resumed, [], None, None, 0)
-    return events.Ledger(*part, recovery, {}, {}, 0.5, 0.4)
+    return events.LedgerEvent(*part, recovery, {}, {}, 0.5, 0.4)
 
 
-def stall() -> events.Stall:
-    return events.Stall(0, "2 ranks stand still for 60 s", [])
+def stall() -> events.StallEvent:
+    return events.StallEvent(0, "2 ranks stand still for 60 s", [])
 
 
 def after(*seen: events.Event) -> NodeStatus:
@@ -67,35 +67,35 @@ TIMES = JobTime("", CycleTimes(0, 0, 1, {}, iteration=41, saved=40), Account({"s
         ([START, CYCLE, stall()], JobState.TROUBLED, "hung in cycle 0: 2 ranks stand still for 60 s"),
         ([START, CYCLE, fault()], JobState.RESTARTING, "restarting after cycle 0, 1 fault: rank 1 hangs"),
         (
-            [START, CYCLE, fault(), decision(), events.CycleEnd(0, "failed")],
+            [START, CYCLE, fault(), decision(), events.CycleEndEvent(0, "failed")],
             JobState.RESTARTING,
             "restarting after cycle 0, 1 fault: rank 1 hangs",
         ),
         (
-            [START, CYCLE, fault(), decision(), events.CycleEnd(0, "failed"), replace(CYCLE, cycle=1)],
+            [START, CYCLE, fault(), decision(), events.CycleEndEvent(0, "failed"), replace(CYCLE, cycle=1)],
             JobState.RUNNING,
             "running, cycle 1, 1 fault",
         ),
         (
-            [START, CYCLE, events.CycleEnd(0, "failed elsewhere", why="rank 9 on host-b died", next="restart")],
+            [START, CYCLE, events.CycleEndEvent(0, "failed elsewhere", why="rank 9 on host-b died", next="restart")],
             JobState.RESTARTING,
             "restarting after cycle 0: rank 9 on host-b died",
         ),
         (
-            [START, CYCLE, events.InProcessFault(0, 1, 11, -9, "died of SIGKILL", "", "", "")],
+            [START, CYCLE, events.InProcessFaultEvent(0, 1, 11, -9, "died of SIGKILL", "", "", "")],
             JobState.TROUBLED,
             "hung in cycle 0, 1 fault: rank 1 died of SIGKILL",
         ),
         (
             [
-                *(START, CYCLE, events.InProcessFault(0, 1, 11, -9, "died of SIGKILL", "", "", "")),
-                events.InProcessRestart(0, 1, 0.25, []),
+                *(START, CYCLE, events.InProcessFaultEvent(0, 1, 11, -9, "died of SIGKILL", "", "", "")),
+                events.InProcessRestartEvent(0, 1, 0.25, []),
             ],
             JobState.RUNNING,
             "running, cycle 0, 1 fault",
         ),
         (
-            [START, CYCLE, events.JobEnd(0, "all ranks succeeded", 0, 0, 0)],
+            [START, CYCLE, events.JobEndEvent(0, "all ranks succeeded", 0, 0, 0)],
             JobState.ENDED,
             "ended with exit code 0 (all ranks succeeded)",
         ),
@@ -127,11 +127,16 @@ def test_a_stall_is_over_when_the_ranks_go_on() -> None:
 
 def test_counters() -> None:
     seen = [
-        *(START, CYCLE, fault(), decision(), events.CycleEnd(0, "failed"), ledger(0, -1, 40)),
-        *(replace(CYCLE, cycle=1), fault(1, kind="signal"), decision(1, "give up", 2), events.CycleEnd(1, "failed")),
+        *(START, CYCLE, fault(), decision(), events.CycleEndEvent(0, "failed"), ledger(0, -1, 40)),
+        *(
+            replace(CYCLE, cycle=1),
+            fault(1, kind="signal"),
+            decision(1, "give up", 2),
+            events.CycleEndEvent(1, "failed"),
+        ),
         ledger(1, 36, 44, detection=4.0, stop=0.5),
-        *(events.MonitorReplaced(1, 0, "it died"), events.LinesDropped(3)),
-        events.HealthChange(1, "nic", "ok", "unhealthy", "the link is down"),
+        *(events.MonitorReplacedEvent(1, 0, "it died"), events.LinesDroppedEvent(3)),
+        events.HealthChangeEvent(1, "nic", "ok", "unhealthy", "the link is down"),
     ]
     facts = after(*seen).facts()
     assert facts.faults_by == {("hang", "hang"): 1, ("hang", "signal"): 1}
@@ -229,7 +234,7 @@ def test_cycles() -> None:
     past = CycleTimes(0, 10.0, 40.0, {"step": 29.0, "detection": 1.0, "backoff": 0.0}, 12)
     folded = CycleTimes(None, 0.0, 10.0, {"step": 10.0})
     present = CycleTimes(1, 40.0, 52.5, {"step": 12.5}, 5, recovery={"detection": 1.0, "stop": 0.25})
-    status = after(START, CYCLE, events.CycleEnd(0, "failed"), replace(CYCLE, cycle=1))
+    status = after(START, CYCLE, events.CycleEndEvent(0, "failed"), replace(CYCLE, cycle=1))
     times = replace(TIMES, present=present, past=(folded, past))
     found = summary.as_json(status.facts(), status.readings, times, 102.0, 2000.0, "1.2")["cycles"]
     assert found == [
@@ -246,7 +251,7 @@ def test_cycles() -> None:
 
 def test_frames_of_a_finding_until_it_is_over() -> None:
     ranks = [{"rank": 1, "frames": ["x" * 500] * 50}]
-    status = after(START, CYCLE, events.Stall(0, "1 rank stands still for 60 s", ranks))
+    status = after(START, CYCLE, events.StallEvent(0, "1 rank stands still for 60 s", ranks))
     status.read(READINGS)
 
     def frames() -> list[list[str]]:
@@ -261,8 +266,10 @@ def test_frames_of_a_finding_until_it_is_over() -> None:
 
 
 def test_a_fault_has_the_stacks_of_its_cycle() -> None:
-    def stacks(cycle: int) -> events.Stacks:
-        return events.Stacks(cycle, [{"rank": 1, "place": "outside", "frames": ["read"], "process": {}, "groups": {}}])
+    def stacks(cycle: int) -> events.StacksEvent:
+        return events.StacksEvent(
+            cycle, [{"rank": 1, "place": "outside", "frames": ["read"], "process": {}, "groups": {}}]
+        )
 
     status = after(START, CYCLE, stacks(0), fault(), stacks(1), replace(CYCLE, cycle=2), fault(2))
     found = summary.as_json(status.facts(), (), TIMES, 102.0, 2000.0, "1.2")["faults"]
@@ -304,7 +311,9 @@ def test_collectives_in_the_terminal() -> None:
 
 def test_a_rank_that_is_being_ended_is_told_until_it_has_ended() -> None:
     """Those that wait for it stand still meanwhile, of which monitors warn."""
-    hung = events.Verdict(0, 1, 11, "section:save", 6.0, 6.0, False, 40, {}, "in save for 6 s", "", [], {}, True, "")
+    hung = events.VerdictEvent(
+        0, 1, 11, "section:save", 6.0, 6.0, False, 40, {}, "in save for 6 s", "", [], {}, True, ""
+    )
     waits = replace(hung, rank=0, limit="stall", reason="ran no Python for 60 s", condemned=False)
     told = "rank 1 hangs: in save for 6 s"
     assert after(START, CYCLE, hung, waits, stall()).facts().trouble == told

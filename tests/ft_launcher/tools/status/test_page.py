@@ -102,7 +102,7 @@ class Simulation:
 
     def begins(self, cycle: int, ranks: int = RANKS) -> None:
         listed = [{"rank": rank, "local_rank": rank, "pid": 10_000 + rank} for rank in range(ranks)]
-        self.journal.write(events.CycleStart(cycle, 0, 1, "gpu-node-17:29500", listed))
+        self.journal.write(events.CycleStartEvent(cycle, 0, 1, "gpu-node-17:29500", listed))
         now = time.monotonic()
         self.reads(
             [RankReading(n, n, 10_000 + n, now, True, True, self.step, {"step": 0.7}, 0.2) for n in range(ranks)]
@@ -129,12 +129,12 @@ class Simulation:
             }
             for rank in range(ranks)
         ]
-        self.journal.write(events.Stacks(0, seen))
+        self.journal.write(events.StacksEvent(0, seen))
         more = {"rank": HUNG, "what": what, "where": "in section step (62.0 s) at iteration 18231"}
         more |= {"hint": "a data loader waits for storage", "detail": ["loader.py:88 in fetch", "train.py:41 in main"]}
         self.journal.write(fault(0, **more, others=["rank 0 waits in a collective at train.py:57 in main"]))
         self.journal.write(decision(0))
-        self.journal.write(events.CycleEnd(0, "failed"))
+        self.journal.write(events.CycleEndEvent(0, "failed"))
 
 
 class Gate:
@@ -344,7 +344,7 @@ def test_what_ranks_have_written_is_shown_as_text(browser: Browser, job: Simulat
     show(browser, job)
     job.hangs(long, ranks=8)
     job.begins(1, 8)
-    job.journal.write(events.HealthChange(1, HOSTILE, "ok", HOSTILE, "no"))
+    job.journal.write(events.HealthChangeEvent(1, HOSTILE, "ok", HOSTILE, "no"))
     job.changes(3, sections={long: 2.0}, frames=[HOSTILE])
     browser.until(lambda: browser.text("#faults summary"), "the fault")
     browser.find("#grid").click()
@@ -477,7 +477,7 @@ def test_a_launcher_that_ends(browser: Browser, tmp_path: Path) -> None:
     with job.running():
         job.starts(ranks=8)
         show(browser, job)
-        job.journal.write(events.JobEnd(1, "ranks failed", 0, 0, 0))
+        job.journal.write(events.JobEndEvent(1, "ranks failed", 0, 0, 0))
     browser.until(lambda: browser.text("#connection").startswith("The launcher ended at "), "the end")
     assert browser.text("h1").startswith("ended with exit code 1 (ranks failed), step 18,231")
     assert browser.find("#connection").get_attribute("class") == "ended"

@@ -136,17 +136,17 @@ def test_bad_requests_harm_nobody(sent: bytes, capsys: pytest.CaptureFixture[str
 def test_clients_that_are_slow_on_purpose_keep_nobody_out() -> None:
     """Ten times as many as there is room for, each with half a request."""
     with serving() as one, contextlib.ExitStack() as held:
-        for _ in range(10 * status_server.MOST_CONNECTIONS):
+        for _ in range(10 * status_server.MAX_CONNECTIONS):
             client = held.enter_context(socket.create_connection(("127.0.0.1", one.port), LIMIT_S))
             with contextlib.suppress(OSError):
                 client.sendall(b"GET / HTTP/1.1\r\nHost: local")
         assert get(one.port, "/")[0] == 200
-        assert answering() <= 2 * status_server.MOST_CONNECTIONS
+        assert answering() <= 2 * status_server.MAX_CONNECTIONS
 
 
 def test_no_more_threads_than_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that leave while their answers are made hold no connection, but a thread."""
-    monkeypatch.setattr(status_server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(status_server, "MAX_CONNECTIONS", 2)
     busy, may_end = threading.Semaphore(0), threading.Event()
 
     def slow(path: str, query: Mapping[str, str]) -> Answer:
@@ -170,7 +170,7 @@ def test_no_more_threads_than_connections(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_that_waits_for_its_turn_does_not_hold_up_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(status_server, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(status_server, "_FREE_S", LIMIT_S)
     may_end = threading.Event()
 

@@ -14,7 +14,7 @@ from ft_launcher.record import events
 from ft_launcher.tools.status.trace_export import CycleSpans
 from tests.ft_launcher.tools.status.test_node_status import CYCLE, START, decision, fault, ledger
 
-END = events.CycleEnd(0, "failed")
+END = events.CycleEndEvent(0, "failed")
 AGAIN = replace(CYCLE, cycle=1, master="host-b:29500")
 
 

@@ -79,7 +79,7 @@ def test_of_a_flood_the_end_is_read_and_its_memory_is_given_back() -> None:
     spool = Spool("test")
     watch = LogWatch(PATTERN, None, {0: [spool.path]}, {spool.path: spool})
     with Path(spool.path).open("ab") as file:
-        file.write(b"step 1\n" + b"x" * log_watch._MOST_BEHIND + b"\nstep 2\n")
+        file.write(b"step 1\n" + b"x" * log_watch._MAX_BEHIND + b"\nstep 2\n")
     watch.start()
     try:
         assert iterations(news(watch)) == [(0, 2)]
@@ -93,8 +93,8 @@ def test_what_the_console_has_read_is_kept_for_the_watch_and_an_emptied_file_is_
     spool = Spool("test")
     watch = LogWatch(PATTERN, None, {0: [spool.path]}, {spool.path: spool})
     with Path(spool.path).open("ab") as file:
-        file.write(b"step 1\n" + b"x" * (log_watch._MOST_BEHIND - 20) + b"\n")
-    spool.give_back("console", log_watch._MOST_BEHIND)
+        file.write(b"step 1\n" + b"x" * (log_watch._MAX_BEHIND - 20) + b"\n")
+    spool.give_back("console", log_watch._MAX_BEHIND)
     watch.start()
     try:
         assert iterations(news(watch)) == [(0, 1)]
