@@ -31,19 +31,25 @@ _REMOTE, _INODE = 2, 9
 """Columns of these tables (proc(5))."""
 
 
-def asks_resolver(waits_in: str, inodes: Collection[str], tables: Iterable[str]) -> bool:
-    """Returns whether the main thread of a process waits for the answer of a resolver.
-
-    glibc connects a UDP socket to port 53 for each name that it looks up, and waits in poll(). What is looked up by a
-    daemon (nscd, `resolve` in nsswitch.conf) is not seen.
+def may_wait_in_poll(waits_in: str) -> bool:
+    """Returns whether a main thread may wait in poll(), as glibc does for the answer of a resolver.
 
     Args:
-        waits_in: the function of the kernel that the main thread waits in; empty: not known.
+        waits_in: the function of the kernel that the main thread waits in; empty: the kernel does not tell.
+    """
+    return not waits_in or "poll" in waits_in
+
+
+def has_socket_to_resolver(inodes: Collection[str], tables: Iterable[str]) -> bool:
+    """Returns whether a process has a socket that is connected to a resolver.
+
+    glibc connects a UDP socket to port 53 for each name that it looks up. What is looked up by a daemon (nscd,
+    `resolve` in nsswitch.conf) is not seen.
+
+    Args:
         inodes: of the sockets that the process has.
         tables: the texts of the kernel's tables of UDP sockets.
     """
-    if waits_in and "poll" not in waits_in:
-        return False
     rows = [line.split() for table in tables for line in table.splitlines()]
     return any(len(row) > _INODE and row[_INODE] in inodes and row[_REMOTE].endswith(f":{_PORT}") for row in rows)
 

@@ -12,7 +12,7 @@ from rank_monitor.contract.wire.launcher_messages import HangOverdue
 from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, Progress, Sections
 from rank_monitor.hang_detector import Action, Interrupt, Note
 from rank_monitor.limits import HARD, SOFT, Deadline
-from rank_monitor.look_ups import LookUps, asks_resolver
+from rank_monitor.look_ups import LookUps, has_socket_to_resolver, may_wait_in_poll
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdict_of, verdicts
 from tests.restart_reports import report
 
@@ -27,41 +27,34 @@ TABLES = ["\n".join((HEAD, TO_RESOLVER, BOUND)), "\n".join((HEAD, OVER_IPV6))]
 
 
 @pytest.mark.parametrize(
-    ("waits_in", "inodes", "asks"),
-    [
-        ("do_poll", {"1", "4711"}, True),
-        ("poll_schedule_timeout.constprop.0", {"4713"}, True),
-        ("", {"4711"}, True),
-        ("futex_do_wait", {"4711"}, False),
-        ("do_poll", {"1", "2"}, False),
-        ("do_poll", {"4712"}, False),
-        ("do_poll", set(), False),
-    ],
-    ids=[
-        "polls",
-        "over IPv6",
-        "kernel is silent",
-        "another thread's",
-        "another process's",
-        "a resolver itself",
-        "none",
-    ],
+    ("waits_in", "may"),
+    [("do_poll", True), ("poll_schedule_timeout.constprop.0", True), ("", True), ("futex_do_wait", False)],
+    ids=["polls", "polls, as another kernel names it", "kernel is silent", "waits for a lock"],
 )
-def test_who_asks_a_resolver(waits_in: str, inodes: set[str], asks: bool) -> None:
-    assert asks_resolver(waits_in, inodes, TABLES) == asks
+def test_who_may_wait_in_poll(waits_in: str, may: bool) -> None:
+    assert may_wait_in_poll(waits_in) == may
+
+
+@pytest.mark.parametrize(
+    ("inodes", "has"),
+    [({"1", "4711"}, True), ({"4713"}, True), ({"1", "2"}, False), ({"4712"}, False), (set(), False)],
+    ids=["over IPv4", "over IPv6", "another process's", "a resolver itself", "none"],
+)
+def test_who_has_a_socket_to_a_resolver(inodes: set[str], has: bool) -> None:
+    assert has_socket_to_resolver(inodes, TABLES) == has
 
 
 def test_tables_that_are_cut_off_or_missing_show_no_look_up() -> None:
-    assert not asks_resolver("do_poll", {"4711"}, ["", HEAD, TO_RESOLVER[:60]])
+    assert not has_socket_to_resolver({"4711"}, ["", HEAD, TO_RESOLVER[:60]])
 
 
 def test_a_socket_of_this_process_is_found_in_the_tables_of_the_kernel() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.connect(("127.0.0.1", 53))  # of UDP: nothing is sent
         inodes = proc.sockets_of(os.getpid())
-        assert asks_resolver("", inodes, proc.udp_tables(os.getpid()))
+        assert has_socket_to_resolver(inodes, proc.udp_tables(os.getpid()))
         asking.connect(("127.0.0.1", 54))
-        assert not asks_resolver("", inodes, proc.udp_tables(os.getpid()))
+        assert not has_socket_to_resolver(inodes, proc.udp_tables(os.getpid()))
 
 
 LIMIT_S = 2.0
