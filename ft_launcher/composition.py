@@ -29,8 +29,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ft_launcher import __version__
 from ft_launcher.agent.cycle.fault_injection import Injected
+from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.hang_warnings import limits_set
-from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
@@ -387,14 +387,14 @@ def _choose_rendezvous(job: Job, signals: SignalPipe) -> Rendezvous:
         if not static:
             master = config.local_addr or master
         master = _host_of_one_node(master)
+        ports = PortHolder(master, port, port_range)
         shares = static or shares_store(os.environ)
-        one = partial(backends.OneNodeRendezvous, config.run_id, master, shares)
-        return Rendezvous(PortHolder(master, port, port_range), False, one)
+        return Rendezvous(ports, False, partial(backends.one_node, config, job.settings, ports, master, shares))
     ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)
     if config.rdzv_backend in backends.OURS:
         several = partial(backends.several_nodes, config, job.settings, ports, descriptor_limit.must_do)
         return Rendezvous(ports, True, several)
-    return Rendezvous(ports, True, partial(backends.foreign, config, signals))
+    return Rendezvous(ports, True, partial(backends.foreign, config, job.settings, ports, signals))
 
 
 def _host_of_one_node(name: str) -> str:

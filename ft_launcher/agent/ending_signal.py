@@ -17,7 +17,7 @@ from typing import TypeVar
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event
-from ft_launcher.agent.membership import EventSource
+from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.job.rendezvous.blocking_call import BlockingCall
 from ft_launcher.node.processes.orphans import SAMPLE_S

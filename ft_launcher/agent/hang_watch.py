@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from ft_launcher.agent.cycle.cycle import Event
 from ft_launcher.agent.cycle.evidence import gather, with_own_locks
+from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.hang_exchange import HangExchange, Others
-from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import rank_view
 from ft_launcher.decide.attribution.hang_clocks import Hang, HangClocks, RankLook

@@ -11,15 +11,13 @@ from ft_launcher.agent.fault_finding import NodeFindings
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import first_failure
 from ft_launcher.decide.policy.case import MAX_HEADLINE, FaultJudgement, FaultReport
-from ft_launcher.job.coordinator.node_messages import JobOver, RankAssigned
+from ft_launcher.job.coordinator.node_messages import JobOver
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.exit_codes import ExitCode
 
 
 class LastEnd:
     """What this node found of the cycle that ended last, until the coordinator has said what follows.
-
-    A node alone decides by itself, and records at once.
 
     Args:
         ranks: of this node.
@@ -50,16 +48,23 @@ class LastEnd:
         if found.fault is not None:
             headline = self._ranks.parts.recorder.headline(found.fault)
             report = FaultReport(found.fault, found.life, headline[:MAX_HEADLINE])
-        self._nodes.bring(report, found.views)
+        views = found.views
+        if self._nodes.is_local:  # the fault was found by all that they say
+            views = {}
+        self._nodes.bring(report, views)
 
-    def record(self, answer: RankAssigned | JobOver) -> None:
+    def record(self, judgement: FaultJudgement | None, reason: str, over: JobOver | None = None) -> None:
         """Records why the cycle ended, with the coordinator's decision, and forgets what was found of it.
 
         The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
         node's fault is recorded, or the reason for the new formation.
+
+        Args:
+            reason: for the new formation, or for the end of the job.
+            over: the job is over for this node.
         """
         found, self.found = self.found, NodeFindings()
-        judgement, recorder = answer.judgement, self._ranks.parts.recorder
+        recorder = self._ranks.parts.recorder
         ended = None
         if self._ranks.were_started and not self._is_recorded:
             ended = self.cycle
@@ -72,11 +77,11 @@ class LastEnd:
             recorder.failed(self.cycle, found.fault, judgement.decision, found.life, judgement.inputs)
         elif ended is not None and judgement is not None:
             recorder.failed_elsewhere(ended, judgement.headline[:MAX_HEADLINE], judgement.decision, found.lost)
-        elif isinstance(answer, JobOver):
-            if answer.exit_code != ExitCode.OK:
-                recorder.job_over(ended, answer.reason, answer.exit_code)
+        elif over is not None:
+            if over.exit_code != ExitCode.OK:
+                recorder.job_over(ended, reason, over.exit_code)
         elif ended is not None:
-            recorder.reform(ended, answer.reason, found.lost)
+            recorder.reform(ended, reason, found.lost)
 
 
 def _with_culprit(judgement: FaultJudgement, found: NodeFindings) -> NodeFindings:

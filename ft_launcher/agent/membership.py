@@ -1,19 +1,52 @@
-"""What the node agent needs of its node's part in the job, and of all that its cycle loop attends: two base classes.
+"""The membership of a node in its job: reports to the coordinator and carries out what that decides.
 
-`single_node.py` implements it for a node that decides by itself, `many_nodes.py` for one among several.
+Made by the node agent. Does not decide what follows the end of a cycle: the coordinator does, once for all nodes. It is
+in this process where the node is the only one, or where the rendezvous is not ours.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Set
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import RunResult
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from ft_launcher.agent.cycle.cycle import CyclePhase, Event
+from ft_launcher.agent import fault_finding
+from ft_launcher.agent.cycle.cycle import CyclePhase, EndedElsewhere, Event
+from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.event_source import EventSource
+from ft_launcher.agent.fault_finding import NodeFindings
+from ft_launcher.agent.last_end import LastEnd
+from ft_launcher.agent.own_health import check_node
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.agent.results import Results
+from ft_launcher.decide.policy.restart_policy import REQUESTS, Action, Decision, Question, after_request, asked_by
+from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason, JobOver
+from ft_launcher.job.link.coordinator_link import Cut, CutReason
 from ft_launcher.job.rendezvous.cycle_store import CycleStore
+from ft_launcher.job.rendezvous.handler import NodeRendezvous, NoPlace
+from ft_launcher.node.processes.signals import told_to_end
+from ft_launcher.record.ledger.account import Category
+from rank_monitor.contract.errors import one_line
+from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.wire.messages import ControlRequest
+
+logger = logging.getLogger(__name__)
+
+# Seconds after a signal in which the other nodes' end may arrive. The training is complete here: nothing else is lost.
+_ENDS_AFTER_SIGNAL_S = 5.0
+_THREADS_END_S = 2.0
+"""Seconds for the threads of the link to end, beyond the time in which the rendezvous closes (`close_timeout`)."""
 
 
 @dataclass(frozen=True)
@@ -33,62 +66,495 @@ class NoFurtherCycle(Exception):
         self.end = end
 
 
-class EventSource(ABC):
-    """What can end a cycle, or must be looked after while one runs."""
+class Membership(EventSource):
+    """This node's part in the job: forms each cycle, can end it, and learns what follows its end.
 
-    def during_cycle(self) -> AbstractContextManager[None]:
-        """Returns the context in which the loop of a cycle runs."""
-        return nullcontext()
+    Args:
+        ranks: of this node.
+        results: torch's results of them.
+        ending: the signal that ends the launcher.
+        rendezvous: connects this node to the coordinator.
+        exit_barrier: torch's, by which the agents of a rendezvous that is not ours wait for each other's success.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        results: Results,
+        ending: EndingSignal,
+        rendezvous: NodeRendezvous,
+        exit_barrier: Callable[[], None],
+    ) -> None:
+        self._ranks = ranks
+        self._parts = ranks.parts
+        self._results = results
+        self._ending = ending
+        self._nodes = rendezvous
+        self._exit_barrier = exit_barrier
+        self._end: CycleEnd | None = None
+        self._cut: Cut | None = None
+        self._last_end = LastEnd(ranks, rendezvous)
+        # The code of a preemption in which no rank was left to be killed; `preempt` says when it is another.
+        self._preempted = int(ExitCode.PREEMPTED)
+        self._why_leaving = "its launcher ends"
+
+    # As a source of events.
 
     def descriptors(self) -> set[int]:
-        """Readable when `attend` has something to do."""
-        return set()
+        """Readable when the cycle's end may have arrived."""
+        return self._nodes.descriptors()
 
     def next_check(self) -> float | None:
-        """When to call `attend` even if nothing is readable (monotonic seconds); None: no need."""
+        """When to ask whether this node is cut off (monotonic seconds); None: nothing lies between it and the
+        coordinator."""
+        return self._nodes.next_check()
+
+    def attend(self, ready: Set[int]) -> list[Event]:
+        """Takes the end of the cycle on other nodes, and notices that this node is cut off or stood still."""
+        # First of all: the lease ran out, so the monitors have ended the ranks of this cycle or are about to.
+        lease = self._nodes.lease
+        if lease is not None and lease.silent_s() is not None:
+            return [CyclePhase.FENCED]
+        events: list[Event] = []
+        self._nodes.attend(ready)
+        end = self._nodes.take_end()
+        if end is not None:
+            self._end = end
+            events.append(EndedElsewhere(end))
+        cut = self._nodes.link.cut(time.monotonic())
+        if cut is not None:
+            self._cut = cut
+            events.append(CyclePhase.CUT_OFF)
+            return events
+        trouble = self._nodes.trouble()
+        if trouble is not None:
+            self._parts.recorder.store_silent(trouble)
+        return events
+
+    # Forming a cycle.
+
+    def form(self, assign_ranks: Callable[[], None]) -> CycleStore:
+        """Checks this node, waits for its place in the next cycle, and opens the cycle's store."""
+        self._end = self._cut = None
+        try:
+            waited_s = self._await_decision()
+            while not self._try_to_join(assign_ranks):
+                pass
+        except NoPlace as over:
+            raise NoFurtherCycle(self._over(over.over)) from None
+        place, store = self._nodes.place, self._nodes.cycle_store
+        assert place is not None and store is not None
+        judgement = place.judgement
+        if not self._nodes.is_local:
+            self._last_end.record(judgement, place.reason)
+        self._ranks.suspect_result = None
+        if judgement is None:
+            self._parts.times.formed(0.0)
+            return store
+        self._parts.times.formed(judgement.decision.wait_s - waited_s)
+        self._ranks.forgive_learned_limit(judgement.forgiven_limit)
+        self._ranks.suspect_result = judgement.suspect_result
+        return store
+
+    def _await_decision(self) -> float:
+        """On a node that is its own coordinator: records what follows the last cycle, and waits for a backoff.
+
+        No other node waits, so the decision is on the console before this node's health is checked. Among several nodes
+        an unhealthy one must not have a place: there the arrival that brings the fault comes after the check.
+
+        Returns:
+            The seconds of the backoff; 0 also among several nodes.
+
+        Raises:
+            NoPlace: the job is over.
+            SignalException: the launcher got a signal.
+        """
+        link = self._nodes.local_link
+        if link is None:
+            return 0.0
+        self._nodes.ask()
+        place = self._nodes.answered()
+        if place is not None:
+            self._last_end.record(place.judgement, place.reason)
+            return 0.0
+        judgement = link.judgement
+        assert judgement is not None, "a coordinator of one node answers at once, unless the policy waits"
+        self._last_end.record(judgement, judgement.decision.reason)
+        self._parts.times.begins(Category.BACKOFF)
+        while self._nodes.answered() is None:
+            due = link.next_deadline()
+            assert due is not None
+            # A signal must end the launcher at once during a backoff.
+            number = self._ending.wait(due - time.monotonic())
+            if number is not None:
+                raise self._ending.error_without_ranks(number)
+        return judgement.decision.wait_s
+
+    def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
+        """Waits for a place in the next cycle and takes it; returns False if that formation failed: another follows."""
+        unfit = check_node(self._parts, self._ranks.cycle, self._ending)
+        if unfit:
+            raise NoFurtherCycle(self._unhealthy(unfit))
+        try:
+            self._ending.call(assign_ranks)
+        except (DistStoreError, DistNetworkError) as error:
+            if self._nodes.is_local:
+                raise
+            # The node that hosts the cycle's store may have died since: the coordinator forms another cycle.
+            if self._nodes.take_end() is None:
+                self._nodes.report_end(EndReason.FAILED, f"the agents could not agree on ranks: {one_line(error)}")
+            return False
+        except RendezvousConnectionError as error:
+            # Before its first place this node may never have reached the store: not a lost host.
+            if self._nodes.place is None or self._nodes.is_local:
+                raise
+            raise NoPlace(JobOver(int(ExitCode.STORE_HOST_LOST), str(error))) from None
+        return True
+
+    def _unhealthy(self, why: str) -> JobEnd:
+        found = self._last_end.found
+        code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {why}"
+        if found.fault is not None:  # nobody else will hear of it
+            decision = Decision(Action.LEAVE, why, exit_code=code)
+            self._parts.recorder.failed(self._ranks.cycle, found.fault, decision, found.life)
+        self._why_leaving = reason
+        return JobEnd(code, reason, self._results.stopped())
+
+    @contextmanager
+    def during_cycle(self) -> Iterator[None]:
+        """While a loop that should take an arrived end does not, the lease is not renewed: this launcher hangs."""
+        self._nodes.link.attended = True
+        try:
+            yield
+        finally:
+            self._nodes.link.attended = False
+
+    # After its end.
+
+    def after(self, phase: CyclePhase) -> JobEnd | None:
+        """Reports the end to the coordinator and ends the ranks; the coordinator's answer says what follows."""
+        match phase:
+            case CyclePhase.SUCCEEDED:
+                return self._after_success()
+            case CyclePhase.FAILED | CyclePhase.ASKED:
+                return self._after_failure()
+            case CyclePhase.FAILED_ELSEWHERE:
+                self._after_failure_elsewhere(self._end_elsewhere)
+                return None
+            case CyclePhase.PREEMPTED_ELSEWHERE:
+                return self._after_preemption(self._end_elsewhere)
+            case CyclePhase.REGROUP:
+                self._after_regroup(self._end_elsewhere)
+                return None
+            case CyclePhase.JOB_ENDED:
+                return self._after_job_end(self._end_elsewhere)
+            case CyclePhase.CUT_OFF:
+                return self._after_cut()
+            case CyclePhase.FENCED:
+                self._after_fence()
+                return None
+            case CyclePhase.SIGNALLED:
+                self._end_by_signal()
+        raise AssertionError(f"a cycle never ends in {phase}")
+
+    def _after_failure(self) -> JobEnd | None:
+        """Reports the failure, stops this node's ranks and keeps the fault for the next arrival.
+
+        The report goes out before the stop, so that all nodes stop together; the coordinator decides what follows.
+        """
+        ranks = self._ranks
+        if ranks.request is not None:
+            found = fault_finding.stop_and_attribute(ranks, hung=False)
+            self._last_end.keep(NodeFindings(views=found.views), is_recorded=True)
+            return self._after_request(*ranks.request)
+        if self._nodes.is_alone and not ranks.have_agreed:
+            # Other nodes would stop later for it: they have the cause, or none has.
+            seen = fault_finding.await_cause(ranks, self._ending.signals.fileno())
+        else:
+            seen = fault_finding.look(ranks)
+        stood_still = fault_finding.has_stood_still(ranks)
+        hung = stood_still or seen.hangs
+        end_reason = EndReason.FAILED
+        if ranks.have_agreed:
+            end_reason = EndReason.AGREED
+        elif stood_still:
+            end_reason = EndReason.STOOD_STILL
+        elif hung:
+            end_reason = EndReason.HUNG
+        self._nodes.report_end(end_reason, "a rank failed")
+        if ranks.have_agreed:
+            self._await_agreed_exits()
+        self._last_end.keep(fault_finding.stop_and_attribute(ranks, hung, stood_still))
         return None
 
-    @abstractmethod
-    def attend(self, ready: Set[int]) -> Iterable[Event]:
-        """Does what is due, and returns the events since the last call. Blocks only for questions with a bound.
+    def _await_agreed_exits(self) -> None:
+        self._ending.await_agreed_exits()
+        if self._ending.number is not None:
+            self._end_by_signal()
 
-        Args:
-            ready: the descriptors of all sources that are readable now.
+    @property
+    def _end_elsewhere(self) -> CycleEnd:
+        assert self._end is not None, "no other node has ended the cycle"
+        return self._end
+
+    def _after_failure_elsewhere(self, end: CycleEnd) -> None:
+        """Stops the ranks of a cycle that failed on another node, and keeps what is found here for the next arrival.
+
+        A rank of this node may still be the cause, when its death is noticed late: so the fault is looked for here too.
         """
+        if end.reason is EndReason.AGREED:
+            self._await_agreed_exits()
+        # A rank of this node may have been ended for the hang, and its peers' word that they lost it has come first.
+        stood_still = end.reason is EndReason.STOOD_STILL or fault_finding.has_stood_still(self._ranks)
+        hung = stood_still or end.reason is EndReason.HUNG
+        began = None
+        if end.reason in (EndReason.HUNG, EndReason.STOOD_STILL):
+            # When the hang began is not known here: the ranks of this node have waited since their last progress.
+            began = 0.0
+        self._parts.times.failed(began)
+        self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung, stood_still))
 
+    def _after_regroup(self, end: CycleEnd) -> None:
+        """Stops the ranks of a cycle that ended without a fault, since other nodes take part in the next one.
 
-class Membership(EventSource):
-    """This node's part in the job: forms each cycle, can end it, and decides or learns what follows its end."""
+        Ranks of this node may have lost one of a node that left, or one may have failed at this very moment.
+        """
+        if end.reason is not EndReason.RESTART:
+            self._parts.times.membership_changes()
+        self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung=False))
 
-    needs_agents_store: bool
-    """Whether the agents meet in the store of a cycle again after its ranks were started."""
+    def _after_job_end(self, end: CycleEnd) -> JobEnd:
+        """Stops the ranks, since the job is over for all nodes."""
+        assert end.exit_code is not None
+        if end.reason is EndReason.LEFT:
+            self._parts.times.membership_changes()
+        self._ranks.stop()
+        return self._over(JobOver(end.exit_code, end.text))
 
-    @abstractmethod
-    def form(self, assign_ranks: Callable[[], None]) -> CycleStore:
-        """Forms the next cycle; returns its store. Blocks until then.
+    def _after_preemption(self, end: CycleEnd) -> JobEnd | None:
+        """Ends the ranks because another node got a signal to end: all stop together, and no fault is recorded."""
+        self._parts.recorder.preempted_elsewhere(self._ranks.cycle, end.text)
+        # The number comes from another node. Signals that cannot be handled would give the ranks no time to save.
+        is_signal = end.signal in signal.valid_signals() and end.signal not in (signal.SIGKILL, signal.SIGSTOP)
+        self._preempted = self._ending.preempt(end.signal if is_signal else signal.SIGTERM)
+        self._nodes.ranks_ended()
+        if self._ending.number is not None:
+            self._end_by_signal()
+        if end.exit_code is not None:
+            return self._over(JobOver(end.exit_code, end.text))
+        self._last_end.keep(NodeFindings())
+        return None
 
-        Args:
-            assign_ranks: torch's rendezvous.
+    def _end_by_signal(self) -> NoReturn:
+        """Ends the ranks after a signal to this launcher, and has the other nodes end theirs.
 
         Raises:
-            NoFurtherCycle: the job is over for this node.
-            SignalException: the launcher got a signal.
+            SignalException: always.
         """
+        number = self._preempting_signal()
+        if number and self._ranks.running():  # without ranks the others learn of it when this node leaves
+            self._nodes.report_end(EndReason.PREEMPTED, told_to_end(number), number=number)
+        error = self._ending.end_ranks()
+        if number:
+            self._nodes.ranks_ended()
+        raise error
 
-    @abstractmethod
-    def names(self) -> tuple[list[str], list[str]]:
-        """Host names of the cycle's nodes, by rank, and of waiting nodes; both empty where they are not known."""
+    def _preempting_signal(self) -> int:
+        """Returns the signal that preempts this node; 0 for none, and for Ctrl-C, which is no preemption."""
+        number = self._ending.number
+        if number is None or number == signal.SIGINT:
+            return 0
+        return number
 
-    @abstractmethod
-    def after(self, phase: CyclePhase) -> JobEnd | None:
-        """Ends the ranks of a cycle that ended in `phase`; returns how the job ended, or None: the next cycle follows.
+    def _after_request(self, rank: int, request: ControlRequest) -> JobEnd | None:
+        """Reports a rank's request after the ranks have ended; returns a result when this launcher ends."""
+        decision, inputs = self._decided(rank, request)
+        reason = asked_by(rank, request)
+        match decision.action:
+            case Action.RESTART:
+                self._nodes.report_end(EndReason.RESTART, reason)
+            case Action.GIVE_UP:
+                self._nodes.report_end(EndReason.STOP, reason, decision.exit_code or 0)
+        self._parts.recorder.asked(self._ranks.cycle, request, decision, inputs)
+        if decision.action is Action.RESTART:
+            return None
+        self._why_leaving = reason
+        return JobEnd(decision.exit_code, decision.reason, self._results.stopped())
+
+    def _decided(self, rank: int, request: ControlRequest) -> tuple[Decision, dict[str, Any] | None]:
+        """Returns what follows a request, and what that was decided by; None among several nodes, where the history of
+        restarts is with the coordinator, and nothing that follows depends on it."""
+        link, now = self._nodes.local_link, time.monotonic()
+        if link is None:
+            action, exit_code = REQUESTS[request.action]
+            return Decision(action, asked_by(rank, request), exit_code=exit_code), None
+        question = Question(self._parts.settings.restart, self._ranks.placement.max_restarts, link.history)
+        inputs = question.to_record(now)
+        inputs["request"] = {"rank": rank, "action": request.action, "description": request.description}
+        return after_request(request, rank, question, now), inputs
+
+    def _over(self, over: JobOver) -> JobEnd:
+        """Records the end of the job for this node, and returns it."""
+        fault = self._last_end.found.fault
+        # On one node the code can only be one that the user chose (`--ft-no-restart-exit-code`): no other is preempted.
+        is_preempted = over.exit_code == ExitCode.PREEMPTED and not self._nodes.is_local
+        code = over.exit_code
+        if is_preempted:
+            code = self._preempted
+        self._last_end.cycle = self._ranks.cycle
+        self._last_end.record(over.judgement, over.reason, replace(over, exit_code=code))
+        if not self._ranks.were_started or is_preempted or over.exit_code == ExitCode.OK:
+            return JobEnd(code, over.reason, self._results.stopped())
+        # `over.judgement` may be older: a restart after this node's fault, in which another node took its place.
+        return JobEnd(code, over.reason, self._results.failed(fault))
+
+    def _after_cut(self) -> JobEnd:
+        """Kills the ranks at once and ends: other nodes may form a new group, and these ranks must be gone before."""
+        assert self._cut is not None
+        self._ranks.stop(signal.SIGKILL, 0.0)
+        code = int(ExitCode.STORE_HOST_LOST)
+        if self._cut.reason is CutReason.NO_ROUTE:
+            code = int(ExitCode.BELOW_MINIMUM)
+        self._parts.recorder.job_over(self._ranks.cycle, self._cut.why, code)
+        return JobEnd(code, self._cut.why, self._results.stopped())
+
+    def _after_fence(self) -> None:
+        """Records that this launcher stood still and its monitors ended the ranks; it joins again as a newcomer does.
+
+        Its report counts only if the coordinator has not counted this node as lost meanwhile.
+        """
+        lease, link = self._nodes.lease, self._nodes.node_link
+        assert lease is not None and link is not None, "a node that is alone has no lease"
+        silent_s = lease.silent_s() or lease.limit_s
+        self._parts.times.failed(None)
+        self._ranks.stop(signal.SIGKILL, 0.0)
+        self._parts.recorder.fenced(self._ranks.cycle, sorted(self._ranks.global_ranks()), silent_s, lease.limit_s)
+        reason = f"its launcher stood still for {silent_s:.1f} s, and its monitors ended its ranks"
+        self._nodes.report_end(EndReason.LOST, reason)
+        # The standstill used up the time in which the store must answer: the node would count as cut off at once.
+        link.wake(time.monotonic())
+        self._last_end.keep(NodeFindings())
+
+    def _after_success(self) -> JobEnd | None:
+        """Waits for the other nodes after this one's ranks are done, then leaves.
+
+        Returns:
+            None when a cycle must follow, since another node's ranks failed.
+        """
+        result = self._results.succeeded()
+        # Reported before the wait: the coordinator ends the cycle when the last node has.
+        self._nodes.report_end(EndReason.SUCCEEDED, "")
+        stop = self._parts.settings.stop
+        limit_s = stop.exit_barrier_timeout
+        if self._nodes.hosts_store:  # the ranks of the other nodes would lose it; the cycle ends with the last of them
+            limit_s = math.inf
+        try:
+            end = self._await_end(limit_s)
+        except SignalException as error:
+            self._ending.note(int(error.sigval))
+            logger.warning("%s; the training is complete here, so this is not a failure", error)
+            end = None
+        if end is not None and end.exit_code != ExitCode.OK:
+            return self._after_late_failure(end)
+        self._parts.recorder.cycle_ended(self._ranks.cycle, "succeeded")
+        if self._nodes.needs_agents_store and self._ranks.placement.nodes > 1:
+            try:
+                self._ending.call(self._exit_barrier)
+            except SignalException as error:
+                logger.warning("%s; the training is complete, so this is not a failure", error)
+        self._leave(stop.exit_barrier_timeout)
+        self._results.linger()
+        return JobEnd(int(ExitCode.OK), "", result)
+
+    def _after_late_failure(self, end: CycleEnd) -> JobEnd | None:
+        """Ends what the ranks of this node left, since those of another node failed after these were done."""
+        if self._ending.number is not None:
+            return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
+        if end.exit_code is not None:
+            return self._over(JobOver(end.exit_code, end.text))
+        self._last_end.keep(fault_finding.stop_what_is_left(self._ranks))
+        return None
+
+    def _await_end(self, limit_s: float) -> CycleEnd | None:
+        """Waits for the cycle's end on all nodes; None: not within `limit_s` seconds, or this node is cut off.
+
+        After a signal to the launcher it waits `_ENDS_AFTER_SIGNAL_S` longer at most: other nodes may have got the
+        signal as well and report that their ranks are done.
 
         Raises:
-            SignalException: the launcher got a signal.
+            SignalException: the launcher got a second signal, or Ctrl-C.
         """
+        if self._end is None:
+            self._end = self._nodes.take_end()
+        if self._end is not None:
+            # It arrived with the end of the last rank, and the cycle loop has taken it: the success came first.
+            return self._end
+        if self._ending.number is not None:  # it arrived while what the ranks had left was stopped
+            limit_s = min(limit_s, _ENDS_AFTER_SIGNAL_S)
+        deadline = time.monotonic() + limit_s
+        while (left := deadline - time.monotonic()) > 0:
+            end = self._nodes.take_end()
+            if end is not None:
+                return end
+            cut = self._nodes.link.cut(time.monotonic())
+            if cut is not None:
+                logger.warning("%s; the ranks of this node are done", cut.why)
+                return None
+            readable({self._ending.signals.fileno(), *self.descriptors()}, min(left, self._nodes.check_s))
+            for number in self._ending.signals.read():
+                if self._ending.number is not None or number == signal.SIGINT:
+                    raise self._ending.error_without_ranks(number)
+                self._ending.note(number)
+                deadline = min(deadline, time.monotonic() + _ENDS_AFTER_SIGNAL_S)
+        if self._ending.number is not None:
+            told = told_to_end(self._ending.number)
+            logger.warning("%s; the training is complete here, so this is not a failure", told)
+            return None
+        logger.warning("the other nodes were not done within %g s (--ft-exit-barrier-timeout)", limit_s)
+        return None
 
     def leave(self, job_end: JobEnd | None) -> None:
-        """Leaves the job for good; `job_end`: None when an exception ends the launcher. A second call does nothing.
+        """Leaves the job for good: waits for the other nodes to know its end where this one succeeded."""
+        limit_s = None
+        if job_end is not None and job_end.exit_code == ExitCode.OK:
+            limit_s = self._parts.settings.stop.exit_barrier_timeout
+        number = self._preempting_signal()
+        if number:
+            self._why_leaving = told_to_end(number)
+        if self._nodes.hosts_store:
+            self._await_other_ranks()
+        self._leave(limit_s, number)
+        if self._nodes.lease is not None:
+            self._nodes.lease.close()
 
-        Nothing is to be left where torch's launcher closes the rendezvous.
+    def _leave(self, limit_s: float | None, number: int = 0) -> None:
+        """As `NodeRendezvous.leave`. A signal to this launcher shortens it, also where the store does not answer."""
+        if self._ending.number is not None:
+            limit_s = None
+
+        def leave() -> None:
+            self._nodes.leave(self._why_leaving, limit_s, number)
+
+        after_signal_s = self._nodes.close_s + _THREADS_END_S
+        if not self._ending.call_at_end(leave, after_signal_s):
+            logger.warning(
+                "this node ends before it has left the rendezvous, for which a signal leaves %g s: the other nodes may "
+                "count it as lost",
+                after_signal_s,
+            )
+
+    def _await_other_ranks(self) -> None:
+        """After a preemption: waits while ranks of other nodes save, which would lose the store that this node hosts.
+
+        For the rest of the time that the ranks of this node had for it, at most. A second signal shortens it.
         """
+        ends_at = self._ending.grace_ends_at
+        if time.monotonic() >= ends_at:
+            return
+        last, link = self._nodes.await_ranks(), self._nodes.node_link
+        assert link is not None
+        while last and (left := ends_at - time.monotonic()) > 0 and link.cut(time.monotonic()) is None:
+            readable({self._ending.fileno(), link.stopped.fileno()}, min(left, self._nodes.check_s))
+            ends_at = min(ends_at, time.monotonic() + self._ending.time_left())
+            if link.stopped.take(last, 0.0) is not None:
+                return

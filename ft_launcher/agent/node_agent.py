@@ -2,7 +2,7 @@
 
 Made by `composition.py` and run by `torch_launch.py`. Here are torch's hooks and the loop of one cycle: `ranks.py`
 starts and ends the ranks, `agent/cycle/cycle.py` decides by what happens to them when a cycle has ended, and the
-membership (`single_node.py`, `many_nodes.py`) says what follows.
+membership (`membership.py`) says what follows.
 
 Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_start_workers` and `_shutdown`, its
 calls `_initialize_workers`, `_monitor_workers`, `_set_local_rank_env`, `_setup_local_watchdog` and
@@ -30,13 +30,12 @@ from torch.distributed.elastic.utils import macros
 
 from ft_launcher.agent.cycle.cycle import Cycle, CyclePhase
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.many_nodes import ManyNodes
-from ft_launcher.agent.membership import EventSource, JobEnd, Membership, NoFurtherCycle
+from ft_launcher.agent.event_source import EventSource
+from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
 from ft_launcher.agent.own_health import HealthWatch
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
-from ft_launcher.agent.single_node import SingleNode
 from ft_launcher.job.rendezvous.cycle_store import CycleStore
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.processes.descriptor_limit import Reserve
@@ -54,30 +53,26 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         super().__init__(spec, **of_torch)
         self._parts = parts
         self._exit_barrier_timeout = parts.settings.stop.exit_barrier_timeout
-        handler = self._rdzv_handler
-        is_ours, lease = isinstance(handler, NodeRendezvous), None
-        if is_ours and handler.lease.fileno() >= 0:
+        handler: NodeRendezvous = self._rdzv_handler
+        lease, linked = None, None
+        if not handler.is_local:
+            linked = handler
+        if handler.lease is not None and handler.lease.fileno() >= 0:
             lease = handler.lease.fileno()
-        # torch's own rendezvous cannot pass a request on to other nodes.
-        follows_requests = is_ours or not parts.several_nodes
-        self._ranks = Ranks(parts, self._worker_group, placement_of(self._worker_group), lease, follows_requests)
+        self._ranks = Ranks(parts, placement_of(self._worker_group), lease, handler.follows_requests)
         self._ending = EndingSignal(self._ranks)
         self._ranks.hurry = self._ending
         self.results = Results(self._ranks, self._ending, self._result)
-        self._membership: Membership
-        if is_ours:
-            self._membership = ManyNodes(self._ranks, self.results, self._ending, handler)
-        else:
-            self._membership = SingleNode(self._ranks, self.results, self._ending, self._exit_barrier)
+        self._membership = Membership(self._ranks, self.results, self._ending, handler, self._exit_barrier)
         self._sources: list[EventSource] = [self._ending, self._ranks, self._membership]
         if parts.health_watch is not None:
             self._sources.append(HealthWatch(parts, lambda: self._ranks.cycle))
-        self._sources += parts.more_sources(self._ranks, handler if is_ours else None)
+        self._sources += parts.more_sources(self._ranks, linked)
         limit_s = parts.settings.monitor.hang_timeout
         if limit_s is not None:
             from ft_launcher.agent.hang_watch import hang_watch  # 20 ms for psutil, which other jobs need not wait
 
-            self._sources.append(hang_watch(self._ranks, limit_s, handler if is_ours else None))
+            self._sources.append(hang_watch(self._ranks, limit_s, linked))
         self._job_end: JobEnd | None = None
         self._closed = False
 
@@ -155,7 +150,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._remaining_restarts = worker_group.spec.max_restarts - store.cycle
         self._ranks.placement = placement_of(worker_group, store)
         if self._ranks.placement.has_rank0:
-            self._parts.cycle_info.begin(store.cycle, *self._membership.names())
+            self._parts.cycle_info.begin(store.cycle, *self._rdzv_handler.names())
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         """torch's hook: starts the ranks in our context, with the environment that torchrun documents."""
@@ -178,7 +173,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             **_of_context(spec),
         )
         self._ranks.begin(self._pcontext)
-        if not self._membership.needs_agents_store:
+        if not self._rdzv_handler.needs_agents_store:
             # Ranks are assigned: its connection is one of the descriptors of the node that hosts it.
             worker_group.store = self._store = None
         pids: dict[int, int] = self._pcontext.pids()

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from ft_launcher.agent.cycle.cycle import Event
 from ft_launcher.agent.ending_signal import EndingSignal
-from ft_launcher.agent.membership import EventSource
+from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.decide.health.check import State
 from ft_launcher.decide.health.reading import changes, node_state

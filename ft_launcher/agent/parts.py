@@ -21,7 +21,7 @@ from rank_monitor.contract.rounds.escalation import LimitsSet
 from rank_monitor.contract.settings.config import Settings
 
 if TYPE_CHECKING:
-    from ft_launcher.agent.membership import EventSource
+    from ft_launcher.agent.event_source import EventSource
     from ft_launcher.agent.ranks import Ranks
     from ft_launcher.job.rendezvous.handler import NodeRendezvous
 

@@ -15,17 +15,15 @@ from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import WorkerGroup
-
 from ft_launcher.agent.cycle import nccl_ras
 from ft_launcher.agent.cycle.cycle import Condemned, CyclePhase, Event
 from ft_launcher.agent.cycle.evidence import oom_kills
 from ft_launcher.agent.cycle.failed_programs import FailedPrograms, work_of
 from ft_launcher.agent.cycle.nccl_ras import NcclRas
 from ft_launcher.agent.cycle.zombies import Zombies
+from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.in_process.in_process import InProcess
-from ft_launcher.agent.membership import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.decide.attribution.first_failure import what_was_raised
 from ft_launcher.decide.policy.restart_policy import is_known
@@ -73,7 +71,6 @@ class Ranks(EventSource):
 
     Args:
         parts: of this launcher.
-        group: torch's, for the rendezvous of a node that decides by itself (`single_node.py`).
         placement: of this node before the first cycle; the agent replaces it for each cycle.
         lease: descriptor of the timer at which the monitors end the ranks; None: no other node goes on without this.
         follows_requests: whether requests of ranks can be followed.
@@ -82,13 +79,11 @@ class Ranks(EventSource):
     def __init__(
         self,
         parts: NodeParts,
-        group: WorkerGroup,
         placement: Placement,
         lease: int | None,
         follows_requests: bool,
     ) -> None:
         self.parts = parts
-        self.group = group
         self.placement = placement
         self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, len(placement.ranks), lease)
         self.nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")

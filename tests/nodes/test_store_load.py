@@ -84,7 +84,7 @@ def job(backend: str, endpoint: str, count: int, **conf: Any) -> Iterator[list[N
             one.report_end(EndReason.SUCCEEDED, "")
         for one in nodes:
             while (end := one.take_end()) is None:
-                readable({one.link.fileno()}, 1.0)
+                readable(one.descriptors(), 1.0)
             assert end.reason is EndReason.SUCCEEDED
         list(pool.map(lambda one: one.leave("done", 30.0), nodes))
 

@@ -42,8 +42,6 @@ _NOT_ASKED = ("checkpoint_iteration_file", "max_no_progress_restarts", "restart_
 _MAX_CHARGED = 1 << 20
 """Restarts: a number in a journal that anyone may have written must not fill the memory."""
 
-_REQUESTED = {"exclude_this_node": ExitCode.NODE_EXCLUDED, "stop_job": ExitCode.JOB_STOPPED, "restart": None}
-
 
 class Action(Enum):
     """What to do after a cycle."""
@@ -51,6 +49,14 @@ class Action(Enum):
     RESTART = "restart"
     GIVE_UP = "give up"
     LEAVE = "leave"
+
+
+REQUESTS: dict[str, tuple[Action, ExitCode | None]] = {
+    "exclude_this_node": (Action.LEAVE, ExitCode.NODE_EXCLUDED),
+    "stop_job": (Action.GIVE_UP, ExitCode.JOB_STOPPED),
+    "restart": (Action.RESTART, None),
+}
+"""The actions of a `ControlRequest`, as the client names them: what follows, and the launcher's exit code."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +313,7 @@ def _left(question: Question, now: float) -> int:
 
 def is_known(request: ControlRequest) -> bool:
     """Whether the action of a request is known; an unknown one ends no cycle."""
-    return request.action in _REQUESTED
+    return request.action in REQUESTS
 
 
 def asked_by(rank: int, request: ControlRequest) -> str:
@@ -326,13 +332,9 @@ def after_request(request: ControlRequest, rank: int, question: Question, now: f
         question: with the history so far.
         now: monotonic seconds.
     """
-    code, asks = _REQUESTED[request.action], asked_by(rank, request)
+    (action, code), asks = REQUESTS[request.action], asked_by(rank, request)
     if code is None:
-        return Decision(Action.RESTART, f"{asks}; not charged", restarts_left=_left(question, now))
-    if code is ExitCode.NODE_EXCLUDED:
-        action = Action.LEAVE
-    else:
-        action = Action.GIVE_UP
+        return Decision(action, f"{asks}; not charged", restarts_left=_left(question, now))
     return Decision(action, asks, exit_code=int(code))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum, auto
 
-from ft_launcher.decide.policy.case import Policy
+from ft_launcher.decide.policy.case import FaultJudgement, Policy
 from ft_launcher.job.coordinator.beat_schedule import DEPUTIES
 from ft_launcher.job.coordinator.fault_decision import FaultDecision
 from ft_launcher.job.coordinator.formation import Formation, Rules
@@ -40,6 +40,7 @@ from ft_launcher.job.coordinator.node_messages import (
 )
 from ft_launcher.job.coordinator.roster import RankClaims, Roster, holder_of
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.restart_history import History
 
 
 class Phase(Enum):
@@ -115,6 +116,16 @@ class Coordinator:
         waiting = [arrival.name for arrival in self._roster.waiting.values()]
         gone = [rank for rank, node in enumerate(self._roster.members) if node in self._roster.away]
         return Members(self._roster.cycle, active, waiting, gone)
+
+    @property
+    def judgement(self) -> FaultJudgement | None:
+        """What was decided about the fault of the last cycle; None: nothing was, or it is not decided yet."""
+        return self._fault_decision.judgement
+
+    @property
+    def history(self) -> History:
+        """The restarts so far, as the policy remembers them."""
+        return self._fault_decision.history_of_restarts()
 
     def formed(self) -> Formed:
         """Returns what another coordinator needs to take over."""
@@ -227,8 +238,8 @@ class Coordinator:
                 return gone + self._succeed_if_all()
             case EndReason.STOP:
                 return self._finish(EndReason.STOP, ended.exit_code, ended.text)
-            case EndReason.RESTART:
-                return self._end_cycle(EndReason.RESTART, ended.text, now)
+            case EndReason.RESTART | EndReason.GREW:  # that the group grows, only a handler that is not ours says
+                return self._end_cycle(ended.reason, ended.text, now)
         reason = f"node {self._roster.members[ended.node].name}: {ended.text}"
         return self._lose_member(ended.node, ended.reason, reason, now)
 

@@ -13,6 +13,7 @@ from ft_launcher.decide.policy.case import NO_VIEWS, Case, FaultJudgement, Fault
 from ft_launcher.job.coordinator.node_messages import Formed, JobOver, RankAssigned
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.restart_history import History
 
 _A = TypeVar("_A", RankAssigned, JobOver)
 
@@ -106,6 +107,10 @@ class FaultDecision:
         if answer.judgement is None:
             return answer
         return replace(answer, judgement=replace(answer.judgement, node=self.faulty_node))
+
+    def history_of_restarts(self) -> History:
+        """Returns the history as an object, with moments of this process' monotonic clock."""
+        return History.from_record(self.history, self._history_at)
 
     @property
     def judgement(self) -> FaultJudgement | None:

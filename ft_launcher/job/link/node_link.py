@@ -7,22 +7,22 @@ The agent is notified of a cycle's end through one descriptor. The only decision
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ft_launcher.job.coordinator.beat_schedule import DEPUTIES, BeatSchedule, look_every, own_limit_s
 from ft_launcher.job.coordinator.node_messages import (
+    Answer,
     CycleEnd,
     JobOver,
     JoinRequest,
     NodeMessage,
     RankAssigned,
+    decode,
     decode_as,
     encode,
 )
@@ -35,6 +35,7 @@ from ft_launcher.job.link.attempt import (
     enter_current,
 )
 from ft_launcher.job.link.connections import Connections
+from ft_launcher.job.link.coordinator_link import Cut, CutReason
 from ft_launcher.job.link.coordinator_service import (
     BEAT,
     HOST,
@@ -64,25 +65,6 @@ _LOOK_EVERY = 4
 """In node timeouts: how often an awaited key is read by another thread than the one that waits for it."""
 _QUESTIONS_EVERY = 2
 """In beats: how often a node looks whether another asks something; a beat is left out for it."""
-
-
-class CutReason(enum.Enum):
-    """Why a node is cut off. The agent chooses the exit code by it."""
-
-    REFUSED = enum.auto()
-    """The store, or the coordinator on this node, has refused this node's work for too long."""
-    NO_ANSWER = enum.auto()
-    """The store gives no answer, or a thread that talks to it has failed."""
-    NO_ROUTE = enum.auto()
-    """This node has no route to the store: the node has lost its network, and the store may be well."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """This node has had no part in the job for so long that others may count it as lost. `why` says it in words."""
-
-    reason: CutReason
-    why: str
 
 
 class NodeLink:
@@ -169,9 +151,19 @@ class NodeLink:
         self._awaited.expect(reply_key(arrival.node, arrival.seq), self._answers)
         self._outbox.put(arrival)
 
-    def answer(self, seq: int, limit_s: float) -> bytes | None:
-        """Waits up to `limit_s` seconds for the answer to arrival number `seq`; None if none arrived."""
-        return self._answers.take(reply_key(self._node, seq), limit_s)
+    def answer(self, seq: int, limit_s: float) -> Answer | None:
+        """Waits up to `limit_s` seconds for the answer to arrival number `seq`; None if none arrived.
+
+        Raises:
+            ProtocolError: what arrived is none.
+        """
+        text = self._answers.take(reply_key(self._node, seq), limit_s)
+        if text is None:
+            return None
+        answer = decode(text)
+        if not isinstance(answer, (RankAssigned, JobOver)):
+            raise ProtocolError(f"it is a {type(answer).__name__}")
+        return answer
 
     def host_of_cycle(self, cycle: int, limit_s: float) -> bytes | None:
         """Waits up to `limit_s` seconds for the address of the cycle's store; None if it did not arrive, empty if the

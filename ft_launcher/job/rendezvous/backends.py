@@ -13,14 +13,11 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from torch.distributed import HashStore, PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
-    RendezvousInfo,
     RendezvousParameters,
 )
-from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
@@ -30,8 +27,9 @@ from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import NO_RANK, JoinRequest
 from ft_launcher.job.link.attempt import NodeSettings
 from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
-from ft_launcher.job.rendezvous.guarded_handler import EndingSignals, GuardedHandler, created
-from ft_launcher.job.rendezvous.handler import NodeRendezvous, OwnRendezvous
+from ft_launcher.job.rendezvous.foreign import ForeignRendezvous
+from ft_launcher.job.rendezvous.guarded_handler import EndingSignals, created
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.job.store.store_connection import open_job_store
 from rank_monitor.contract.settings.config import MemberSettings, Settings
 
@@ -58,42 +56,6 @@ _INDICES = ("SLURM_PROCID", "SLURM_NODEID", "GROUP_RANK")
 _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
 
 
-class OneNodeRendezvous(OwnRendezvous):
-    """The rendezvous of a job of one node: no other node can join, so a cycle forms at once.
-
-    torch's own handler sleeps up to 0.3 s at its first round and a second in later ones.
-
-    Args:
-        run_id: the job's id.
-        host: what the ranks see as MASTER_ADDR.
-        shares: whether the ranks use the launcher's store.
-    """
-
-    def __init__(self, run_id: str, host: str, shares: bool = True) -> None:
-        super().__init__(_ONE_NODE, run_id)
-        self._shares = shares
-        self._host = host
-        self._round = 0
-        # In memory of this process: no port, and no server that another job could reach.
-        self._store: Store = HashStore()
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Whether the launcher hosts the ranks' store."""
-        return self._shares
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Rank 0 of 1, at once."""
-        # torch's agent writes the same keys in each round.
-        store = PrefixStore(f"round_{self._round}", self._store)
-        self._round += 1
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._host, 0))
-
-    def shutdown(self) -> bool:
-        """Returns True; there is nothing to close."""
-        return True
-
-
 def parameters_of(config: LaunchConfig) -> RendezvousParameters:
     """Returns what torch gives the handler of a job, as its own launcher does."""
     return RendezvousParameters(
@@ -105,6 +67,34 @@ def parameters_of(config: LaunchConfig) -> RendezvousParameters:
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+
+
+def one_node(config: LaunchConfig, settings: Settings, ports: PortHolder, host: str, shares: bool) -> NodeRendezvous:
+    """Returns our rendezvous of a job of one node, without a store.
+
+    No other node can join, so a cycle forms at once. torch's own handler sleeps up to 0.3 s at its first round and a
+    second in later ones.
+
+    Args:
+        host: what the ranks see as MASTER_ADDR.
+        shares: whether the ranks use the launcher's store.
+    """
+    me = _node_alone(config, host)
+    of_node = _settings_of_one(settings, config.max_restarts)
+    return NodeRendezvous(_ONE_NODE, config.run_id, None, me, of_node, ports, shares=shares)
+
+
+def _node_alone(config: LaunchConfig, address: str) -> JoinRequest:
+    """Returns the arrival of a node that is its own coordinator."""
+    name = socket.gethostname()
+    return JoinRequest(_node_id(name), 0, name, address, config.nproc_per_node)
+
+
+def _settings_of_one(settings: Settings, max_restarts: int) -> NodeSettings:
+    """Returns the rules of a node that is its own coordinator."""
+    members = settings.members
+    policy = make_policy(settings.restart, max_restarts)
+    return NodeSettings(Rules(Size(1, 1)), policy, members.node_beat, members.node_timeout)
 
 
 def several_nodes(
@@ -138,11 +128,12 @@ def several_nodes(
         _node_settings(parameters, settings, config.max_restarts, static),
         ports,
         first_store,
+        static or shares_store(os.environ),
     )
 
 
-def foreign(config: LaunchConfig, signals: EndingSignals) -> GuardedHandler:
-    """Has torch make a handler that is not ours, and returns it guarded (`guarded_handler.py`).
+def foreign(config: LaunchConfig, settings: Settings, ports: PortHolder, signals: EndingSignals) -> ForeignRendezvous:
+    """Has torch make a handler that is not ours, and returns it guarded (`guarded_handler.py`), for a node of ours.
 
     Raises:
         RendezvousConnectionError: torch's; nothing answers at its endpoint, or what answers has no such API.
@@ -152,7 +143,9 @@ def foreign(config: LaunchConfig, signals: EndingSignals) -> GuardedHandler:
     create = get_rendezvous_handler
     if parameters.backend in _OVER_ETCD_V2:
         create = _over_etcd_v2
-    return created(lambda: create(parameters), signals)
+    handler = created(lambda: create(parameters), signals)
+    me, of_node = _node_alone(config, ""), _settings_of_one(settings, config.max_restarts)
+    return ForeignRendezvous(handler, me, of_node, ports, float(config.monitor_interval))
 
 
 def _over_etcd_v2(parameters: RendezvousParameters) -> RendezvousHandler:
@@ -191,8 +184,7 @@ def this_node(
     index = _index(environ, rank, insists)
     topology = environ.get(_TOPOLOGY, "")
     return JoinRequest(
-        # Random at the end: containers may share a host name, and their pids.
-        node=f"{name}-{os.getpid()}-{secrets.token_hex(4)}",
+        node=_node_id(name),
         seq=0,
         name=name,
         address=parameters.local_addr or socket.getfqdn(),
@@ -203,6 +195,11 @@ def this_node(
         # `SWITCH.SWITCH.NODE`: without its last part the block of nodes below one switch.
         group=members.node_group or topology.rpartition(".")[0],
     )
+
+
+def _node_id(name: str) -> str:
+    """Returns the id of a node. Random at the end: containers may share a host name, and their pids."""
+    return f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _index(environ: Mapping[str, str], rank: int, insists: bool) -> int:

@@ -1,6 +1,6 @@
 """A fresh TCPStore server for the ranks of each cycle, and the number of the cycle.
 
-Called by `agent/single_node.py` and `handler.py`; `composition.py` makes the `PortHolder`. Ranks started by `env://`
+Called by `handler.py` and `foreign.py`; `composition.py` makes the `PortHolder`. Ranks started by `env://`
 use the store without a prefix, so that only a server of its own keeps keys of an earlier cycle from being read. The
 first node hosts it; the others learn address, port and number through the rendezvous' store.
 """

@@ -1,22 +1,21 @@
 """One node's side of the rendezvous of several nodes: torch's handler interface over the protocol of `job/`.
 
-Called by torch's agent and by `agent/many_nodes.py`. Asks for this node's place in each cycle and opens the cycle's
+Called by torch's agent and by `agent/membership.py`. Asks for this node's place in each cycle and opens the cycle's
 store. Must not end a rank.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -36,14 +35,15 @@ from ft_launcher.job.coordinator.node_messages import (
     Left,
     Members,
     RankAssigned,
-    decode,
 )
 from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.link.coordinator_link import CoordinatorLink
 from ft_launcher.job.link.lease import Lease
+from ft_launcher.job.link.local_link import LocalLink
 from ft_launcher.job.link.node_link import NodeLink
 from ft_launcher.job.link.questions import Questions, Topic
 from ft_launcher.job.rendezvous.agents_store import AgentsStore
-from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder, shares_store
+from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder
 from ft_launcher.job.store.job_store import JobStore
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
@@ -62,18 +62,65 @@ class NoPlace(RendezvousClosedError):  # type: ignore[misc]
         self.over = over
 
 
-class OwnRendezvous(RendezvousHandler):  # type: ignore[misc]
-    """What torch's handler interface asks of each rendezvous of ours.
+class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
+    """torch's rendezvous handler of this node.
 
     Args:
         backend: the name torch knows this handler by.
         run_id: the job's id.
+        open_store: connects to the job's store, or makes it where this node is its host. None: the job has no other
+            node and needs no store; the coordinator is in this process.
+        me: who this node is; `seq`, `cycle` and `report` are filled in here.
+        settings: the rules and times of the job.
+        ports: hosts the store of a cycle if this node has rank 0.
+        first_store: the ranks' store of the first cycle, where the user gave its address.
+        shares: whether an agent hosts the ranks' store. With the static backend it always does, as in torch.
+
+    Attributes:
+        waiting: called with True when this node waits for a place while others run, with False when it has one.
+        heard: called when another node asks something (`job/link/questions.py`). Neither may block.
     """
 
-    def __init__(self, backend: str, run_id: str) -> None:
+    follows_requests = True
+    """Whether what a rank asks for can be passed on to the other nodes."""
+    needs_agents_store = False
+    """The agents leave the store of a cycle when its ranks are assigned: all else goes by the link."""
+
+    def __init__(
+        self,
+        backend: str,
+        run_id: str,
+        open_store: Callable[[], JobStore] | None,
+        me: JoinRequest,
+        settings: NodeSettings,
+        ports: PortHolder,
+        first_store: CycleStore | None = None,
+        shares: bool = True,
+    ) -> None:
         self._backend = backend
         self._run_id = run_id
         self._closed = False
+        self._ports = ports
+        self._open_store, self._me, self._settings, self._first_store = open_store, me, settings, first_store
+        self._shares = shares
+        self.is_local = open_store is None
+        """Whether the coordinator is in this process, for this node alone."""
+        self.lease: Lease | None = None
+        """How long the ranks may run without a word to the other nodes; None: there are none."""
+        self._link: CoordinatorLink | None = None
+        if self.is_local:
+            self._link = LocalLink(me.node, settings)
+        else:
+            self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
+        self.waiting: Callable[[bool], None] = lambda is_waiting: None
+        self.heard: Callable[[Topic, int], None] = lambda topic, number: None
+        self.place: RankAssigned | None = None
+        self._is_joining = False
+        self._is_granted = False
+        """`place` is the answer to `ask`, and its cycle was not entered yet."""
+        self.cycle_store: CycleStore | None = None
+
+    # torch's interface.
 
     def get_backend(self) -> str:
         """The backend's name."""
@@ -94,50 +141,10 @@ class OwnRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Returns 0: the coordinator ends a cycle that is to grow, not the agents; and one node has no others."""
         return 0
 
-
-class NodeRendezvous(OwnRendezvous):
-    """torch's rendezvous handler of this node.
-
-    Args:
-        backend, run_id: as of `OwnRendezvous`.
-        open_store: connects to the job's store, or makes it where this node is its host.
-        me: who this node is; `seq`, `cycle` and `report` are filled in here.
-        settings: the rules and times of the job.
-        ports: hosts the store of a cycle if this node has rank 0.
-        first_store: the ranks' store of the first cycle, where the user gave its address.
-
-    Attributes:
-        waiting: called with True when this node waits for a place while others run, with False when it has one.
-        heard: called when another node asks something (`job/link/questions.py`). Neither may block.
-    """
-
-    def __init__(
-        self,
-        backend: str,
-        run_id: str,
-        open_store: Callable[[], JobStore],
-        me: JoinRequest,
-        settings: NodeSettings,
-        ports: PortHolder,
-        first_store: CycleStore | None = None,
-    ) -> None:
-        super().__init__(backend, run_id)
-        self._ports = ports
-        self._open_store, self._me, self._settings, self._first_store = open_store, me, settings, first_store
-        self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
-        self._link: NodeLink | None = None
-        self.waiting: Callable[[bool], None] = lambda is_waiting: None
-        self.heard: Callable[[Topic, int], None] = lambda topic, number: None
-        self.place: RankAssigned | None = None
-        self._is_joining = False
-        self.cycle_store: CycleStore | None = None
-
-    # torch's interface.
-
     @property
     def use_agent_store(self) -> bool:
-        """Whether an agent hosts the ranks' store. With the static backend it always does, as in torch."""
-        return self._first_store is not None or shares_store(os.environ)
+        """Whether an agent hosts the ranks' store."""
+        return self._shares
 
     def shutdown(self) -> bool:
         """Leaves the job, unless the agent has done so already."""
@@ -152,23 +159,59 @@ class NodeRendezvous(OwnRendezvous):
             RendezvousConnectionError: the store is lost, or this node is cut off from it.
         """
         try:
-            if self._link is None:
-                self._link = NodeLink(self._me.node, self._open_store(), self._settings, self.lease)
-                self._link.questions.heard = self.heard
-                self._link.questions.waits = lambda: self.waiting(True)
-                # A signal may have ended the agent meanwhile: the thread with this call was left behind.
-                if self._closed:  # by another thread, while this one connected
-                    self._link.close(Left(self._me.node, "its launcher ends"), self._settings.beat_s)
-                    raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
+            link = self._link or self._connect()
             while True:
-                place = self._ask_to_join(self._link)
-                info = self._enter(self._link, place)
+                place = self._join(link)
+                info = self._enter(link, place)
                 if info is not None:
                     return info
         except StoreLost as lost:
             raise RendezvousConnectionError(f"the rendezvous' store is lost: {lost}") from None
 
+    def _connect(self) -> NodeLink:
+        assert self._open_store is not None and self.lease is not None
+        link = NodeLink(self._me.node, self._open_store(), self._settings, self.lease)
+        link.questions.heard = self.heard
+        link.questions.waits = lambda: self.waiting(True)
+        self._link = link
+        # A signal may have ended the agent meanwhile: the thread with this call was left behind.
+        if self._closed:  # by another thread, while this one connected
+            link.close(Left(self._me.node, "its launcher ends"), self._settings.beat_s)
+            raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
+        return link
+
     # The agent's interface.
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the job has no other node, ever."""
+        return self.is_local
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Returns the host names of the cycle's nodes, by rank, and of waiting nodes; the node of rank 0 knows them."""
+        assert self.place is not None
+        return self.place.active, self.place.standby
+
+    def descriptors(self) -> set[int]:
+        """Readable when the end of a cycle may have arrived."""
+        descriptor = self.link.fileno()
+        if descriptor is None:
+            return set()
+        return {descriptor}
+
+    def next_check(self) -> float | None:
+        """When `attend` and `NodeLink.cut` must be called (monotonic seconds): this node must know that it is cut off
+        before others count it as lost. None: there are no others."""
+        if self.is_local:
+            return None
+        return time.monotonic() + self.check_s
+
+    def attend(self, ready: Set[int]) -> None:
+        """Does what is due while a cycle runs: nothing, since the link has threads."""
+
+    def trouble(self) -> Exception | None:
+        """Returns the last error of the store; None while it answers."""
+        return self.link.trouble()
 
     @property
     def node(self) -> str:
@@ -176,14 +219,31 @@ class NodeRendezvous(OwnRendezvous):
         return self._me.node
 
     @property
-    def link(self) -> NodeLink:
-        """This node's link to the others. There is one from the first place on; its `fileno` announces `take_end`."""
+    def link(self) -> CoordinatorLink:
+        """This node's link to the coordinator. There is one from the first place on; its `fileno` announces
+        `take_end`."""
         assert self._link is not None, "this node has had no place yet"
         return self._link
 
     @property
+    def node_link(self) -> NodeLink | None:
+        """This node's link to other nodes; None: there are none, or this node has had no place yet."""
+        if isinstance(self._link, NodeLink):
+            return self._link
+        return None
+
+    @property
+    def local_link(self) -> LocalLink | None:
+        """The link to the coordinator in this process; None: there are other nodes."""
+        if isinstance(self._link, LocalLink):
+            return self._link
+        return None
+
+    @property
     def hosts_store(self) -> bool:
-        """Whether this node hosts the job's store, or that of the current cycle."""
+        """Whether this node hosts the job's store, or that of the current cycle, for other nodes."""
+        if self.is_local:
+            return False
         hosts_cycle = self.cycle_store is not None and self.cycle_store.server is not None
         return hosts_cycle or (self._link is not None and self._link.hosts_store)
 
@@ -197,13 +257,14 @@ class NodeRendezvous(OwnRendezvous):
     @property
     def questions(self) -> Questions | None:
         """Asks the other nodes; None: this node is not linked to them."""
-        if self._link is None or self._closed:
+        link = self.node_link
+        if link is None or self._closed:
             return None
-        return self._link.questions
+        return link.questions
 
     def members(self) -> Members | None:
         """Returns the nodes of the current or last cycle; None: this node is not the coordinator, or there was none."""
-        coordination = self._link.coordination if self._link is not None else None
+        coordination = self.node_link.coordination if self.node_link is not None else None
         if coordination is None or not coordination.at_work:
             return None
         return coordination.members
@@ -232,17 +293,18 @@ class NodeRendezvous(OwnRendezvous):
 
     def ranks_ended(self) -> None:
         """Reports to the hosts of the ranks' stores that those of this node have ended after a preemption."""
-        if self._link is not None and self.place is not None:
-            self._link.ranks_ended(self.place)
+        if self.node_link is not None and self.place is not None:
+            self.node_link.ranks_ended(self.place)
 
     def await_ranks(self) -> str:
         """Begins to wait until the ranks of the cycle have ended on the other nodes, too. Returns at once.
 
         Returns the key that `link.stopped` has last; empty: nothing is to be waited for.
         """
-        if self._link is None or self._closed or self.place is None or self.place.nodes == 1:
+        link = self.node_link
+        if link is None or self._closed or self.place is None or self.place.nodes == 1:
             return ""
-        return self._link.await_ranks(self.place)
+        return link.await_ranks(self.place)
 
     def bring(self, report: FaultReport | None, views: dict[str, Any] | None = None) -> None:
         """Sets the fault of this node's ranks in the last cycle, which the next arrival carries.
@@ -265,7 +327,8 @@ class NodeRendezvous(OwnRendezvous):
         """
         if not self._closed:
             self._closed = True
-            self.lease.end()
+            if self.lease is not None:
+                self.lease.end()
             if limit_s is None:
                 limit_s = self.close_s
             if self._link is not None:
@@ -273,7 +336,37 @@ class NodeRendezvous(OwnRendezvous):
 
     # Becoming a member.
 
-    def _ask_to_join(self, link: NodeLink) -> RankAssigned:
+    def ask(self) -> None:
+        """Asks the coordinator for a place in the next cycle, with the fault of this node's ranks. Returns at once.
+
+        `next_rendezvous` asks by itself, unless it was asked here before.
+        """
+        self._ask(self.link)
+
+    def answered(self, limit_s: float = 0.0) -> RankAssigned | None:
+        """Waits up to `limit_s` seconds for the answer to `ask`; returns this node's place, None if none arrived.
+
+        Raises:
+            NoPlace: there is no further cycle for this node.
+            RendezvousConnectionError: what arrived cannot be read.
+        """
+        link = self.link
+        try:
+            answer = link.answer(self._me.seq, limit_s)
+        except ProtocolError as error:
+            raise RendezvousConnectionError(f"the coordinator's answer cannot be read: {error}") from None
+        if answer is None:
+            return None
+        # The coordinator has it now; a later arrival must not bring it again.
+        self._me = replace(self._me, report=None, views={})
+        if isinstance(answer, JobOver):
+            raise NoPlace(answer)
+        self.place, self._is_joining, self._is_granted = answer, False, True
+        link.entered(answer, self._is_hosted_by_user(answer))
+        self.waiting(False)
+        return answer
+
+    def _ask(self, link: CoordinatorLink) -> None:
         self._is_joining = True
         if self.place:
             cycle = self.place.cycle
@@ -282,32 +375,27 @@ class NodeRendezvous(OwnRendezvous):
         self._me = replace(self._me, seq=self._me.seq + 1, cycle=cycle)
         self._rename_if_deposed(link)
         link.ask(self._me)
-        while (text := link.answer(self._me.seq, self._settings.beat_s)) is None:
-            self._must_be_linked(link)
-            if self._rename_if_deposed(link):
-                link.ask(self._me)
-        # The coordinator has it now; a later arrival must not bring it again.
-        self._me = replace(self._me, report=None, views={})
-        try:
-            answer = decode(text)
-        except ProtocolError as error:
-            raise RendezvousConnectionError(f"the coordinator's answer cannot be read: {error}") from None
-        if isinstance(answer, JobOver):
-            raise NoPlace(answer)
-        assert isinstance(answer, RankAssigned)
-        self.place, self._is_joining = answer, False
-        link.entered(answer, self._is_hosted_by_user(answer))
-        self.waiting(False)
-        return answer
 
-    def _rename_if_deposed(self, link: NodeLink) -> bool:
+    def _join(self, link: CoordinatorLink) -> RankAssigned:
+        """Returns this node's place, once the coordinator has given it one."""
+        if not self._is_granted:
+            self._ask(link)
+            while self.answered(self._settings.beat_s) is None:
+                self._must_be_linked(link)
+                if self._rename_if_deposed(link):
+                    link.ask(self._me)
+        self._is_granted = False
+        assert self.place is not None
+        return self.place
+
+    def _rename_if_deposed(self, link: CoordinatorLink) -> bool:
         """Takes a new name if another coordinator took over from this node: that ignores messages under the old one."""
         deposed = link.was_deposed()
         if deposed:
             self._me = replace(self._me, node=f"{self._me.node}+", seq=self._me.seq + 1)
         return deposed
 
-    def _must_be_linked(self, link: NodeLink) -> None:
+    def _must_be_linked(self, link: CoordinatorLink) -> None:
         """Checks that this node is still a member. Call it while waiting.
 
         Raises:
@@ -324,7 +412,7 @@ class NodeRendezvous(OwnRendezvous):
         """Whether the cycle's store is at the address that all nodes have from their command lines."""
         return place.cycle == 0 and self._first_store is not None
 
-    def _host_of_cycle(self, link: NodeLink, cycle: int) -> bytes:
+    def _host_of_cycle(self, link: CoordinatorLink, cycle: int) -> bytes:
         """Waits for the address of the cycle's store; empty: the cycle ended first."""
         while self.take_end() is None:
             text = link.host_of_cycle(cycle, self._settings.beat_s)
@@ -333,7 +421,7 @@ class NodeRendezvous(OwnRendezvous):
             self._must_be_linked(link)
         return b""
 
-    def _enter(self, link: NodeLink, place: RankAssigned) -> RendezvousInfo | None:
+    def _enter(self, link: CoordinatorLink, place: RankAssigned) -> RendezvousInfo | None:
         """Opens the cycle's store, which the node of rank 0 hosts; None: the cycle ended first."""
         if self._is_hosted_by_user(place):
             self.cycle_store = self._first_store
@@ -369,9 +457,13 @@ class NodeRendezvous(OwnRendezvous):
         with resolver.towards(store.host, store.port) as address:
             return TCPStore(address, store.port, is_master=False, wait_for_workers=False, timeout=limit)
 
-    def _info(self, link: NodeLink, place: RankAssigned, store: Any, connect: Callable[[], Any]) -> RendezvousInfo:
+    def _info(
+        self, link: CoordinatorLink, place: RankAssigned, store: Any, connect: Callable[[], Any]
+    ) -> RendezvousInfo:
         assert self.cycle_store is not None
         where = RendezvousStoreInfo(self.cycle_store.host, self.cycle_store.port)
+        if place.nodes == 1:  # torch's agent has nobody to assign ranks with: it writes into its own memory
+            return RendezvousInfo(HashStore(), place.rank, place.nodes, where)
         agents = AgentsStore(store, connect)
         # Not held by the link: its connection ends when torch's agent, which has assigned the ranks, lets go of it.
         known = weakref.ref(agents)

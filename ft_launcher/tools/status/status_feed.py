@@ -15,7 +15,7 @@ from typing import Any
 
 from ft_launcher.agent.cycle.cycle import Event
 from ft_launcher.agent.cycle.evidence import gather
-from ft_launcher.agent.membership import EventSource
+from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import collective, rank_view
 from ft_launcher.node.processes.process_tree import is_stopped

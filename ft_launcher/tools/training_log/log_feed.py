@@ -11,7 +11,7 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event
-from ft_launcher.agent.membership import EventSource
+from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import BAD_LOSS

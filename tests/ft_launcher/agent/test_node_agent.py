@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 import pytest
 
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event, RankEnded
-from ft_launcher.agent.membership import EventSource
+from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.node_agent import run_cycle
 
 

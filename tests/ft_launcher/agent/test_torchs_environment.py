@@ -45,7 +45,11 @@ class StartedRanks:
 def agent_of(kind: type[LocalElasticAgent], folder: Path, **more: Any) -> Any:
     """An agent with two ranks, rank 3 and 4 of 5, on the second of two nodes, in the third cycle."""
     handler = SimpleNamespace(
-        get_run_id=lambda: "run 7", get_backend=lambda: "none", use_agent_store=True, shutdown=lambda: True
+        get_run_id=lambda: "run 7",
+        get_backend=lambda: "none",
+        use_agent_store=True,
+        needs_agents_store=True,
+        shutdown=lambda: True,
     )
     spec = WorkerSpec(
         role="trainer",
@@ -76,7 +80,7 @@ def both(folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[di
     torchs._pcontext = None
     torchs._shutdown()
     agent, ours = agent_of(NodeAgent, folder, **more), StartedRanks()
-    agent._ranks, agent._membership = ours, SimpleNamespace(needs_agents_store=True)
+    agent._ranks = ours
     group = agent.get_worker_group()
     ours.placement = placement_of(group, CycleStore(CYCLE, "node-a", 4321, None))
     assert agent._start_workers(group) == PIDS

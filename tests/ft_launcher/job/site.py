@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParam
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import CycleEnd
 from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.link.node_link import NodeLink
 from ft_launcher.job.rendezvous.cycle_store import PortHolder
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.job.store.job_store import JobStore
@@ -76,9 +77,15 @@ class Site:
         ends: list[CycleEnd] = [until(self.nodes[name].take_end) for name in names]
         return {(end.cycle, end.reason, end.exit_code) for end in ends}
 
+    def link(self, name: str) -> NodeLink:
+        """The node's link to the others."""
+        link = self.nodes[name].node_link
+        assert link is not None, "this node has had no place yet"
+        return link
+
     def fall_silent(self, name: str) -> None:
         """The node dies without a word."""
-        link = self.nodes[name].link
+        link = self.link(name)
         self.store_kind.silent.add(name)
         link._watches = False
         if link.coordination is not None:
@@ -86,7 +93,7 @@ class Site:
 
     def until_known(self, count: int) -> None:
         """Waits until the coordinator knows so many nodes."""
-        link = self.nodes[self.coordinator()].link
+        link = self.link(self.coordinator())
         assert link.coordination is not None
         machine = link.coordination._machine
         until(lambda: len(machine.nodes) == count)
@@ -95,7 +102,7 @@ class Site:
         """Who coordinates."""
 
         def found() -> str | None:
-            links = {name: one._link for name, one in self.nodes.items() if one._link is not None}
+            links = {name: one.node_link for name, one in self.nodes.items() if one.node_link is not None}
             return next((name for name, link in links.items() if link.coordination and link.coordination.at_work), None)
 
         return until(found)

@@ -54,9 +54,10 @@ class World:
     formed: Formed | None = None
     cycle: int = NO_CYCLE
     ended: bool = True
+    count: int = NODES
 
     def __post_init__(self) -> None:
-        self.nodes = [Simulated(f"n{index}") for index in range(NODES)]
+        self.nodes = [Simulated(f"n{index}") for index in range(self.count)]
         self.machine = Coordinator("n0", self.rules, judge, 0.0)
         self.terms = 1
 
@@ -228,6 +229,10 @@ HAPPENINGS = [
 ]
 
 
+OF_ONE = [World.come, World.come, World.fail, World.succeed, World.ask, World.say_late, World.say_twice, World.wait]
+"""What can happen to the only node of a job: the coordinator is in its process, and never loses it."""
+
+
 def some_size(chance: Random) -> Size:
     least, up, down = chance.randint(1, 3), chance.random() < 0.7, chance.random() < 0.7
     return Size(least, least + chance.randint(0, 3), chance.randint(0, 2), None, up, down)
@@ -258,3 +263,23 @@ def test_what_always_holds(seed: int) -> None:
             assert not waiting or full or keep_healthy or not size.may_grow or world.done_in == world.cycle
         case Phase.FORMING:
             raise AssertionError("there is an answer once the join timeout is over")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**9))
+def test_what_always_holds_for_one_node(seed: int) -> None:
+    """The node is answered at once, or by time alone: no other node, and no store, has a part in it."""
+    chance = Random(seed)
+    world = World(Rules(Size(1, 1), keep_healthy=chance.random() < 0.3, hosts=True), count=1)
+    (one,) = world.nodes
+    for _ in range(chance.randint(5, 60)):
+        chance.choice(OF_ONE)(world, one)
+        if one.state == "waiting":
+            due = world.machine.next_deadline()
+            assert due is not None
+            world.pass_time(due - world.now)
+        assert one.state != "waiting"
+    world.come(one)
+    world.pass_time(JOIN_S)
+    assert one.state in ("in", "over") or one.state == "done"
+    assert (one.state == "over") == (world.machine.phase is Phase.OVER) or one.state == "done"

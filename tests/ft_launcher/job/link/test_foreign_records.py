@@ -18,7 +18,7 @@ _MAX_GROWTH_KIB = 100 * 1024
 
 
 def store_of(made: Site) -> JobStore:
-    link = made.nodes["a"].link
+    link = made.link("a")
     return link._connections.shared.open().another()
 
 

@@ -11,9 +11,10 @@ from torch.distributed import TCPStore
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
 from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.link.coordinator_link import CutReason
 from ft_launcher.job.link.coordinator_service import BEAT, end_key, reply_key
 from ft_launcher.job.link.lease import Lease
-from ft_launcher.job.link.node_link import CutReason, NodeLink
+from ft_launcher.job.link.node_link import NodeLink
 from ft_launcher.job.store.job_store import JobStore
 from rank_monitor.contract.processes.wait import readable
 from tests.ft_launcher.job.nodes_of_a_test import judge, node
@@ -23,6 +24,7 @@ from tests.patience import until
 __all__ = ["server"]
 
 LEASE_S = 3.0
+ANSWER = RankAssigned(0, 0, 1, "the first nodes came")
 
 
 @pytest.fixture
@@ -52,8 +54,8 @@ def lease() -> Iterator[Lease]:
 def test_an_answer_comes_to_whom_it_is_for(link: NodeLink, store: JobStore) -> None:
     link.ask(node("a", 1))
     store.read_inbox(0, PATIENT_S)
-    store.publish({reply_key("a", 1): "yes"})
-    assert link.answer(1, PATIENT_S) == b"yes"
+    store.publish({reply_key("a", 1): encode(ANSWER)})
+    assert link.answer(1, PATIENT_S) == ANSWER
 
 
 def test_who_asks_anew_under_another_name_is_not_held_up_by_what_it_asked_before(
@@ -64,8 +66,8 @@ def test_who_asks_anew_under_another_name_is_not_held_up_by_what_it_asked_before
     store.read_inbox(0, PATIENT_S)
     link.ask(node("a+", 2))
     store.read_inbox(1, PATIENT_S)
-    store.publish({reply_key("a+", 2): "yes"})
-    assert link.answer(2, PATIENT_S) == b"yes"
+    store.publish({reply_key("a+", 2): encode(ANSWER)})
+    assert link.answer(2, PATIENT_S) == ANSWER
 
 
 def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(

@@ -141,7 +141,7 @@ def test_a_coordinator_that_slept_comes_back_as_another_node() -> None:
         made.form("ab", begin=True)
         slept = made.coordinator()
         other = "b" if slept == "a" else "a"
-        link = made.nodes[slept].link
+        link = made.link(slept)
         assert link.coordination is not None
         asleep = link.coordination
         with asleep._lock:
@@ -204,7 +204,7 @@ def test_a_coordinator_that_fails_on_the_host_ends_the_job_and_does_not_hang() -
     with site(2, 2, hosted=True) as made:
         future = made.begin("a")
         made.coordinator()
-        link = made.nodes["a"].link
+        link = made.link("a")
         assert link.coordination is not None
         link.coordination._machine.on = None  # type: ignore[method-assign,assignment]
         made.begin("b")

@@ -1,4 +1,4 @@
-"""The membership of one node among several, where the order of two events decides."""
+"""The membership of a node, where the order of two events decides."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ft_launcher.agent.cycle.cycle import EndedElsewhere
-from ft_launcher.agent.many_nodes import ManyNodes
+from ft_launcher.agent.membership import Membership
 from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason
 
 END = CycleEnd(0, EndReason.FAILED, "a rank failed")
@@ -18,7 +18,13 @@ class Rendezvous:
     def __init__(self) -> None:
         self.lease = SimpleNamespace(silent_s=lambda: None)
         self.ends = [END]
-        self.link = SimpleNamespace(cut=lambda now: None, trouble=lambda: None)
+        self.link = SimpleNamespace(cut=lambda now: None)
+
+    def attend(self, ready: set[int]) -> None:
+        pass
+
+    def trouble(self) -> None:
+        pass
 
     def take_end(self) -> CycleEnd | None:
         return self.ends.pop() if self.ends else None
@@ -29,6 +35,6 @@ def test_an_end_that_arrives_with_the_last_exit_code_is_not_waited_for_again() -
     rendezvous: Any = Rendezvous()
     ranks: Any = SimpleNamespace(parts=None)
     nothing: Any = None
-    node = ManyNodes(ranks, nothing, nothing, rendezvous)
+    node = Membership(ranks, nothing, nothing, rendezvous, nothing)
     assert node.attend(set()) == [EndedElsewhere(END)] and rendezvous.ends == []
     assert node._await_end(limit_s=0.0) == END
