@@ -23,8 +23,8 @@ verdict without stacks is worth little."""
 _POLL_S = 0.001
 # Of a process that sleeps 1 ms at a time one in fifty readings finds no function. Some kernels never name one.
 _READINGS = 4
-# A file that has not grown for this many polls is taken as complete: a dump that was cut off has no last line.
 _QUIET_POLLS = 5
+"""Where the end of a dump cannot be told from its text, a file that has not grown for this many polls is complete."""
 # A bound, since the rank can write to this file as well. faulthandler dumps at most 100 threads of 100 frames each.
 _MAX_DUMP = 1 << 20
 # What a process waits for stands in the innermost frames; the outer ones are those of the system call.
@@ -121,33 +121,35 @@ class RankProcess:
         # Since Linux 6.12 one that sleeps may stay queued until its turn, and then wchan names nothing.
         return status, next(iter(proc.kernel_stack(self.pid)), "").partition("+")[0]
 
-    def whole_frames(self) -> list[str]:
-        """The main thread's frames as last asked for; waits until the dump is complete, 0.5 s at most."""
-        if self._asked_at is None:
-            return []
-        size, quiet = 0, 0
-        while time.monotonic() < self._asked_at + _ANSWERS_S:
-            before, size = size, _size(self._file)
-            if size == before > self._offset:
-                quiet = quiet + 1
-            else:
-                quiet = 0
-            if quiet >= _QUIET_POLLS or (quiet and stacks.is_whole(_read_from(self._file, self._offset))):
-                break
-            time.sleep(_POLL_S)
-        return self.frames()
-
     def frames(self) -> list[str]:
-        """The main thread's frames as last asked for; waits for the dump to begin, 0.5 s from the request at most."""
+        """The main thread's frames as last asked for; waits until the dump is complete, 0.5 s from the request at most.
+
+        Returns nothing where the dump does not show the main thread by then.
+        """
         if self._asked_at is None:
             return []
-        while _size(self._file) == self._offset and time.monotonic() < self._asked_at + _ANSWERS_S:
-            time.sleep(_POLL_S)
-        found = stacks.read(_read_from(self._file, self._offset))
+        found = stacks.read(self._dump(self._asked_at + _ANSWERS_S))
         if found.frames:
             self._no_stacks = ""
             self._around = {"file": found.file, "other_threads": found.others}
+        elif _size(self._file) > self._offset:
+            self._no_stacks = "none: the process had not written that of its main thread yet"
         return found.frames
+
+    def _dump(self, deadline: float) -> str:
+        """Returns the text of the dump that was asked for, once it is complete or the deadline (monotonic) is over."""
+        size, quiet = self._offset, 0
+        while time.monotonic() < deadline:
+            before, size = size, _size(self._file)
+            quiet = quiet + 1
+            if size != before or size == self._offset:
+                quiet = 0
+            if quiet:
+                text = _read_from(self._file, self._offset)
+                if stacks.is_whole(text) or (quiet >= _QUIET_POLLS and stacks.may_be_whole(text)):
+                    return text
+            time.sleep(_POLL_S)
+        return _read_from(self._file, self._offset)
 
     def facts(self) -> dict[str, Any]:
         """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`;

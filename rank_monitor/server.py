@@ -329,7 +329,7 @@ class MonitorServer:
         if stacks:
             if self._settings.dump_stacks and not process.has_stacks_since(since):
                 process.ask_stacks(self._settings.stack_signal, start.stack_file)
-            snapshot = dataclasses.replace(snapshot, frames=process.whole_frames(), process=process.facts())
+            snapshot = dataclasses.replace(snapshot, frames=process.frames(), process=process.facts())
         return dataclasses.replace(snapshot, groups=self._recorder.groups(_RECORDER_WAIT_S, since))
 
     def _agent_gone(self) -> None:

@@ -3,9 +3,10 @@
 A frame of the program is shown by the name of its file, one of a library by its path within the library: that path has
 a slash, by which the launcher knows the frames that are the user's own.
 
-Threads are listed newest first, so the main thread is the last block, unless the list was cut (after 100 threads,
-MAX_NTHREADS in CPython's traceback.c); then it is the current one, since the kernel prefers the main thread for a
-signal to a process.
+faulthandler lists the threads newest first, so the main thread is the last block. If the list was cut (after 100
+threads, MAX_NTHREADS in CPython's traceback.c), the main thread is the current one: the kernel prefers the main thread
+for a signal to a process. A dump without a current thread is a beginning: a rank that computes on a busy machine loses
+the CPU while faulthandler writes. Its last block is then some other thread, and says nothing about the main thread.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _SOURCE_TREE = re.compile(r"^.*/((?:torch/(?:distributed|nn|autograd|utils|_\w+)
 class StackDump:
     """What a dump says of the threads of a rank.
 
-    `frames`: of the main thread, innermost first, as `train.py:42 in step`; empty when the dump holds none. `file`: the
-    path of the innermost one; empty where it is not known for certain. `others`: where the other threads are, each
-    place once: the innermost frame in `file`, else the innermost of all. `?`: a thread has no frame, or not all are
-    known.
+    `frames`: of the main thread, innermost first, as `train.py:42 in step`; empty when the dump does not show them.
+    `file`: the path of the innermost one; empty where it is not known for certain. `others`: where the other threads
+    are, each place once: the innermost frame in `file`, else the innermost of all. `?`: a thread has no frame, or not
+    all are known.
     """
 
     frames: list[str]
@@ -50,10 +51,10 @@ class StackDump:
 def read(text: str) -> StackDump:
     """Reads what a dump of faulthandler, or the beginning of one, says."""
     blocks, current, cut = _threads(text)
-    if not blocks:
+    if current is None:
         return StackDump([], "", ["?"])
     main = blocks[-1]
-    if cut and current is not None:
+    if cut:
         main = blocks[current]
     frames = [_frame(frame) for frame in main[:MAX_FRAMES]]
     if cut or current != len(blocks) - 1 or not main:
@@ -96,6 +97,14 @@ def is_whole(text: str) -> bool:
     """Whether a dump that is being written is complete and holds the main thread: the current one is written last."""
     *_, last = ["", *(line for line in text.splitlines() if _BLOCK.match(line))]
     return last.startswith("Current") and text.endswith("\n") and bool(read(text).frames)
+
+
+def may_be_whole(text: str) -> bool:
+    """Whether a dump that is being written may be complete although `is_whole` is not true of the text.
+
+    That is so where another thread than the main one has taken the signal, or where the list of threads was cut.
+    """
+    return bool(read(text).frames)
 
 
 def _frame(frame: tuple[str, str, str]) -> str:

@@ -192,6 +192,44 @@ def test_only_the_last_dump_is_read(node: Node) -> None:
     process.close()
 
 
+_LOSES_THE_CPU = f"""
+import signal, sys, time
+OTHER = 'Thread 0x1 (most recent call first):\\n  File "watchdog.py", line 7 in run\\n\\n'
+MAIN = 'Current thread 0x2 (most recent call first):\\n  File "train.py", line 3 in load\\n'
+def dump(number, frame):
+    with open(sys.argv[1], "a") as file:
+        file.write(OTHER)
+        file.flush()
+        time.sleep(float(sys.argv[2]))
+        file.write(MAIN)
+signal.signal({STACK_SIGNAL}, dump)
+print("runs", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("pause_s", "frames"), [(0.05, ["train.py:3 in load"]), (60.0, [])])
+def test_stacks_of_another_thread_are_never_taken_for_the_main_threads(
+    tmp_path: Path, pause_s: float, frames: list[str]
+) -> None:
+    """A rank that computes on a busy machine loses the CPU between two threads of its dump."""
+    words = [sys.executable, "-c", _LOSES_THE_CPU, tmp_path / "stacks", str(pause_s)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+        process = RankProcess(child.pid)
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "runs\n"
+            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"))
+            if frames:  # on a busy machine the wait for them may end first, and they come a little later
+                until(process.frames, "no stacks of the main thread came")
+            assert process.frames() == frames
+            assert process.facts()["stacks"].startswith("none: ") is not bool(frames)
+        finally:
+            process.close()
+            child.kill()
+
+
 def test_a_process_that_is_gone_is_only_that(node: Node) -> None:
     rank = node.puppet()
     process = RankProcess(rank.pid)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.stacks import MAX_FRAMES, is_whole, read
+from rank_monitor.stacks import MAX_FRAMES, is_whole, may_be_whole, read
 from tests.program import run
 
 TWO_THREADS = """Thread 0x00007f0000000001 (most recent call first):
@@ -84,6 +84,20 @@ def test_a_dump_is_whole_once_the_current_thread_is_the_last(text: str, whole: b
     assert not any(is_whole(text[:length]) for length in range(text.rfind("Current") + 60))
 
 
+@pytest.mark.parametrize(
+    ("text", "may_be"), [(TWO_THREADS, True), (OTHER_CURRENT, True), (CUT, True), ("", False), ("no stacks\n", False)]
+)
+def test_a_dump_may_be_whole_once_the_main_thread_is_known(text: str, may_be: bool) -> None:
+    assert may_be_whole(text) is may_be
+
+
+def test_the_beginning_of_a_dump_says_nothing_of_the_main_thread() -> None:
+    """Its last block is another thread as long as the current one, which is the main thread, is not written."""
+    for length in range(TWO_THREADS.index("Current")):
+        begun = TWO_THREADS[:length]
+        assert (read(begun).frames, read(begun).others, may_be_whole(begun)) == ([], ["?"], False)
+
+
 def thread(*frames: str, is_current: bool = False) -> str:
     lines = [f'  File "{frame}", line 7 in f\n' for frame in frames] or ["  <no Python frame>\n"]
     return f"{'Current thread' if is_current else 'Thread'} 0x1 (most recent call first):\n{''.join(lines)}\n"
@@ -112,7 +126,7 @@ def test_where_not_all_threads_are_known_nothing_is_certain(text: str) -> None:
 
 
 def test_a_deep_stack_is_cut() -> None:
-    text = "Thread 0x1 (most recent call first):\n" + '  File "a.py", line 1 in f\n' * 1000
+    text = "Current thread 0x1 (most recent call first):\n" + '  File "a.py", line 1 in f\n' * 1000
     assert len(read(text).frames) == MAX_FRAMES
 
 
