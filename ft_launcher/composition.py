@@ -167,9 +167,9 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
         recorder = Recorder(run_folder, job.settings.record)
         times = NodeTimes(recorder)
         settings, journal = job.settings, recorder.journal
-        with contextlib.ExitStack() as told:
+        with contextlib.ExitStack() as listeners:
             if settings.record.otel_traces:
-                told.enter_context(tracing(journal, __version__))
+                listeners.enter_context(tracing(journal, __version__))
             with answering(settings, job.sources, runtime.folder, journal, times.now, __version__) as asked:
                 outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, times, asked, within)
                 recorder.job_ended(outcome.code, outcome.reason, times.finish())
@@ -267,7 +267,7 @@ def _more_sources(
     parts = ranks.parts
     if rendezvous is not None:
         rendezvous.waiting = status.waits
-        rendezvous.heard = NodeAnswers(status, asking, parts.times, rendezvous).heard
+        rendezvous.heard = NodeAnswers(status, asking, parts.times, rendezvous).on_question
         asking.other_nodes = JobNodes(rendezvous)
     sources: list[EventSource] = [StatusFeed(status, asking, ranks)]
     if parts.settings.record.watch_log is not None:
@@ -399,7 +399,7 @@ def _choose_rendezvous(job: Job, signals: SignalPipe) -> Rendezvous:
 
 def _host_of_one_node(name: str) -> str:
     """Returns what the ranks of a job of one node get as MASTER_ADDR: the given name, if they can find it."""
-    problem = _why_not_found(name)
+    problem = _look_up_problem(name)
     if not problem:
         return name
     address = local_address.loopback()
@@ -408,12 +408,12 @@ def _host_of_one_node(name: str) -> str:
 
 
 def _must_resolve(host: str, endpoint: str) -> None:
-    problem = _why_not_found(host)
+    problem = _look_up_problem(host)
     if problem:
         raise RendezvousConnectionError(f"the host of {endpoint!r} does not resolve ({problem})")
 
 
-def _why_not_found(host: str) -> str:
+def _look_up_problem(host: str) -> str:
     """Looks a host up. Returns why no address is found; empty: one is."""
     try:
         socket.getaddrinfo(host, None)

@@ -139,7 +139,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
     shown = parsed.read("local_ranks_filter", _local_ranks)
     warnings = [*_about_standalone(namespace), *resolved.warnings]
     if resolved.settings.start.alias_nvrx:
-        warnings += _take_nvidias_backend(parsed)
+        warnings += _set_nvidias_backend(parsed)
     if namespace.logs_specs is not None and resolved.settings.record.per_cycle_applog_prefix:
         warnings.append("--ft-per-cycle-applog-prefix wins: --logs-specs is not used")
     warnings += about_names(getattr(namespace, SIGNALS, ""))
@@ -198,7 +198,7 @@ def _settle_rendezvous(config: LaunchConfig, conf: Mapping[str, Any], parsed: Pa
     return [*settled.warnings, *about_unused(config, parsed, resolved)]
 
 
-def _take_nvidias_backend(parsed: Parsed) -> list[str]:
+def _set_nvidias_backend(parsed: Parsed) -> list[str]:
     """Sets the backend c10d where a batch script of NVIDIA's launcher, which has no other, gives an endpoint only.
 
     With torch's default, static, each node would take itself for the first. Returns a warning.

@@ -160,14 +160,14 @@ def about_unused(config: LaunchConfig, parsed: Parsed, resolved: Resolved) -> li
         resolved: settings of ours, with the source of each.
     """
     backend = config.rdzv_backend
-    unused = {"--" + dest.replace("_", "-"): why for dest, why in _unused_of_torch(config, parsed).items()}
+    unused = {"--" + dest.replace("_", "-"): reason for dest, reason in _unused_of_torch(config, parsed).items()}
     if backend not in _WITH_COORDINATOR and config.max_nodes > 1:
         keys = [field.name for field in fields(MemberSettings) if resolved.sources[field.name] != DEFAULT]
         if resolved.settings.restart.restart_policy == "min-healthy":
             keys.append("restart_policy")
-        why = "its own handler forms the groups of nodes, and each node decides for itself"
-        unused |= {options.flag_of(key): why for key in keys}
-    return [f"{flag} has no effect with the rendezvous backend {backend}: {why}" for flag, why in unused.items()]
+        reason = "its own handler forms the groups of nodes, and each node decides for itself"
+        unused |= {options.flag_of(key): reason for key in keys}
+    return [f"{flag} has no effect with the rendezvous backend {backend}: {reason}" for flag, reason in unused.items()]
 
 
 def _unused_of_torch(config: LaunchConfig, parsed: Parsed) -> dict[str, str]:
@@ -175,18 +175,18 @@ def _unused_of_torch(config: LaunchConfig, parsed: Parsed) -> dict[str, str]:
     backend, is_alone = config.rdzv_backend, config.max_nodes == 1
     found = {}
     if backend != _STATIC:
-        why = "the ranks' store gets an address and a free port in each cycle; it counts with the backend static"
-        found = {"master_addr": why, "master_port": why}
+        reason = "the ranks' store gets an address and a free port in each cycle; it counts with the backend static"
+        found = {"master_addr": reason, "master_port": reason}
     elif parsed.is_from_user("rdzv_endpoint") and parsed.namespace.rdzv_endpoint:
-        why = "--rdzv-endpoint says where the first node is"
-        found = {"master_addr": why, "master_port": why}
+        reason = "--rdzv-endpoint says where the first node is"
+        found = {"master_addr": reason, "master_port": reason}
     # Scripts give 0 to a node that is alone, or first, whatever the backend is.
     if backend != _STATIC and getattr(parsed.namespace, "node_rank", 0) != 0:
         if is_alone:
             found["node_rank"] = "the job has one node"
         elif backend not in _WITH_COORDINATOR:
             found["node_rank"] = "its own handler gives nodes their ranks"
-    return {dest: why for dest, why in found.items() if parsed.is_from_user(dest)}
+    return {dest: reason for dest, reason in found.items() if parsed.is_from_user(dest)}
 
 
 def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settled:

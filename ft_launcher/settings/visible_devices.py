@@ -61,14 +61,14 @@ def nics_of(topology: str, gpus: Sequence[str], nics: Mapping[str, str]) -> dict
     except Xml.ParseError as error:
         raise ValueError(f"no XML: {error}") from None
     above = {child: parent for parent in tree.iter() for child in parent}
-    place = {busid.lower(): element for element in tree.iter("pci") if (busid := element.get("busid"))}
-    if not place:
+    element_at = {busid.lower(): element for element in tree.iter("pci") if (busid := element.get("busid"))}
+    if not element_at:
         raise ValueError("no pci element with a busid in it")
     name_at = {busid.lower(): name for name, busid in nics.items()}
     found: dict[str, str] = {}
     for gpu in gpus:
-        if gpu.lower() in place:
-            bridge = above.get(place[gpu.lower()])
+        if gpu.lower() in element_at:
+            bridge = above.get(element_at[gpu.lower()])
         else:
             bridge = None
         near: list[str] = []

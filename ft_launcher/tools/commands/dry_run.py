@@ -51,10 +51,10 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
     config, ranks = job.launch_config, job.launch_config.nproc_per_node
     yield "LOCAL_RANK", str(local_rank)
     yield "LOCAL_WORLD_SIZE", str(ranks)
-    places = {"RANK": _AT_THE_START, "WORLD_SIZE": _AT_THE_START, "GROUP_RANK": _AT_THE_START}
+    numbers = {"RANK": _AT_THE_START, "WORLD_SIZE": _AT_THE_START, "GROUP_RANK": _AT_THE_START}
     if config.max_nodes == 1:
-        places = {"RANK": str(local_rank), "WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
-    yield from places.items()
+        numbers = {"RANK": str(local_rank), "WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
+    yield from numbers.items()
     yield "MASTER_ADDR", _AT_THE_START
     yield "MASTER_PORT", _AT_THE_START
     yield "TORCHELASTIC_RUN_ID", config.run_id

@@ -117,8 +117,8 @@ def _nodes(found: Mapping[str, Any], most: int) -> Iterator[Table | Text]:
 def _is_well(node: Mapping[str, Any]) -> bool:
     """Whether a node was heard of, and its ranks train or are about to."""
     well = (RankState.TRAINING, RankState.UNWATCHED, RankState.STARTING)
-    is_heard = node["age_s"] is not None and not node["is_old"]
-    return is_heard and all(rank["state"] in well for rank in node["ranks"])
+    has_reported = node["age_s"] is not None and not node["is_old"]
+    return has_reported and all(rank["state"] in well for rank in node["ranks"])
 
 
 def _about(node: Mapping[str, Any]) -> str:

@@ -51,7 +51,7 @@ def decide_again(paths: Iterable[Path], run_id: str | None = None) -> tuple[Repl
     for pieces in journals_in(paths):
         # One file at a time, so that source and line of an event name a place.
         entries = itertools.chain.from_iterable(read_journal([piece], findings) for piece in pieces)
-        found.take(_of_job(entries, run_id), str(pieces[-1]))
+        found.add_journal(_of_job(entries, run_id), str(pieces[-1]))
     found.finish()
     return found, findings
 
@@ -63,8 +63,8 @@ def as_lines(found: Replay, findings: Problems) -> list[str]:
         lines.append(f"decided as then: {_counted(found.same.items())}")
     elif not found.differences:
         lines.append("nothing was decided again")
-    for (what, why), count in sorted(found.left_out.items()):
-        lines.append(f"not decided again: {_counted([(what, count)])}: {why}")
+    for (what, reason), count in sorted(found.left_out.items()):
+        lines.append(f"not decided again: {_counted([(what, count)])}: {reason}")
     if findings.cut:
         lines.append(f"cut off at the end of a file: {_counted([('line', findings.cut)])}")
     return lines

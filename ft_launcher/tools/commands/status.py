@@ -130,8 +130,8 @@ def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
     yield f"rank{'s' if len(ranks) > 1 else ''} {ranges_of(ranks)}:"
     frames = group["frames"]
     if not frames:
-        why = str(group["process"].get("stacks") or "it did not answer")
-        yield f"  no stacks: {why.removeprefix('none: ')}"
+        reason = str(group["process"].get("stacks") or "it did not answer")
+        yield f"  no stacks: {reason.removeprefix('none: ')}"
     yield from (f"  {frame}" for frame in frames)
 
 

@@ -91,7 +91,7 @@ class _Screen:
                     return ""
                 self._press(key)
             if self._asking.event in ready:
-                self._take()
+                self._drain()
         return f"{self._found['job_name']}: the launcher has ended; when it was last asked: {self._found['sentence']}"
 
     def _press(self, key: bytes) -> None:
@@ -104,8 +104,8 @@ class _Screen:
         elif key == b"\x1b":
             self._stacks = []
 
-    def _take(self) -> None:
-        for path, found, problem in self._asking.take():
+    def _drain(self) -> None:
+        for path, found, problem in self._asking.drain():
             if path == _STATUS and found is not None:
                 self._found = found
             elif path != _STATUS:
@@ -148,7 +148,7 @@ class _Asking(threading.Thread):
             self._wanted.add(path)
             self._condition.notify()
 
-    def take(self) -> list[tuple[str, dict[str, Any] | None, str]]:
+    def drain(self) -> list[tuple[str, dict[str, Any] | None, str]]:
         """Returns the answers since the last call: path, answer, and, where there is none, why."""
         with self._condition, contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.event)

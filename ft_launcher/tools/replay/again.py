@@ -149,7 +149,7 @@ def scene_in(evidence: Facts, node: str) -> NodeScene:
     return all_nodes.of_records(node, seen["ranks"], seen.get("nccl"))
 
 
-def blame_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence: Facts | None) -> dict[str, Any]:
+def culprits_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence: Facts | None) -> dict[str, Any]:
     """Returns those facts of a fault that follow from where the ranks of all nodes were.
 
     Args:

@@ -117,7 +117,7 @@ class Replay:
         self._kept_views = 0
         self._by_views: list[tuple[_Key, JournalEntry, JournalEntry | None, int, int]] = []
 
-    def take(self, journal: Iterable[JournalEntry], name: str) -> None:
+    def add_journal(self, journal: Iterable[JournalEntry], name: str) -> None:
         """Replays one journal, all pieces of it in their order; `name` tells it from the others."""
         self._journal = _Journal()
         for entry in journal:
@@ -127,7 +127,7 @@ class Replay:
                 self._journal.history = None
             elif known is not None:
                 self._on(entry, name)
-        self._forget_fault()
+        self._reset_fault()
 
     def finish(self) -> None:
         """Looks for the faults that the ranks of several nodes show together."""
@@ -138,7 +138,7 @@ class Replay:
                 continue
             seen = list(scenes.values())
             own = evidence.facts if evidence is not None else None
-            self._compare(FAULT_OF_ALL, fault, partial(again.blame_by, seen, with_views >= nodes, fault.facts, own))
+            self._compare(FAULT_OF_ALL, fault, partial(again.culprits_by, seen, with_views >= nodes, fault.facts, own))
 
     def _on(self, entry: JournalEntry, name: str) -> None:
         journal, facts = self._journal, entry.facts
@@ -153,7 +153,7 @@ class Replay:
             case events.CycleStartEvent.event:
                 self._on_cycle_start(entry)
             case events.EvidenceEvent.event:
-                self._take_evidence(entry, name)
+                self._on_evidence(entry, name)
             case events.InProcessDecisionEvent.event:
                 self._on_in_process_decision(entry)
             case name if name in _OF_STEPS:
@@ -165,7 +165,7 @@ class Replay:
             case events.DecisionEvent.event:
                 self._on_decision(entry)
             case events.CycleEndEvent.event:
-                self._forget_fault()
+                self._reset_fault()
             case events.HealthChangeEvent.event:
                 self._on_health_change(entry)
 
@@ -181,7 +181,7 @@ class Replay:
         elif entry.facts.get("cycle") == 0:
             journal.history = again.FIRST_HISTORY
 
-    def _take_evidence(self, entry: JournalEntry, name: str) -> None:
+    def _on_evidence(self, entry: JournalEntry, name: str) -> None:
         journal = self._journal
         if entry.facts.get("of_rank") is not None:
             journal.of_ranks[_whole(entry.facts["of_rank"])] = entry
@@ -296,13 +296,13 @@ class Replay:
         else:
             self.same[what] += 1
 
-    def _forget_fault(self) -> None:
+    def _reset_fault(self) -> None:
         if self._journal.fault is not None:
             self._leave_out(FAULT, _NO_DECISION)
         self._journal.fault = self._journal.evidence = None
 
-    def _leave_out(self, what: str, why: str) -> None:
-        self.left_out[what, why] += 1
+    def _leave_out(self, what: str, reason: str) -> None:
+        self.left_out[what, reason] += 1
 
 
 _DECIDED = {

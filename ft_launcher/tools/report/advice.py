@@ -102,14 +102,14 @@ def choose_save_interval(cycle: int, findings: JobFindings | None) -> SaveInterv
         return SaveIntervalEvent(cycle, FIRST_SAVE_S, f"{first}: nothing is known of the job yet", 0, None, None)
     faults, saves = len(findings.faults), findings.saves
     if saves is None or saves.mean_s <= 0:
-        why = "no save has been measured yet (a section that saves, docs/client.md)"
-        return SaveIntervalEvent(cycle, FIRST_SAVE_S, f"{first}: {why}", faults, None, findings.mtbf_s)
+        reason = "no save has been measured yet (a section that saves, docs/client.md)"
+        return SaveIntervalEvent(cycle, FIRST_SAVE_S, f"{first}: {reason}", faults, None, findings.mtbf_s)
     save_s, mtbf_s = saves.mean_s, findings.mtbf_s
     if faults < _FEWEST_FAULTS or mtbf_s is None:
         interval_s = max(FIRST_SAVE_S, save_s)
-        why = f"{counted(faults, 'fault')} so far, too few to say how often to save; a save takes {as_text(save_s)}"
+        reason = f"{counted(faults, 'fault')} so far, too few to say how often to save; a save takes {as_text(save_s)}"
         return SaveIntervalEvent(
-            cycle, interval_s, f"{as_text(interval_s)}, the first value: {why}", faults, save_s, mtbf_s
+            cycle, interval_s, f"{as_text(interval_s)}, the first value: {reason}", faults, save_s, mtbf_s
         )
     best_s = best_interval_s(save_s, mtbf_s)
     interval_s = min(max(best_s, _LEAST_SAVE_S, save_s), max(_MAX_SAVE_S, save_s))
@@ -278,9 +278,9 @@ def _largest(findings: JobFindings) -> Advice | None:
             if share < _LEAST_SHARE:
                 return None
             if name.startswith(CUSTOM):
-                why = f"the training was in its section {name.removeprefix(CUSTOM)}"
+                reason = f"the training was in its section {name.removeprefix(CUSTOM)}"
             else:
-                why = _WHAT_HELPS.get(name, "this release does not know it")
-            text = f"most of the time that was no step is {name}, {as_text(spent_s)} ({share:.1%}): {why}"
+                reason = _WHAT_HELPS.get(name, "this release does not know it")
+            text = f"most of the time that was no step is {name}, {as_text(spent_s)} ({share:.1%}): {reason}"
             return Advice("largest loss", text, {"seconds": spent_s, "share": share}, f"up to {as_text(spent_s)}")
     return None

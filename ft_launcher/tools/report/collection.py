@@ -280,10 +280,10 @@ def _is_possible(part: CycleTimes) -> bool:
     return max(map(abs, figures)) <= _MAX_S
 
 
-def _reason(why: object) -> tuple[int | None, str, str]:
+def _reason(reasons: object) -> tuple[int | None, str, str]:
     """The rank, the kind and the text of the first reason of a restart in process that is no consequence of another."""
-    if isinstance(why, list):
-        for reason in why:
+    if isinstance(reasons, list):
+        for reason in reasons:
             if isinstance(reason, Mapping) and not reason.get(COLLATERAL):
                 name = text(reason, "interruption")
                 # Its number at entry, if it is known; else the one that it had in that iteration.

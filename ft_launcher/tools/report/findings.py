@@ -62,7 +62,7 @@ def find(collection: Collection) -> JobFindings | None:
         "steps": merged.steps,
         "saves": _saves(list(joined.parts.values())),
         "slowest": _slowest(collection),
-        "sections": collection.sections.found(),
+        "sections": collection.sections.watched(),
         "cycles": _cycles(joined),
         "spares": find_spares(joined.of_attempt),
     }
@@ -211,12 +211,12 @@ def _chosen(events: Sequence[FaultEntry]) -> list[FaultEntry]:
     """Returns one event for each fault of a cycle: several may tell of one."""
     found = _in_process(events)
     ended = [event for event in events if event.event == "fault"]
-    elsewhere = [event for event in events if event.event == "cycle_end"]
+    on_other_node = [event for event in events if event.event == "cycle_end"]
     if ended:
         found.append(min(ended, key=lambda event: (event.collateral, event.t)))
-    elif elsewhere:
+    elif on_other_node:
         # The node of that fault has left no word of it: it was lost, or its journal is not among these.
-        found.append(replace(elsewhere[0], kind="node"))
+        found.append(replace(on_other_node[0], kind="node"))
     return found
 
 

@@ -45,10 +45,10 @@ class SaveIntervals:
         self._has_read = False
         self._present = Collection()
         # Any thread may write an event; the one that reads takes them.
-        self._heard: deque[JournalEntry] = deque()
+        self._received: deque[JournalEntry] = deque()
         self._findings: JobFindings | None = None
         self._reading: threading.Thread | None = None
-        recorder.journal.listeners.append(self._take)
+        recorder.journal.listeners.append(self._on_event)
 
     def choose(self, cycle: int, has_rank0: bool) -> float:
         """Returns the seconds between two saves for a cycle that starts now.
@@ -70,8 +70,8 @@ class SaveIntervals:
     @contained("the journal is not used for --ft-save-interval auto")
     def _find(self, has_rank0: bool) -> None:
         """Takes in what has been written since the last time; of earlier attempts once."""
-        while self._heard:
-            self._present.add(self._heard.popleft())
+        while self._received:
+            self._present.add(self._received.popleft())
         if has_rank0 and not self._has_read:
             self._has_read = True
             self._read_earlier()
@@ -101,10 +101,10 @@ class SaveIntervals:
             if entry.t < began:
                 self._earlier.add(entry)
 
-    def _take(self, event: events.Event, t: float) -> None:
+    def _on_event(self, event: events.Event, t: float) -> None:
         if event.event not in _READ:
             return
         journal = self._recorder.journal
         # As it comes from a file: lists and plain values.
         facts = json.loads(json.dumps(event.facts(), default=str))
-        self._heard.append(JournalEntry(event.event, event.v, t, facts, journal.run_id, journal.node))
+        self._received.append(JournalEntry(event.event, event.v, t, facts, journal.run_id, journal.node))

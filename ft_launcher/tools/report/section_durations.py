@@ -146,7 +146,7 @@ class SectionLimits:
         if len(self._fired) < _MAX_NAMES * _MAX_NAMES:
             self._fired.add((name, cycle))
 
-    def found(self) -> list[WatchedSection]:
+    def watched(self) -> list[WatchedSection]:
         """Returns the sections that occurred: those with limits first, then `step`, then the most frequent."""
         for launch in list(self._latest):
             self.ended(launch)

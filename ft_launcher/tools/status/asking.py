@@ -100,7 +100,7 @@ class Asking:
         self._with_stacks = False
         self._with_collectives = False
         self._collected_at = 0.0
-        self._is_attended = False
+        self._is_active = False
 
     def ask(self, limit_s: float, stacks: bool = False, collectives: bool = False) -> bool | None:
         """Waits until all monitors were asked and have answered, or until the limit (seconds).
@@ -113,7 +113,7 @@ class Asking:
             Whether the agent's thread has attended to it; None: no rank runs, so nobody could be asked.
         """
         with self._condition:
-            if not self._is_attended:
+            if not self._is_active:
                 return None
             now = time.monotonic()
             collectives = collectives and now >= self._collected_at + _COLLECTIVES_FRESH_S
@@ -126,20 +126,20 @@ class Asking:
             self._with_stacks |= stacks
             self._with_collectives |= collectives
             os.eventfd_write(self._event, 1)
-            self._condition.wait_for(lambda: self._answered >= ticket or not self._is_attended, limit_s)
-            return self._answered >= ticket or not self._is_attended
+            self._condition.wait_for(lambda: self._answered >= ticket or not self._is_active, limit_s)
+            return self._answered >= ticket or not self._is_active
 
     def fileno(self) -> int:
         """The descriptor that is readable when somebody asks."""
         return self._event
 
-    def attend(self, is_attended: bool) -> None:
+    def set_active(self, is_active: bool) -> None:
         """Says whether the agent's thread looks at the descriptor from now on. Who waits is released if it does not."""
         with self._condition:
-            self._is_attended = is_attended
+            self._is_active = is_active
             self._condition.notify_all()
 
-    def take(self) -> tuple[int, bool, bool]:
+    def drain(self) -> tuple[int, bool, bool]:
         """Returns the number of requests so far, and whether one of the new ones wants stacks, and collectives."""
         with self._condition:
             try:
@@ -159,5 +159,5 @@ class Asking:
 
     def close(self) -> None:
         """Closes the descriptor; nobody asks any more."""
-        self.attend(False)
+        self.set_active(False)
         os.close(self._event)

@@ -66,9 +66,9 @@ def merged_stacks(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     groups: dict[tuple[tuple[str, ...], str], dict[str, Any]] = {}
     for rank in ranks:
-        why_none = "" if rank["frames"] else str(rank["process"].get("stacks", ""))
+        reason_none = "" if rank["frames"] else str(rank["process"].get("stacks", ""))
         first = {"ranks": [], **{key: value for key, value in rank.items() if key != "rank"}}
-        groups.setdefault((tuple(rank["frames"]), why_none), first)["ranks"].append(rank["rank"])
+        groups.setdefault((tuple(rank["frames"]), reason_none), first)["ranks"].append(rank["rank"])
     return sorted(groups.values(), key=lambda group: (len(group["ranks"]), group["ranks"]))
 
 
@@ -120,7 +120,7 @@ def silent(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             rows.setdefault("no answer", []).append(int(rank["rank"]))
     if not has_answer:
         return []
-    return [{"ranks": found, "why": why} for why, found in sorted(rows.items())]
+    return [{"ranks": found, "why": reason} for reason, found in sorted(rows.items())]
 
 
 def innermost(frames: Sequence[str]) -> list[str]:

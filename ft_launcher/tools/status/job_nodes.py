@@ -63,7 +63,7 @@ class JobNodes:
         self._lock = threading.Lock()
         self._wanted_at = 0.0
         self._is_watching = False
-        self._said: dict[int, tuple[float, NodeRecord[Mapping[str, Any]]]] = {}
+        self._reports: dict[int, tuple[float, NodeRecord[Mapping[str, Any]]]] = {}
         """By node rank: what a node has said last since this is wanted, and when that was read (monotonic seconds)."""
 
     def counts(self) -> Mapping[str, int]:
@@ -83,8 +83,8 @@ class JobNodes:
             self._wanted_at = now
             is_new, self._is_watching = not self._is_watching, True
             if is_new:  # what was said long ago would look like the last words of nodes that are lost
-                self._said = {}
-            said = dict(self._said)
+                self._reports = {}
+            said = dict(self._reports)
         if is_new and not _is_started(self._watch, "ft_node_watch", _NOT_ASKED):
             with self._lock:
                 self._is_watching = False
@@ -132,9 +132,9 @@ class JobNodes:
             if record is None or record.number < first:
                 continue
             with self._lock:
-                known = self._said.get(rank)
+                known = self._reports.get(rank)
                 if known is None or known[1] != record:
-                    self._said[rank] = (time.monotonic(), record)
+                    self._reports[rank] = (time.monotonic(), record)
 
     def ask_stacks(self) -> Callable[[], OtherStacks]:
         """Asks all nodes where their ranks are. The function that it returns waits for the answers of the others."""
@@ -189,7 +189,7 @@ class NodeAnswers:
         self._asked: dict[Topic, int] = {}
         self._is_answering = False
 
-    def heard(self, topic: Topic, number: int) -> None:
+    def on_question(self, topic: Topic, number: int) -> None:
         """Notes a question; returns at once. A thread answers it, which lives no longer than that takes."""
         if topic is Topic.HANG:  # `HangExchange` answers
             return

@@ -68,11 +68,11 @@ def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
         yield _gauge("cycle", "The present or last cycle, from 0.", [({}, facts.cycle)])
     if facts.restarts_left is not None:
         yield _gauge("restarts_left", "What is left of --max-restarts.", [({}, facts.restarts_left)])
-    ends = [({"end": how}, count) for how, count in facts.cycle_ends.items()]
+    ends = [({"end": end}, count) for end, count in facts.cycle_ends.items()]
     yield _counter("cycles", "Cycles that have ended, by how.", ends)
     faults = [({"fault_class": of, "kind": kind}, count) for (of, kind), count in facts.faults_by.items()]
     yield _counter("faults", "Faults of ranks of this node.", faults)
-    restarts = [({"rung": rung, "charged": str(charged).lower()}, n) for (rung, charged), n in facts.restarts.items()]
+    restarts = [({"rung": level, "charged": str(charged).lower()}, n) for (level, charged), n in facts.restarts.items()]
     yield _counter("restarts", "Restarts, by what restarted and by whether they count against the budget.", restarts)
     recovery = HistogramMetricFamily(
         f"{PREFIX}recovery_seconds", "Time of each phase of the recoveries that are over.", labels=["phase"]

@@ -63,11 +63,11 @@ class StatusFeed(EventSource):
         self._collected.clear()
         self._stopped.clear()
         self._publish()
-        self._asking.attend(True)
+        self._asking.set_active(True)
         try:
             yield
         finally:
-            self._asking.attend(False)
+            self._asking.set_active(False)
 
     def descriptors(self) -> set[int]:
         """Returns the one that is readable when somebody asks; none while answers are awaited."""
@@ -83,12 +83,12 @@ class StatusFeed(EventSource):
         """Asks the monitors, and publishes what they have answered. Returns nothing."""
         with contained("the status of the ranks cannot be read"):
             if self._asking.fileno() in ready:
-                self._number, stacks, collectives = self._asking.take()
+                self._number, stacks, collectives = self._asking.drain()
                 self._ask(stacks, collectives)
             if self._until is not None and (self._is_complete() or time.monotonic() >= self._until):
                 self._until = None
                 self._ranks.take_times()
-                self._keep_collectives()
+                self._store_collectives()
                 if not self._asks_about_stall():
                     self._publish()
                     self._asking.answer(self._number)
@@ -133,7 +133,7 @@ class StatusFeed(EventSource):
         readings = [monitors.found(local_rank).reading for local_rank in running]
         return all(reading is not None and reading.token <= self._token for reading in readings)
 
-    def _keep_collectives(self) -> None:
+    def _store_collectives(self) -> None:
         if not self._collects:
             return
         pids = self._ranks.processes.pids()

@@ -326,12 +326,12 @@ def _cycles(times: JobTime, facts: Facts) -> list[dict[str, Any]]:
     return found
 
 
-def _cycle(part: CycleTimes, how: str) -> dict[str, Any]:
+def _cycle(part: CycleTimes, end_reason: str) -> dict[str, Any]:
     return {
         "cycle": part.cycle,
         "since": round(part.since, 3),
         "until": round(part.until, 3),
-        "how": how,
+        "how": end_reason,
         "steps": part.steps,
         "seconds": _rounded(part.seconds),
         "recovery": _rounded(part.recovery),

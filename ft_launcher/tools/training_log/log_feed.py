@@ -85,7 +85,7 @@ class LogFeed(EventSource):
         """Passes on what is new. Returns the failure of the cycle where a loss is one."""
         if self._watch is None or self._watch.fileno() not in ready:
             return []
-        for local_rank, item in self._watch.take():
+        for local_rank, item in self._watch.drain():
             self._pass_on(local_rank, item, may_fail=self._on_bad_loss == _FAULT)
         if self._has_failed:
             return [CyclePhase.FAILED]

@@ -66,7 +66,7 @@ class _Stream:
             content = self._file.read(_CHUNK)
             if not content:
                 break
-            log.take(self.lines.take(content), self.lines.open_line, now_ns)
+            log.note_lines(self.lines.split(content), self.lines.open_line, now_ns)
         if self._spool is not None:
             self._spool.give_back(_READER, self._file.tell())
 
@@ -129,7 +129,7 @@ class LogWatch:
         """Readable when `take` has something."""
         return self._news
 
-    def take(self) -> list[tuple[int, News]]:
+    def drain(self) -> list[tuple[int, News]]:
         """Returns what was found since the last call, by local rank."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._news)
@@ -168,7 +168,7 @@ class LogWatch:
         self._written.end()
         self._thread.join()
         self._read_all(judges=False)
-        last = self.take()
+        last = self.drain()
         self._written.close()
         os.close(self._news)
         for streams in self._streams.values():

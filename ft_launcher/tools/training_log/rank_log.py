@@ -95,16 +95,16 @@ class RankLog:
         self._first_line_ns: int | None = None
         self._last_line_ns = 0
 
-    def take(self, lines: Iterable[str], open_line: str, now_ns: int) -> None:
+    def note_lines(self, lines: Iterable[str], open_line: str, now_ns: int) -> None:
         """Takes the lines of one stream that were read at `now_ns`, and the line there that has no end yet."""
         for line in lines:
-            self._take(self._read(line), now_ns)
+            self._note(self._read(line), now_ns)
             if self.has_steps:
                 self._without_step.clear()
             else:
-                self._keep(line, now_ns)
+                self._note_without_step(line, now_ns)
         if self._has_bars and open_line.endswith("]"):
-            self._take(self._read(open_line), now_ns)
+            self._note(self._read(open_line), now_ns)
 
     def steps_missing(self) -> StepsMissing | None:
         """Returns what the rank has printed in place of steps; None: it has printed steps, or no line yet."""
@@ -123,7 +123,7 @@ class RankLog:
             return False
         return self._last_line_ns - self._first_line_ns >= _PATIENCE_S * NS_PER_S
 
-    def _keep(self, line: str, now_ns: int) -> None:
+    def _note_without_step(self, line: str, now_ns: int) -> None:
         if self._first_line_ns is None:
             self._first_line_ns = now_ns
         self._last_line_ns = now_ns
@@ -155,7 +155,7 @@ class RankLog:
         found, self._news = self._news, []
         return found
 
-    def _take(self, line: LogLine | None, now_ns: int) -> None:
+    def _note(self, line: LogLine | None, now_ns: int) -> None:
         if line is None:
             return
         is_first = not self.has_steps
@@ -177,12 +177,12 @@ class RankLog:
         if line.step_s:
             self._step_s = line.step_s
         if line.loss is not None:
-            self._take_loss(line.loss)
+            self._note_loss(line.loss)
         if is_first:
             # Not joined to those after it: it says where the training has resumed.
             self._flush_step()
 
-    def _take_loss(self, loss: float) -> None:
+    def _note_loss(self, loss: float) -> None:
         before, self._is_finite = self._is_finite, math.isfinite(loss)
         if before and not self._is_finite:
             self._flush_step()
@@ -207,7 +207,7 @@ class Lines:
         self._open = b""
         self._within_a_line = within_a_line
 
-    def take(self, content: bytes) -> list[str]:
+    def split(self, content: bytes) -> list[str]:
         """Takes what was printed since the last call; returns the lines that have ended, without empty ones."""
         if self._within_a_line:
             end = _END.search(content)

@@ -132,6 +132,6 @@ def replayed(*journals: Iterable[Line]) -> Replay:
     found = Replay()
     for number, lines in enumerate(journals):
         rows = [json.dumps(row).encode() + b"\n" for row in lines]
-        found.take(parse(rows, Problems(), str(number)), str(number))
+        found.add_journal(parse(rows, Problems(), str(number)), str(number))
     found.finish()
     return found

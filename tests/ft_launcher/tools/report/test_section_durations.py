@@ -117,4 +117,4 @@ def test_names_are_bounded() -> None:
     for number in range(1000):
         sections.ledger("a", number, part(0, 0, 1, durations={str(number): durations(2, 1.0)}))
         sections.limits(number, {"sections": {str(number): 1.0}})
-    assert len(sections.found()) == 256
+    assert len(sections.watched()) == 256

@@ -43,13 +43,13 @@ def launcher(nodes: int, others: Others | None) -> Iterator[Answers]:
     status.on_event(events.JobStartEvent("train-7", "host-a", ["train.py"], 3, 2, {}), 1000.0)
     status.on_event(events.CycleStartEvent(0, 0, nodes, "host-a:1", []), 1001.0)
     status.read([RankReading(rank, rank, 10 + rank, frames=STILL) for rank in range(2)])
-    asking.attend(True)
+    asking.set_active(True)
     over = threading.Event()
 
     def attend() -> None:
         while not over.is_set():
             if readable([asking.fileno()], 0.1):
-                asking.answer(asking.take()[0])
+                asking.answer(asking.drain()[0])
 
     thread = threading.Thread(target=attend)
     thread.start()

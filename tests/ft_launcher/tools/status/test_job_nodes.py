@@ -149,7 +149,7 @@ def test_a_node_answers_for_the_place_that_it_has() -> None:
     nodes = AskedNodes(Members(0, ["a", "b"]))
     answers = answers_of(nodes.rendezvous(1), Asking())
     for topic in Topic:
-        answers.heard(topic, 4)
+        answers.on_question(topic, 4)
     until_answered()
     stacks = stacks_of_record(nodes.written[Topic.STACKS, 1], 0.0)
     assert stacks is not None and (stacks.number, stacks.cycle, stacks.ranks) == (4, 0, ()), "no rank runs"
@@ -162,7 +162,7 @@ def test_a_node_without_ranks_of_its_place_leaves_the_key_to_another(rank: int |
     nodes = AskedNodes(Members(1, ["a", "c"], ["b"]))
     answers = answers_of(nodes.rendezvous(rank, cycle), Asking())
     for topic in Topic:
-        answers.heard(topic, 1)
+        answers.on_question(topic, 1)
     until_answered()
     assert nodes.written == {}
 
@@ -172,7 +172,7 @@ def test_what_is_old_is_not_said_to_be_new() -> None:
     nodes = AskedNodes(Members(0, ["a", "b"]))
     answers = answers_of(nodes.rendezvous(1), StillAsking(), read_at=time.monotonic() - 600.0)
     for topic in Topic:
-        answers.heard(topic, 1)
+        answers.on_question(topic, 1)
     until_answered()
     assert list(nodes.written) == [(Topic.RANKS, 1)]
     record = ranks_of_record(nodes.written[Topic.RANKS, 1])
@@ -188,8 +188,8 @@ def test_a_host_without_threads_does_not_end_the_thread_that_hears(monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
-        answers.heard(Topic.RANKS, 1)
-    answers.heard(Topic.RANKS, 2)
+        answers.on_question(Topic.RANKS, 1)
+    answers.on_question(Topic.RANKS, 2)
     until_answered()
     record = ranks_of_record(nodes.written[Topic.RANKS, 1])
     assert record is not None and record.number == 2

@@ -21,7 +21,7 @@ PATTERN = r"step (?P<iteration>\d+)"
 def news(watch: LogWatch) -> list[tuple[int, News]]:
     """Waits for the next news."""
     assert readable([watch.fileno()], patient(30))
-    return watch.take()
+    return watch.drain()
 
 
 def iterations(found: list[tuple[int, News]]) -> list[tuple[int, int]]:

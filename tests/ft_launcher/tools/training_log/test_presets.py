@@ -146,7 +146,7 @@ def test_recorded(preset: str, files: list[str], iterations: list[int], losses: 
         # In pieces, as a launcher reads them.
         content = (RECORDED / file).read_bytes()
         for at in range(0, len(content), 100):
-            for text in lines.take(content[at : at + 100]):
+            for text in lines.split(content[at : at + 100]):
                 log = read(text)
                 if log is not None:
                     found.append(log)

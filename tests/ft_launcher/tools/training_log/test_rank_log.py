@@ -12,11 +12,11 @@ S = NS_PER_S
 
 
 def iters(log: RankLog, at_s: int, *numbers: int, loss: str = "1.0") -> None:
-    log.take([f"iter {number}: loss {loss}, time 500.00ms, mfu 1%" for number in numbers], "", at_s * S)
+    log.note_lines([f"iter {number}: loss {loss}, time 500.00ms, mfu 1%" for number in numbers], "", at_s * S)
 
 
 def bar(log: RankLog, at_s: int, done: int) -> None:
-    log.take([], f"{done}%|#| {done}/100 [00:01<00:32,  2.00it/s]", at_s * S)
+    log.note_lines([], f"{done}%|#| {done}/100 [00:01<00:32,  2.00it/s]", at_s * S)
 
 
 def test_steps_are_joined_but_the_first() -> None:
@@ -41,9 +41,9 @@ def test_steps_of_bars_are_summed() -> None:
 def test_a_bar_that_is_not_whole_waits_for_its_end() -> None:
     log = RankLog("tqdm", None)
     bar(log, 0, 1)
-    log.take([], "5%|#| 5/100 [00:0", S)
+    log.note_lines([], "5%|#| 5/100 [00:0", S)
     assert not log.has_steps
-    log.take([], "5%|#| 5/100 [00:01<00:32]", S)
+    log.note_lines([], "5%|#| 5/100 [00:01<00:32]", S)
     assert log.has_steps
 
 
@@ -65,17 +65,17 @@ def test_intervals_are_those_that_the_limit_judges() -> None:
 
 def test_a_line_without_an_end_is_no_line() -> None:
     log = RankLog("nanogpt", None)
-    log.take([], "iter 10: loss 1.0, time 5.00ms, mfu [1]", S)
+    log.note_lines([], "iter 10: loss 1.0, time 5.00ms, mfu [1]", S)
     assert not log.has_steps
 
 
 def test_the_limit_counts_from_the_first_step() -> None:
     log = RankLog("nanogpt", 10.0)
-    log.take(["step 0: train loss 1.0, val loss 1.0", "tokens per iteration will be: 1"], "", 1 * S)
+    log.note_lines(["step 0: train loss 1.0, val loss 1.0", "tokens per iteration will be: 1"], "", 1 * S)
     assert log.due_ns() is None
     iters(log, 100, 0)
     assert log.due_ns() == 110 * S
-    log.take(["step 0: train loss 1.0, val loss 1.0"], "", 105 * S)
+    log.note_lines(["step 0: train loss 1.0, val loss 1.0"], "", 105 * S)
     assert log.due_ns() == 115 * S
     log.judge(115 * S - 1)
     assert LogOverdue not in map(type, log.news())
@@ -137,7 +137,7 @@ def test_a_minute_of_lines_without_a_step_is_noticed_with_the_preset_that_reads_
 def test_silence_before_the_first_step_is_no_output_without_one() -> None:
     """A compilation prints nothing for minutes."""
     log = RankLog("nanogpt", None)
-    log.take(["compiling the model... (takes a ~minute)"], "", 0)
+    log.note_lines(["compiling the model... (takes a ~minute)"], "", 0)
     assert not log.has_missed_steps
     iters(log, 300, 0)
     assert not log.has_missed_steps and log.steps_missing() is None
@@ -146,7 +146,7 @@ def test_silence_before_the_first_step_is_no_output_without_one() -> None:
 def test_lines_that_no_preset_reads_are_quoted_by_the_last_one() -> None:
     log = RankLog("nanogpt", None)
     for at_s in range(0, 70, 10):
-        log.take([f"epoch {at_s} is done"], "", at_s * S)
+        log.note_lines([f"epoch {at_s} is done"], "", at_s * S)
     assert log.has_missed_steps
     assert log.steps_missing() == StepsMissing("epoch 60 is done", "")
 
@@ -154,7 +154,7 @@ def test_lines_that_no_preset_reads_are_quoted_by_the_last_one() -> None:
 def test_an_expression_without_an_iteration_counts_its_lines() -> None:
     """Its limit counts, and its loss is judged."""
     log = RankLog(r"loss=(?P<loss>\S+)", 10.0)
-    log.take(["loss=0.5"], "", S)
+    log.note_lines(["loss=0.5"], "", S)
     assert log.due_ns() == 11 * S
-    log.take(["loss=nan"], "", 2 * S)
+    log.note_lines(["loss=nan"], "", 2 * S)
     assert BadLoss(NO_ITERATION, "nan") in log.news()
