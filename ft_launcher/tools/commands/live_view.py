@@ -124,9 +124,9 @@ def _is_well(node: Mapping[str, Any]) -> bool:
 def _about(node: Mapping[str, Any]) -> str:
     """How old what is known of a node is, and which of its ranks is the most silent one."""
     if node["age_s"] is None:
-        return "not heard of yet"
+        return "no report yet"
     if node["is_old"]:
-        return f"not heard of for {node['age_s']:.0f} s"
+        return f"no report for {node['age_s']:.0f} s"
     silent = max(node["ranks"], key=lambda rank: rank["sign_age_s"] or 0.0, default=None)
     if silent is None or silent["sign_age_s"] is None:
         return ""

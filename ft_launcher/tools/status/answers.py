@@ -1,4 +1,13 @@
-"""Which path is answered with what. Nothing here acts on a job; `/stacks` has the ranks write down where they are."""
+"""Answers the requests that arrive at a launcher's ports and socket: which path gets which body.
+
+`listening.py` makes one `Answers` and gives each `StatusServer` one of its three methods as handler: `of_everything` at
+the status port, `of_metrics` at the metrics port, `of_user` at the socket. No path has an effect on the job; `/stacks`
+has the ranks write down where they are, and they go on.
+
+Threads: a thread of a server calls a handler for each connection, so every method here may run several times at once. A
+handler blocks for the agent's answer, at most as long as the constants below say. `end` is called once, by the main
+thread.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +27,18 @@ from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 from ft_launcher.tools.status.status_server import Answer
 
 _ASK_S = 1.5
-"""How long an answer waits for the monitors (seconds); then it has what is known. The agent's thread gives up on them
-after 0.2 s, or 1 s where a training that has just stalled has its ranks asked where they are."""
+"""How long an answer waits for fresh readings of the monitors (seconds). After that it has what is known. The agent's
+thread gives up on monitors after 0.2 s, or 1 s where a training has just stalled and its ranks are asked for stacks."""
 _STACKS_S = 2.0
+"""The same for stacks and collectives (seconds), for which the agent's thread waits 1 s."""
 _TURN_S = 5.0
-"""How long `/healthz` waits for the agent's thread, which is never busy for long while ranks run (seconds). Kubernetes
-waits one second by default; docs/operations.md says what to set."""
+"""How long `/healthz` waits for the agent's loop (seconds), which is never busy for long while ranks run. Kubernetes
+itself waits one second by default; docs/status.md says what to set."""
 _NOT_OURS = "the job's rendezvous is not one over which nodes can be asked (docs/nodes.md)"
 _EVENTS_S = 1.0
+"""Seconds between two states that `/events` sends."""
 _LAST_S = 0.3
-"""How long the end of the launcher waits until those who follow `/events` have the last state (seconds)."""
+"""How long the end of the launcher waits until followers of `/events` have the last state (seconds)."""
 _JSON = "application/json"
 _PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -36,18 +47,20 @@ _PAGE = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 OPEN_PATHS = frozenset({"/healthz", "/readyz", *_PAGE})
-"""Paths that need no token: the probes of Kubernetes have none, and the answer has no words of ranks. The page
-itself has nothing of the job: it asks its reader for the token, and sends it with what it asks."""
+"""Paths that need no token. The probes of Kubernetes have none, and their answers contain no words of ranks. The page
+itself knows nothing of the job: it asks its reader for the token, and sends it with its own requests."""
 
 
 class Answers:
     """The answers of one launcher.
 
     Args:
-        times: returns the job's time until now; None: it is not kept.
+        status: the state of the job on this node.
+        asking: by which the agent's thread is asked for fresh readings.
+        times: returns the job's time until now; None: no time is kept.
         settings: the object of `/settings.json`.
-        version: of the launcher.
-        journal: returns the file of the journal; None: it is not kept yet.
+        version: the version of the launcher.
+        journal: returns the file of the journal; None: the journal has no file yet.
     """
 
     def __init__(
@@ -67,7 +80,12 @@ class Answers:
         self._followers = 0
 
     def of_everything(self, path: str, query: Mapping[str, str]) -> Answer:
-        """Answers at the port of the status."""
+        """Answers a request at the status port.
+
+        Args:
+            path: the path of the request.
+            query: its parameters, each with its last value.
+        """
         if path in _PAGE:
             name, kind = _PAGE[path]
             file = resources.files("ft_launcher.tools.status") / "page" / name
@@ -84,7 +102,7 @@ class Answers:
         return self.of_metrics(path, query)
 
     def of_metrics(self, path: str, query: Mapping[str, str]) -> Answer:
-        """Answers at the port of the metrics: these, and probes."""
+        """Answers a request at the metrics port: `/metrics`, and the probes `/healthz` and `/readyz`."""
         match path:
             case "/metrics":
                 return self._metrics()
@@ -96,12 +114,13 @@ class Answers:
                 facts = self._status.facts()
                 if facts.runs or facts.waits:
                     return _text("ok\n")
-                # The word only: anyone may ask, and the sentence quotes exceptions.
+                # Only the word: anyone may ask, and the whole sentence may quote an exception.
                 return _text(f"{summary.job_state(facts, self._times()).value}\n", 503)
         return _text("there is nothing here\n", 404)
 
     def of_user(self, path: str, query: Mapping[str, str]) -> Answer:
-        """Answers at the socket in the file system, which only this user can reach."""
+        """Answers a request at the socket in the file system, which only this user can reach. Adds `/stacks` and
+        `/journal`."""
         if path == "/stacks":
             return self._stacks("all" in query)
         if path == "/journal":
@@ -110,7 +129,11 @@ class Answers:
         return self.of_everything(path, query)
 
     def _stacks(self, of_all_nodes: bool) -> Answer:
-        """Where the ranks of this node are, or those of all nodes."""
+        """Returns where the ranks of this node are, or those of all nodes; code 409 where no rank runs.
+
+        The other nodes are asked first, and awaited last: they look for questions seldom, and meanwhile this node asks
+        its own ranks. A rank that answers here is left out of the other nodes' answer.
+        """
         others = None
         if of_all_nodes and self._asking.other_nodes is not None:
             others = self._asking.other_nodes.ask_stacks()
@@ -138,6 +161,8 @@ class Answers:
         return Answer(summary.encoded(answer), _JSON)
 
     def _found(self, with_collectives: bool = False) -> dict[str, Any]:
+        """Returns the object of `/status.json`, with readings that are at most a moment old where the agent answers in
+        time."""
         if with_collectives:
             self._asking.ask(_STACKS_S, collectives=True)
         else:
@@ -151,6 +176,8 @@ class Answers:
         return found | summary.others_as_json(seen)
 
     def _metrics(self) -> Answer:
+        """Returns the metrics; code 501 where `prometheus-client` is not installed. It is imported at the first request
+        only."""
         try:
             from ft_launcher.tools.status import metrics
         except ImportError:
@@ -166,13 +193,15 @@ class Answers:
         return Answer(body, metrics.KIND)
 
     def _fault(self, number: str) -> Answer:
+        """Returns where the ranks were at the fault `number`; code 404 where it is not one of the last ones."""
         for fault in self._status.facts().faults:
             if str(fault.number) == number:
                 return Answer(summary.encoded(summary.fault_as_json(fault)), _JSON)
         return _text("there is no such fault, or it is not among the last ones\n", 404)
 
     def _events(self) -> Iterator[bytes]:
-        """The status again and again, as server-sent events; the last one is named `end`."""
+        """Yields the status once a second as server-sent events. The last one is named `end`, and follows when `end` is
+        called."""
         with self._ending:
             self._followers += 1
         try:
@@ -187,7 +216,7 @@ class Answers:
                 self._ending.notify_all()
 
     def end(self) -> None:
-        """Sends those who follow `/events` the last state. Waits for them, for a fraction of a second at most."""
+        """Sends followers of `/events` the last state. Blocks until they have it, at most `_LAST_S`."""
         with self._ending:
             self._is_over = True
             self._ending.notify_all()
@@ -195,4 +224,5 @@ class Answers:
 
 
 def _text(text: str, code: int = 200) -> Answer:
+    """Returns an answer of plain text."""
     return Answer(text.encode(errors="backslashreplace"), code=code)

@@ -1,5 +1,14 @@
-"""Where a thread that answers a request asks: the monitors, by the agent's thread, for which it waits a bounded time;
-and the other nodes of the job, for which `tools/status/job_nodes.py` does it. Knows no store.
+"""Passes a request from a thread that answers it to the agent's thread, which alone may ask the monitors.
+
+Threads: threads of the servers call `Asking.ask`, which blocks until the agent's thread has answered or a limit is
+over. The agent's thread (`status_feed.py`) finds `fileno` readable, calls `drain`, asks the monitors, and calls
+`answer` when all have answered. A condition protects the few numbers here; nobody holds it while anything is asked.
+
+   server thread: ask() --ticket n, eventfd--> agent's thread: drain() -> n ... monitors ... answer(n) --> ask() returns
+
+Requests are counted, not queued: whoever asked before `drain` is answered by one round of questions. The types of what
+other nodes say (`NodeSeen`, `OtherStacks`) and the protocol `OtherNodes` are here too, so that `answers.py` needs no
+rendezvous; `job_nodes.py` implements the protocol.
 """
 
 from __future__ import annotations
@@ -14,14 +23,14 @@ from typing import Any, Protocol
 from ft_launcher.tools.status.node_status import RankReading
 
 _FRESH_S = 0.2
-"""Who asks so soon after another gets what that one got: a thousand clients cost no more than a few."""
+"""Seconds. A request so soon after an answer gets that answer: a thousand clients cost no more than a few."""
 _COLLECTIVES_FRESH_S = 2.0
-"""The same for collectives: a full flight recorder of a rank takes 40 ms for its answer."""
+"""The same for collectives (seconds): a full flight recorder of a rank takes 40 ms for its answer."""
 
 
 @dataclass(frozen=True)
 class SilentNode:
-    """A node that did not answer in time."""
+    """A node that did not answer a question in time."""
 
     node_rank: int
     node: str
@@ -32,7 +41,9 @@ class OtherStacks:
     """Where the ranks of the other nodes are.
 
     Attributes:
-        problem: why nobody could be asked; empty: they were.
+        readings: one for each rank that answered.
+        silent: the nodes that did not answer in time.
+        problem: why no node could be asked; empty: they were asked.
     """
 
     readings: Sequence[RankReading] = ()
@@ -42,11 +53,11 @@ class OtherStacks:
 
 @dataclass(frozen=True)
 class NodeSeen:
-    """What another node has said of its ranks.
+    """What another node has last reported of its ranks.
 
     Attributes:
-        age_s: how long ago that arrived (seconds); None: it has said nothing in this cycle.
-        ranks: as `ranks` of `/status.json`, with the ages of then.
+        age_s: how long ago the report was read (seconds); None: the node has reported nothing in this cycle.
+        ranks: as `ranks` of `/status.json`, with the ages that held at the time of the report.
     """
 
     node_rank: int
@@ -57,10 +68,13 @@ class NodeSeen:
 
 @dataclass(frozen=True)
 class OthersSeen:
-    """The other nodes of the cycle by node rank, and the names of those that wait for a place.
+    """What is known of the other nodes.
 
     Attributes:
-        old_s: what a node that is well has said is never that old (seconds).
+        nodes: the other nodes of the cycle, in the order of node ranks.
+        waiting: the names of the nodes that wait for a place.
+        old_s: the age (seconds) that the report of a healthy node never reaches. An older report means that the node is
+            silent.
     """
 
     nodes: Sequence[NodeSeen] = ()
@@ -69,23 +83,30 @@ class OthersSeen:
 
 
 class OtherNodes(Protocol):
-    """Asks the other nodes. Any thread may call its methods. Where a launcher has none, its node is alone, or its
-    rendezvous is not ours."""
+    """Asks the other nodes of the job. Any thread may call the methods.
+
+    A launcher has no such object where its node is alone, or where the rendezvous is not ours.
+    """
 
     def ask_stacks(self) -> Callable[[], OtherStacks]:
-        """Asks where their ranks are, and returns at once. The function that it returns waits for the answers, for a
-        bounded time."""
+        """Asks the other nodes where their ranks are. Does not block. The returned function blocks for the answers, for
+        a bounded time, and returns them."""
 
     def counts(self) -> Mapping[str, int]:
-        """Returns how many nodes of the job are in which state; empty where `seen` returns None."""
+        """Returns state -> number of nodes; empty where `seen` returns None."""
 
     def seen(self) -> OthersSeen | None:
-        """Returns at once what the other nodes have said last, and has them say more while this is called again and
-        again. None: this node is not the coordinator, or no cycle has begun."""
+        """Returns the last reports of the other nodes. Does not block.
+
+        A call also has the other nodes report again, for some seconds: so reports are fresh while somebody calls this
+        once a second, and cost nothing while nobody does. None: this node is not the coordinator, or no cycle has
+        begun.
+        """
 
 
 class Asking:
-    """One launcher's. `ask` is for the threads of servers, everything else for the agent's thread.
+    """The requests of one launcher for fresh readings. Threads of servers call `ask`; all else is for the agent's
+    thread.
 
     Attributes:
         other_nodes: by which the other nodes of the job can be asked; None: there are none, or they cannot be asked.
@@ -103,14 +124,15 @@ class Asking:
         self._is_active = False
 
     def ask(self, limit_s: float, stacks: bool = False, collectives: bool = False) -> bool | None:
-        """Waits until all monitors were asked and have answered, or until the limit (seconds).
+        """Blocks until all monitors have been asked and have answered, at most `limit_s` seconds.
 
         Args:
-            stacks: have the ranks write their stacks too; this asks for collectives as well.
-            collectives: ask torch's flight recorder in each rank.
+            stacks: also have the ranks write their stacks.
+            collectives: also ask torch's flight recorder in each rank; stacks imply it.
 
         Returns:
-            Whether the agent's thread has attended to it; None: no rank runs, so nobody could be asked.
+            Whether the agent's thread has answered. True also where an answer of the last moment will do, and where the
+            cycle ended meanwhile. None: no rank runs, so nobody could be asked.
         """
         with self._condition:
             if not self._is_active:
@@ -130,17 +152,21 @@ class Asking:
             return self._answered >= ticket or not self._is_active
 
     def fileno(self) -> int:
-        """The descriptor that is readable when somebody asks."""
+        """Returns the descriptor that is readable while a request waits."""
         return self._event
 
     def set_active(self, is_active: bool) -> None:
-        """Says whether the agent's thread looks at the descriptor from now on. Who waits is released if it does not."""
+        """Says whether the agent's loop polls the descriptor from now on. False releases everybody who waits.
+
+        Called at the begin and the end of each cycle: between cycles no rank runs.
+        """
         with self._condition:
             self._is_active = is_active
             self._condition.notify_all()
 
     def drain(self) -> tuple[int, bool, bool]:
-        """Returns the number of requests so far, and whether one of the new ones wants stacks, and collectives."""
+        """Returns the number of requests so far, and whether a new one wants stacks, and collectives. Empties the
+        descriptor."""
         with self._condition:
             try:
                 os.eventfd_read(self._event)
@@ -151,13 +177,14 @@ class Asking:
             return self._asked, stacks, collectives
 
     def answer(self, number: int) -> None:
-        """Releases who has asked until `number`."""
+        """Releases everybody whose request was among the first `number`."""
         with self._condition:
             self._answered = max(self._answered, number)
             self._answered_at = time.monotonic()
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Closes the descriptor; nobody asks any more."""
+        """Releases everybody who waits, and closes the descriptor. Called at the end of the launcher, after the
+        servers."""
         self.set_active(False)
         os.close(self._event)

@@ -1,7 +1,12 @@
-"""Where the ranks of a node were at one moment: those at the same place together, and how far each was in its process
-groups, as JSON values. Pure.
+"""Describes where the ranks were at one moment, as JSON values of bounded size. Pure.
 
-Of bounded size, whatever the ranks have written: it is kept for each of the last faults.
+A scene has three parts: stacks, with ranks at the same location together; collectives, a table of how far the ranks
+were in each process group; and silent ranks, which said nothing where others did. `node_status.py` makes one for each
+hang, `summary.py` serves it as `/fault.json`, and `tools/bundle/incident.py` writes it into an incident. `answers.py`
+uses the same functions for `/stacks`.
+
+Ranks wrote the frames and the names of groups, and the scene of each of the last faults is kept. So every text and list
+is cut.
 """
 
 from __future__ import annotations
@@ -12,21 +17,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _MAX_STACKS = 32
+"""Different stacks of a scene."""
 _MAX_FRAMES = 32
-"""Of one stack: the call that hangs, and what called it."""
+"""Frames of one stack: the call that hangs, and its callers."""
 _MAX_ROWS = 64
-"""Of the table of collectives: a rank is in about ten groups, and most ranks are at the same place of each."""
+"""Rows of the table of collectives. A rank is in about ten groups, and most ranks are equally far in each."""
 _MAX_TEXT = 200
+"""Characters of a frame, a name of a group, or a shape."""
 _INNERMOST = 8
-"""Frames for a line about one rank: below torch's wrappers they reach the program."""
+"""Frames in a line about one rank. Below torch's wrappers they reach the program."""
 
 
 def scene_of(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the scene of a fault as `/fault.json` has it: `stacks` (`merged_stacks`), `collectives` and `silent` (see
-    there).
+    """Returns the scene of a fault as `/fault.json` has it: `stacks`, `collectives` and `silent`, each as the function
+    of that name (`merged_stacks` for the first) returns it.
 
     Args:
         ranks: as the journal's event `stacks` has them.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: they do not fit, as in a journal of unknown origin.
     """
     scenes = [
         {
@@ -45,8 +55,11 @@ def scene_of(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def packed(scene: Mapping[str, Any]) -> bytes:
-    """Returns a scene as compressed JSON. Seldom is one looked at, and the lists of many ranks for 20 faults, each made
-    beside what is gone soon, held 3 MiB of memory."""
+    """Returns a scene as compressed JSON, for `unpacked`.
+
+    A scene is seldom looked at. Unpacked, the lists of many ranks for 20 faults held 3 MiB of memory, since each was
+    made beside objects that were soon freed.
+    """
     return zlib.compress(json.dumps(scene).encode())
 
 
@@ -57,12 +70,13 @@ def unpacked(scene: bytes) -> dict[str, Any]:
 
 
 def merged_stacks(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the ranks with equal frames together: `ranks`, and all else that is known of the first of them. The
-    smallest group comes first: it is the one to look at.
+    """Returns groups of ranks with equal frames, the smallest group first: it is the one to look at.
+
+    A group has `ranks`, and everything else as its first rank has it.
 
     Args:
         ranks: each with `rank`, `frames` of its main thread (the innermost first), and `process`, whose `stacks` says
-            why there are none.
+            why there are no frames.
     """
     groups: dict[tuple[tuple[str, ...], str], dict[str, Any]] = {}
     for rank in ranks:
@@ -73,13 +87,17 @@ def merged_stacks(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def collectives(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns how far the ranks are in each process group: groups in which a rank waits first, and of each group those
-    first that have entered the fewest collectives, since the others wait for them.
+    """Returns how far the ranks are in each process group, one row for all ranks that are equally far.
 
-    Each row is of the `ranks` that have come equally far in a `group` (the name that the program gave it, else
-    torch's): the number of the last collective that they have `entered`, from 1 (0: none), and `finished`; `operation`
-    and `shape` (sizes and types of its tensors) of the first one that they have not finished, else of the last one; and
-    the number of the last one that the GPU has `started` (0: the recorder does not know it, as with gloo).
+    Groups in which a rank waits come first. Within a group the ranks that have entered the fewest collectives come
+    first, since the other ranks wait for them. The keys of a row:
+
+    - `group`: the name that the program gave the group, else torch's.
+    - `ranks`: which ranks the row is about.
+    - `entered`, `finished`: the number of the last collective that they have entered and finished, from 1; 0: none.
+    - `operation`, `shape`: the first collective that they have not finished, else the last one; sizes and types of its
+      tensors.
+    - `started`: the number of the last collective that the GPU has started; 0: unknown, as with gloo.
 
     Args:
         ranks: each with `rank` and its `groups`.
@@ -102,9 +120,9 @@ def collectives(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def silent(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the ranks that said nothing of their collectives where others did, in rows of `ranks` and `why`.
+    """Returns the ranks that said nothing of their collectives where other ranks did, in rows of `ranks` and `why`.
 
-    In a hang the others may wait for one of them.
+    In a hang the other ranks may wait for one of these. Empty where no rank said anything.
 
     Args:
         ranks: each with `rank`, its `groups`, and its `process` in /proc.
@@ -124,5 +142,5 @@ def silent(ranks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def innermost(frames: Sequence[str]) -> list[str]:
-    """Returns the innermost frames, each of bounded length."""
+    """Returns the innermost frames, each of bounded length. `frames` begins with the innermost one."""
     return [str(frame)[:_MAX_TEXT] for frame in frames[:_INNERMOST]]

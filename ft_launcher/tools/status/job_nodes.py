@@ -1,6 +1,17 @@
-"""What the nodes of a job ask each other about their ranks, for those who want to see the whole job: asks and answers.
+"""Lets the nodes of a job ask each other about their ranks, so that one page or command shows the whole job.
 
-Made by `composition.py` where the rendezvous is ours. What is decided of the training does not depend on it.
+`JobNodes` asks for this node, `NodeAnswers` answers for it. `composition.py` makes both where the rendezvous is ours.
+Questions and answers go through the job's store (`job/link/questions.py`); what a node writes is in `node_record.py`.
+Nothing that is decided of the training depends on any of this.
+
+The store is slow and may stand still, so nothing here uses it in a thread that must not wait.
+
+Threads:
+- `ft_node_watch`: of `JobNodes`, while somebody wants to see all nodes; asks every 5 s and reads the answers.
+- `ft_node_ask`: of `JobNodes`, one per request for stacks; lives until the answers are there or the deadline is over.
+- `ft_node_answer`: of `NodeAnswers`, while there are questions to answer.
+- The threads of the status servers call `JobNodes.seen`, `counts` and `ask_stacks`; the link's thread calls
+  `NodeAnswers.on_question`. None of these calls blocks on the store.
 """
 
 from __future__ import annotations
@@ -28,21 +39,24 @@ from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 from ft_launcher.tools.status.summary import ranks_as_json
 
 _STACKS_S = 2.0
-"""How long a node waits for the stacks of its ranks (seconds): a rank that is stopped gives none."""
+"""How long a node waits for the stacks of its ranks (seconds). A stopped rank gives none."""
 _READING_S = 0.3
-"""How long a node waits for its monitors (seconds): they answer at once."""
+"""How long a node waits for the readings of its monitors (seconds). Monitors answer at once."""
 _EVERY_S, _READS = 5.0, 2
 """How often nodes are asked while somebody wants to see all of them (seconds), and how often answers are read then."""
 _WANTED_S = 15.0
-"""So long after the last one who wanted to know (seconds): the page asks every second."""
+"""How long the other nodes go on reporting after the last request for their reports (seconds). The page asks every
+second."""
 _OLD = 2.0
-"""What nodes have said is as old as the time between questions and that until they look; and twice, on a busy host."""
+"""A report is old after this many times the seconds between two questions, plus the time until a node looks for one.
+Twice, since a busy host needs longer."""
 _TRANSFER_S = 1.0
-"""What question and answer may take on their way, after a node has looked (seconds)."""
+"""How long question and answer may take on their way through the store (seconds)."""
 _LONGEST_LOOK_S = 20.0
-"""With beats that are longer than that, nodes are named silent which would have answered (seconds)."""
+"""Longest time that a node is given to look for a question (seconds). Where beats are longer, `/stacks` names nodes
+silent that would have answered later."""
 _POLL_S = 0.2
-"""Between two looks for answers, of which there are many: each is one operation of the store for all nodes."""
+"""Seconds between two looks for answers. A look is one operation of the store for all nodes."""
 _NOT_ASKED = "the other nodes cannot be asked"
 _NOT_ANSWERED = "a question of another node cannot be answered"
 _NOT_LINKED = "this node is not linked to the others: it has not joined them yet, or has left"
@@ -51,10 +65,10 @@ _NO_STORE = "the rendezvous' store does not answer, or no cycle has begun"
 
 
 class JobNodes:
-    """Asks for one node.
+    """Asks the other nodes on behalf of this one: the `OtherNodes` of `asking.py`.
 
     Args:
-        rendezvous: of this node.
+        rendezvous: this node's.
         every_s: how often the other nodes are asked while somebody wants to see them (seconds).
     """
 
@@ -64,17 +78,22 @@ class JobNodes:
         self._wanted_at = 0.0
         self._is_watching = False
         self._reports: dict[int, tuple[float, NodeRecord[Mapping[str, Any]]]] = {}
-        """By node rank: what a node has said last since this is wanted, and when that was read (monotonic seconds)."""
+        """Node rank -> when the node's last report was read (monotonic seconds), and the report. Only reports that were
+        made since `seen` has been in use."""
 
     def counts(self) -> Mapping[str, int]:
-        """Returns how many nodes take part and wait, where this node is the coordinator."""
+        """Returns how many nodes take part (`active`) and wait (`waiting`); empty where this node is not the
+        coordinator."""
         members = self._rendezvous.members()
         if members is None:
             return {}
         return {"active": len(members.active) - len(members.gone), "waiting": len(members.waiting)}
 
     def seen(self) -> OthersSeen | None:
-        """Returns what the other nodes have said last, where this node is the coordinator."""
+        """Returns the last reports of the other nodes; None where this node is not the coordinator. Does not block.
+
+        The first call after a while starts the thread that asks; its result has no report yet.
+        """
         questions, members = self._rendezvous.questions, self._rendezvous.members()
         if members is None:
             return None
@@ -82,7 +101,7 @@ class JobNodes:
         with self._lock:
             self._wanted_at = now
             is_new, self._is_watching = not self._is_watching, True
-            if is_new:  # what was said long ago would look like the last words of nodes that are lost
+            if is_new:  # a report from before would look like the last one of a node that was lost
                 self._reports = {}
             said = dict(self._reports)
         if is_new and not _is_started(self._watch, "ft_node_watch", _NOT_ASKED):
@@ -101,7 +120,8 @@ class JobNodes:
         return OthersSeen(nodes, members.waiting, _OLD * (self._every_s + look_s))
 
     def _watch(self) -> None:
-        """Asks the other nodes again and again, until nobody has wanted to know for a while."""
+        """The thread `ft_node_watch`: asks the other nodes every `every_s` seconds, until `seen` was not called for
+        `_WANTED_S`."""
         with contained(_NOT_ASKED):
             first: int | None = None
             while self._is_wanted():
@@ -119,11 +139,13 @@ class JobNodes:
             self._is_watching = False
 
     def _is_wanted(self) -> bool:
+        """Returns whether `seen` was called lately."""
         with self._lock:
             return time.monotonic() < self._wanted_at + _WANTED_S
 
     def _read_ranks(self, questions: Questions, first: int) -> None:
-        """Reads what has been answered to question `first` and later ones: what is older has no age that is known."""
+        """Reads the answers to question `first` and to later ones. An older answer is left out, since its age is not
+        known."""
         members = self._rendezvous.members()
         if members is None:
             return
@@ -137,14 +159,18 @@ class JobNodes:
                     self._reports[rank] = (time.monotonic(), record)
 
     def ask_stacks(self) -> Callable[[], OtherStacks]:
-        """Asks all nodes where their ranks are. The function that it returns waits for the answers of the others."""
+        """Asks the other nodes where their ranks are. Does not block. The returned function blocks for their answers.
+
+        The deadline is fixed here: the time until each node has looked for the question, plus the time of stacks and
+        transfer.
+        """
         questions = self._rendezvous.questions
         if questions is None:
             return lambda: OtherStacks(problem=_NOT_LINKED)
         deadline = time.monotonic() + min(questions.look_s, _LONGEST_LOOK_S) + _STACKS_S + _TRANSFER_S
         found: queue.SimpleQueue[OtherStacks] = queue.SimpleQueue()
 
-        # In a thread: an operation of a store whose host stands still ends after a minute.
+        # In a thread, since an operation of a store whose host stands still ends only after a minute.
         def ask() -> None:
             with contained(_NOT_ASKED):
                 found.put(self._ask_stacks(questions, deadline))
@@ -159,6 +185,7 @@ class JobNodes:
         return wait
 
     def _ask_stacks(self, questions: Questions, deadline: float) -> OtherStacks:
+        """The thread `ft_node_ask`: asks, and returns the answers that are there at `deadline` (monotonic seconds)."""
         members = questions.members()
         number = questions.ask(Topic.STACKS)
         if members is None or number is None:
@@ -168,16 +195,16 @@ class JobNodes:
 
 
 class NodeAnswers:
-    """Answers for one node.
+    """Answers the questions of other nodes about the ranks of this node.
 
-    A node that has no place, or whose ranks of it do not run yet, answers nothing: the key of its last place is another
-    node's by now.
+    A node without a place in the cycle, or whose ranks do not run yet, answers nothing: answers lie at a key of the
+    node rank, and the rank that it had last may be another node's by now.
 
     Args:
-        status: of this node.
-        asking: by which its monitors are asked.
-        times: of this node.
-        rendezvous: of this node.
+        status: the state of this node.
+        asking: by which the monitors of this node are asked.
+        times: the time ledger of this node.
+        rendezvous: this node's.
     """
 
     def __init__(self, status: NodeStatus, asking: Asking, times: NodeTimes, rendezvous: NodeRendezvous) -> None:
@@ -190,8 +217,12 @@ class NodeAnswers:
         self._is_answering = False
 
     def on_question(self, topic: Topic, number: int) -> None:
-        """Notes a question; returns at once. A thread answers it, which lives no longer than that takes."""
-        if topic is Topic.HANG:  # `HangExchange` answers
+        """Notes question `number` about `topic`, and starts a thread to answer it unless one runs. Does not block.
+
+        Called by the link's thread, which also sends keep-alives and so must not wait. Of several questions about one
+        topic the latest is answered. Questions about hangs are for `HangExchange` (`agent/hang_exchange.py`).
+        """
+        if topic is Topic.HANG:
             return
         with self._lock:
             self._asked[topic] = number
@@ -203,6 +234,7 @@ class NodeAnswers:
                 self._is_answering = False
 
     def _answer_all(self) -> None:
+        """The thread `ft_node_answer`: answers until no question is left, then ends."""
         while True:
             with self._lock:
                 asked, self._asked = self._asked, {}
@@ -214,6 +246,7 @@ class NodeAnswers:
                     self._answer(topic, number)
 
     def _answer(self, topic: Topic, number: int) -> None:
+        """Answers one question, unless this node has no place in the cycle of its ranks, or loses it meanwhile."""
         questions, place = self._rendezvous.questions, self._rendezvous.current_place
         if questions is None or place is None or place.cycle != self._status.facts().cycle:
             return
@@ -225,6 +258,8 @@ class NodeAnswers:
             questions.answer(topic, place.rank, text)
 
     def _stacks(self, number: int, cycle: int) -> str | None:
+        """Returns the record of where the ranks are; an empty one where no rank runs, None where the agent does not
+        answer."""
         match self._asking.ask(_STACKS_S, stacks=True):
             case True:
                 return stacks_as_record(number, cycle, self._status.readings)
@@ -233,6 +268,8 @@ class NodeAnswers:
         return None  # the agent's loop stands still: what was read last is old
 
     def _ranks(self, number: int, cycle: int) -> str:
+        """Returns the record of the lines about the ranks. With readings of before, where the agent does not answer in
+        time."""
         self._asking.ask(_READING_S)
         facts, readings = self._status.facts(), self._status.readings
         ranks = ranks_as_json(facts, readings, self._times.now(), time.monotonic())
@@ -240,9 +277,10 @@ class NodeAnswers:
 
 
 def _is_started(work: Callable[[], None], name: str, otherwise: str) -> bool:
-    """Starts a thread; returns whether it could, and logs `otherwise` if not.
+    """Starts a daemon thread. Returns whether it could be started, and logs `otherwise` where not.
 
-    On a host that has no more threads, those who ask go on without, as does the link's thread that hears questions.
+    On a host that can start no more threads, whoever asks goes on without an answer. So does the link's thread, which
+    must survive this.
     """
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
@@ -253,12 +291,18 @@ def _is_started(work: Callable[[], None], name: str, otherwise: str) -> bool:
 
 
 def _await_stacks(questions: Questions, names: dict[int, str], number: int, cycle: int, deadline: float) -> OtherStacks:
-    """Waits until the nodes `names`, by node rank, have answered a question in a cycle, or until the deadline."""
+    """Returns the stacks of other nodes that answer question `number` in `cycle`. Blocks until all have, or the
+    deadline.
+
+    Args:
+        names: node rank -> name of the nodes to wait for.
+        deadline: monotonic seconds.
+    """
     silent, readings = dict(names), list[RankReading]()
     while silent:
         for rank, text in questions.answers(Topic.STACKS, silent).items():
             record = stacks_of_record(text, time.monotonic())
-            # That of a later question will do as well.
+            # The answer to a later question will do as well.
             if record is not None and record.number >= number and record.cycle == cycle:
                 del silent[rank]
                 readings += record.ranks

@@ -1,4 +1,9 @@
-"""Opens the places at which a job can be asked: a socket in the runtime folder, and the ports that the user chose."""
+"""Opens the places at which a job can be asked: a socket in the runtime folder, and the ports that the user chose.
+
+`composition.py` enters `answering` for each job, and `tracing` where traces are wanted. What cannot be opened is a
+warning, not an error: the training must not fail because nobody can look at it. Settings that would let strangers read
+a job are an error, though.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +29,11 @@ from rank_monitor.contract.wire.foreign import open_regular
 logger = logging.getLogger("ft_launcher")
 
 SOCKET = "status"
-"""The name of the socket in the runtime folder."""
+"""The name of the socket in the runtime folder. `tools/commands/status.py` looks for it there."""
 _LEAST_TOKEN = 16
-"""Characters: shorter ones can be guessed."""
+"""Characters of the shortest token: shorter ones can be guessed."""
 _MAX_TOKEN = 4096
+"""Bytes of the token's file that are read."""
 
 
 @contextlib.contextmanager
@@ -39,17 +45,21 @@ def answering(
     times: Callable[[], JobTime | None],
     version: str,
 ) -> Iterator[tuple[NodeStatus, Asking]]:
-    """A context in which the job can be asked. A port that cannot be had is a warning: the training goes on.
+    """Context in which the job can be asked. Gives the status to fill, and the requests to answer.
+
+    A port that cannot be opened is a warning. At the end, followers of `/events` get the last state, and all servers
+    and descriptors are closed.
 
     Args:
-        sources: where each setting is from.
-        folder: the runtime folder.
-        journal: what it is given is the status, too.
+        settings: of the job.
+        sources: the source of each setting.
+        folder: the runtime folder, where the socket is made.
+        journal: its events are the status; a listener is added until the end.
         times: returns the job's time until now.
-        version: of the launcher.
+        version: the version of the launcher.
 
     Raises:
-        ConfigError: others can reach the address, and there is no token; or the token cannot be read.
+        ConfigError: other hosts can reach the address and there is no token, or the token cannot be read.
     """
     record = settings.record
     token = _token(record, sources)
@@ -83,7 +93,8 @@ def answering(
 
 @contextlib.contextmanager
 def tracing(journal: Journal, version: str) -> Iterator[None]:
-    """A context in which the job's cycles are sent as traces, if the packages for it are there."""
+    """Context in which the job's cycles are sent as traces. Without OpenTelemetry's packages it warns, and nothing is
+    sent."""
     try:
         from ft_launcher.tools.status.trace_export import sending
     except ImportError as error:
@@ -100,6 +111,7 @@ def tracing(journal: Journal, version: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _warned(what: str) -> Iterator[None]:
+    """Context that turns an OSError into a warning that names `what` cannot be asked."""
     try:
         yield
     except OSError as error:
@@ -107,10 +119,12 @@ def _warned(what: str) -> Iterator[None]:
 
 
 def _token(settings: RecordSettings, sources: Mapping[str, str]) -> str | None:
-    """Returns the token that requests must have; None: none is needed, since only this host can ask.
+    """Returns the token that requests must have. None: no token is needed, since only this host can ask.
+
+    A token file that every user of the host can read is a warning.
 
     Raises:
-        ConfigError: there is none where one is needed, or it cannot be read.
+        ConfigError: there is no token where one is needed, or it cannot be read, or is too short.
     """
     file = settings.status_token_file
     if settings.metrics_port is None and settings.status_port is None:
@@ -141,13 +155,15 @@ def _token(settings: RecordSettings, sources: Mapping[str, str]) -> str | None:
 
 
 def _here(address: str) -> str:
-    """Returns the address to listen at: the default is one of IPv4, which a loopback interface may lack."""
+    """Returns the address to listen at. For the default, 127.0.0.1, it returns `::1` on a host whose loopback has no
+    IPv4."""
     if address == RecordSettings.status_address:
         return loopback()
     return address
 
 
 def _is_loopback(address: str) -> bool:
+    """Returns whether only this host can reach `address`. A name other than localhost counts as reachable."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,7 +1,9 @@
-"""The state of a job on this node as metrics of Prometheus, by its client library (the extra `observe`).
+"""Writes the state of the job on this node as metrics for Prometheus, by its client library (the extra `observe`).
 
-A collector makes them when they are asked for; nothing is counted meanwhile. No run id, host or text of a rank is a
-label but in `job_info`, so the number of series is bounded. docs/operations.md has the table of all metrics.
+`answers.py` imports this file at the first request for `/metrics`. Metrics are made when they are asked for, from the
+same facts as `/status.json`; nothing is counted in between. The number of series is bounded: run id, host and job name
+are labels of `job_info` only, and no text that a rank wrote is a label anywhere. docs/status.md has the table of all
+metrics.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from rank_monitor.contract.wire.rank_times import BOUNDS_NS, STEP, Durations
 
 PREFIX = "ft_launcher_"
 KIND = "text/plain; version=0.0.4; charset=utf-8"
+"""The content type of the text format."""
 
 _Value = tuple[dict[str, str], float]
-"""Labels, and the number that they have."""
+"""The labels of one sample, and its value."""
 
 
 def as_metrics(
@@ -33,12 +36,14 @@ def as_metrics(
     now: float,
     version: str,
 ) -> bytes:
-    """Returns the metrics in Prometheus' text format.
+    """Returns all metrics in Prometheus' text format.
 
     Args:
-        nodes: how many nodes of the job are in which state; empty: another launcher says so.
+        readings: of the ranks of this node.
+        times: the job's time until now; None: no time is kept.
+        nodes: state -> number of nodes of the job; empty: another launcher exports them.
         now: monotonic seconds.
-        version: of the launcher.
+        version: the version of the launcher.
     """
 
     class Once(Collector):
@@ -56,6 +61,7 @@ def as_metrics(
 
 
 def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
+    """Yields what the journal's events add up to: names, cycles, faults, restarts, recoveries, checks."""
     yield _gauge("build_info", "Version of the launcher.", [({"version": version}, 1)])
     names = {
         "run_id": facts.run_id,
@@ -88,12 +94,13 @@ def _of_job(facts: Facts, version: str) -> Iterator[Metric]:
 
 
 def _of_times(times: JobTime) -> Iterator[Metric]:
+    """Yields what the time ledger knows: steps, seconds by category, goodput, durations of steps and sections."""
     present, account = times.present, times.account
     if present.iteration is not None:
         yield _gauge("step", "The last step that is done.", [({}, present.iteration)])
     if present.saved is not None:
         yield _gauge("step_saved", "The last step that is in a checkpoint.", [({}, present.saved)])
-    # No counter: steps that are lost later move from `step` to `lost_progress`.
+    # A gauge and no counter: the seconds of steps that turn out to be lost move from `step` to `lost_progress`.
     seconds = [({"category": category}, spent_s) for category, spent_s in account.seconds.items()]
     yield _gauge("time_seconds", "Time of the job by category; the sum is its wall time.", seconds)
     yield _gauge("goodput_ratio", "Share of the time of steps that count.", [({"window": "job"}, account.goodput)])
@@ -106,7 +113,8 @@ def _of_times(times: JobTime) -> Iterator[Metric]:
 
 
 def _of_ranks(readings: Sequence[RankReading], facts: Facts, times: JobTime | None, now: float) -> Iterator[Metric]:
-    # Generators: of a node of many ranks these are thousands of samples.
+    """Yields what is known of each rank of this node, and how many ranks are in each state."""
+    # Generators, since a node of many ranks has thousands of samples; see `_filled`.
     scored = (
         ({"rank": str(rank), "kind": kind}, score)
         for rank, scores in facts.scores.items()
@@ -123,35 +131,40 @@ def _of_ranks(readings: Sequence[RankReading], facts: Facts, times: JobTime | No
     counts = Counter(present)
     yield _gauge("straggler_score", "Speed of a rank by straggler detection; 1: as the fastest, or its best.", scored)
     yield _gauge("rank_sign_age_seconds", "Age of the last sign of life of a rank of this node.", ages)
-    # No series for the states that a rank is not in: they would be four fifths of all.
+    # Only the state that a rank is in gets a sample. The states that it is not in would be four fifths of all samples.
     yield _gauge("rank_state", "1 for the state of a rank of this node.", states)
     totals = [({"state": str(state)}, counts[state]) for state in RankState]
     yield _gauge("ranks", "Ranks of this node in each state.", totals)
 
 
 def _gauge(name: str, text: str, samples: Iterable[_Value]) -> Metric:
+    """Returns a gauge. `samples` may be a generator, and is read once."""
     made = GaugeMetricFamily(f"{PREFIX}{name}", text)
     return _filled(made, made.name, samples)
 
 
 def _counter(name: str, text: str, samples: Iterable[_Value]) -> Metric:
+    """Returns a counter, under a name that ends in `_total` as the format demands."""
     made = CounterMetricFamily(f"{PREFIX}{name}", text)
     return _filled(made, f"{made.name}_total", samples)
 
 
 def _filled(made: Metric, name: str, samples: Iterable[_Value]) -> Metric:
-    # Each sample is made when it is written and then gone. If 6,000 live at once, Python looks for circles among them,
-    # and with them among all objects of torch: that doubles the time.
+    """Gives a metric the samples of the name `name`."""
+    # Each sample is made when it is written, and freed at once. If 6,000 samples live at the same time, Python's
+    # garbage collector searches them for reference cycles, and with them all objects of torch. That doubles the time of
+    # an answer.
     made.samples = (Sample(name, labels, number) for labels, number in samples)  # type: ignore[assignment]
     return made
 
 
 def _histogram(name: str, text: str, durations: Durations) -> Metric:
+    """Returns a histogram of durations, with every second bound: powers of two. Half the series say as much."""
     made = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=[])
     reached, buckets = 0, []
     for bucket, bound in enumerate(BOUNDS_NS):
         reached += durations.buckets.get(bucket, 0)
-        if bucket % 2 == 0:  # powers of two: half the series say as much
+        if bucket % 2 == 0:
             buckets.append((str(bound / 1e9), float(reached)))
     count = float(sum(durations.buckets.values()))
     made.add_metric([], [*buckets, ("+Inf", count)], durations.sum_ns / 1e9)

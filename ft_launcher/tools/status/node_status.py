@@ -1,7 +1,16 @@
-"""The state of a running job on this node: what the events of its journal add up to, and where its ranks are.
+"""Adds up the events of the journal and the readings of the ranks to the state of the job on this node.
 
-Pure but for a lock: the agent's thread and the journal's writers put in, the threads of the server read. The journal
-gives each event to `on_event`, so that status, metrics and journal cannot differ.
+Pure but for a lock. The journal calls `NodeStatus.on_event` with each event as it is written, so that status, metrics
+and journal cannot differ. `status_feed.py` puts in what monitors answered. The result is one `Facts`, which
+`summary.py` turns into words and JSON.
+
+Three kinds of trouble are told apart while ranks run. A rank that its monitor ends is *hung*: no stall replaces this
+text, since the other ranks stand still because of that rank. A stall warning, or a verdict that condemns nobody, lasts
+until ranks make steps again; the journal has no event of that, but the readings show it. A fault that is handled in
+process lasts until the restart in process is reported.
+
+Threads: any thread may write an event, and does so through `on_event`; the agent's thread calls `read` and `waits`;
+threads of the servers call `facts` and `readings`. The lock is held for each of these calls.
 """
 
 from __future__ import annotations
@@ -17,32 +26,37 @@ from ft_launcher.record import events
 from ft_launcher.tools.status.fault_scene import innermost, packed, scene_of
 
 _MAX_FAULTS = 20
-"""The last ones are kept, with their texts: 40 KB at most. Counters have all."""
+"""The last faults are kept with their texts: 40 KB at most. Counters count all faults."""
 _MAX_TEXT = 2000
 """Characters of one text that a rank chose."""
 _MAX_KINDS = 64
-"""Different labels of one counter; classes and kinds of faults are fewer."""
+"""Different labels of one counter. Classes and kinds of faults are fewer, but a rank may send any word."""
 _MAX_ENDS = 64
-"""Cycles of which it is kept how they ended; a page shows fewer."""
+"""Cycles of which the end is kept. A page shows fewer."""
 RECOVERY_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""A restart in process takes hundredths of a second, a lost node minutes."""
+"""Bounds of the histogram of recoveries (seconds): a restart in process takes hundredths of a second, a lost node
+minutes."""
 RELAUNCH, IN_PROCESS = "relaunch", "in_process"
+"""How a restart was made: recovery level 2, and recovery level 1. The words are labels of the metric `restarts`."""
 
 
 @dataclass(frozen=True)
 class RankReading:
-    """Where a rank was when its monitor was asked.
+    """What the monitor of a rank last answered about it.
 
     Attributes:
-        read_at: when it answered (monotonic seconds); None: it has not, in this cycle.
-        iteration: the last one that it reported; -1: none.
-        sections: that are open, with their age in seconds at `read_at`.
-        sign_age_s: age of its last sign of life then; None: it gave none.
-        frames: of its main thread, the innermost first, where stacks were asked for.
-        process: its state in /proc, then.
-        groups: how far it is in each process group, as `rank_monitor/flight_recorder.py: groups_of` has it; empty: that
-            was not asked for in this cycle, or it has no flight recorder.
-        groups_at: when it said so (monotonic seconds).
+        read_at: when the monitor answered (monotonic seconds); None: it has not answered in this cycle.
+        connected: the rank has connected to its monitor.
+        attached: the rank has asked to be watched.
+        iteration: the last iteration that the rank reported; -1: none.
+        sections: open section -> its age at `read_at` (seconds).
+        sign_age_s: the age of the rank's last sign of life at `read_at`; None: it gave none.
+        condemned: the monitor ends the rank for an exceeded limit.
+        frames: of the main thread, the innermost first, where stacks were asked for.
+        process: the state of the process in /proc at that time.
+        groups: how far the rank is in each process group, as `rank_monitor/flight_recorder.py: groups_of` has it.
+            Empty: nobody asked for it in this cycle, or the rank has no flight recorder.
+        groups_at: when the rank answered that (monotonic seconds).
     """
 
     rank: int
@@ -63,14 +77,20 @@ class RankReading:
 
 @dataclass(frozen=True)
 class Recoveries:
-    """What one phase of all recoveries took. `within`: how many took at most so long, for each of RECOVERY_BOUNDS_S."""
+    """The durations of one phase of all recoveries.
+
+    Attributes:
+        count: how many there were.
+        sum_s: their sum (seconds).
+        within: for each of RECOVERY_BOUNDS_S, how many took at most so long.
+    """
 
     count: int = 0
     sum_s: float = 0.0
     within: tuple[int, ...] = (0,) * len(RECOVERY_BOUNDS_S)
 
     def and_one(self, spent_s: float) -> Recoveries:
-        """Returns them with one more."""
+        """Returns the same with one more duration."""
         within = tuple(
             number + (spent_s <= bound) for number, bound in zip(self.within, RECOVERY_BOUNDS_S, strict=True)
         )
@@ -79,13 +99,14 @@ class Recoveries:
 
 @dataclass(frozen=True)
 class FaultSeen:
-    """A fault of a rank of this node, and what followed.
+    """A fault of a rank of this node, and what was decided about it.
 
     Attributes:
         number: counts the faults of this node, from 1.
-        t: when it was written: seconds since 1970.
+        t: when the event was written (seconds since 1970).
+        kind, fault_class, what, where, hint, detail, others: as in the journal's event `fault`.
         next: the decision in words; empty: there is none yet.
-        scene: where the ranks were, for `fault_scene.unpacked`; None: it was not recorded, since nothing hung.
+        scene: where the ranks were, for `fault_scene.unpacked`; None: nothing hung, so it was not recorded.
     """
 
     number: int
@@ -105,25 +126,26 @@ class FaultSeen:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the events add up to.
+    """The state of the job on this node, as far as events tell it.
 
     Attributes:
-        job_name: what people call it; its run id where the event has no name.
-        started: when the job began here: seconds since 1970.
+        job_name: what people call the job; its run id where the event has no name.
+        started: when the job began here (seconds since 1970).
         cycle: the present or last cycle; None: none has begun.
-        runs: ranks run now.
-        trouble: why the job is not well now, in words; empty: it is.
-        stall_cause: whom the ranks of a stalled training wait for, in words; empty: that is not known.
-        ended: the job is over.
-        exit_code: of the launcher; None: it goes on.
-        end_reason: why it is over.
-        ends: cycle -> how it ended, of the last ones.
-        frames: rank -> the innermost frames of its main thread, as the last finding of this cycle had them.
-        restarts: number by rung and by whether they were charged.
-        recoveries: what each phase of the recoveries that are over took.
+        runs: whether ranks run now.
+        waits: whether the coordinator lets this node wait while others run: it is a spare.
+        trouble: why the job is not well now, in words; empty: it is well.
+        stall_cause: whom the ranks of a stalled training wait for, in words; empty: not known.
+        ended: whether the job is over.
+        exit_code: the launcher's; None: the job goes on.
+        end_reason: why the job is over.
+        ends: cycle -> how it ended, for the last cycles.
+        frames: rank -> the innermost frames of its main thread, as the last finding of this cycle has them.
+        restarts: (RELAUNCH or IN_PROCESS, whether charged) -> how many.
+        recoveries: phase -> durations, of the recoveries that are over.
         scores: rank -> the scores of its last report of straggler detection, `relative` and `individual`.
-        health: the last state of each check that had something to report.
-        waits: the coordinator has let this node wait while others run.
+        health: check -> its last state, for checks that had something to report.
+        exit_codes: rank -> exit code, for ranks of this cycle that have ended.
     """
 
     run_id: str = ""
@@ -157,37 +179,38 @@ class Facts:
 
     @property
     def fault_count(self) -> int:
-        """How many faults there were, those included that are no longer kept."""
+        """How many faults there were, including those that are no longer kept."""
         return sum(self.faults_by.values())
 
 
 class NodeStatus:
-    """The state of one launcher's job. Any thread may call its methods."""
+    """Keeps the state of one launcher's job. Any thread may call the methods; none of them blocks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._facts = Facts()
-        """What it counts and lists is added to in place; `facts` returns copies."""
+        """The state. Its counters, dictionaries and lists are changed in place; `facts` returns copies."""
         self._fault_number = 0
         self._scene: tuple[int, bytes] | None = None
-        """Of a cycle that hung: its fault comes next."""
+        """The cycle and the packed scene of a hang. The event `fault` follows, and takes it."""
         self._readings: tuple[RankReading, ...] = ()
         self._hung = ""
-        """What is said of the rank that its monitor ends; empty: of none."""
+        """The text about a rank that its monitor ends; empty: no rank is condemned."""
         self._is_stalled = False
         self._stalled_at: int | None = None
-        """The lowest iteration of any rank when it was first read after the stall was reported."""
+        """The lowest iteration of any rank when it was first read after the stall was reported. When all ranks are
+        beyond it, the stall is over."""
 
     def on_event(self, event: events.Event, t: float) -> None:
-        """Takes an event that was written at `t` (seconds since 1970)."""
+        """Adds an event that was written at `t` (seconds since 1970)."""
         with self._lock:
             self._facts = self._after(event, t)
 
     def read(self, readings: Sequence[RankReading], stall_cause: str = "") -> None:
-        """Takes the present readings of all ranks of this node.
+        """Stores the present readings of all ranks of this node.
 
         Args:
-            stall_cause: whom the ranks wait for, where the training is stalled and that is known.
+            stall_cause: whom the ranks wait for, where the training stalls and this is known.
         """
         with self._lock:
             self._readings = tuple(readings)
@@ -197,12 +220,13 @@ class NodeStatus:
                 return
             if self._stalled_at is None:
                 self._stalled_at = min(iterations)
-            elif min(iterations) > self._stalled_at:  # they go on, of which nothing is written to the journal
+            elif min(iterations) > self._stalled_at:  # all make steps again; no event says so
                 self._is_stalled = False
                 self._facts = replace(self._facts, trouble="", frames={})
 
     def waits(self, is_waiting: bool) -> None:
-        """Notes whether this node waits for a place while others run. A cycle's begin and the job's end end that."""
+        """Notes whether this node waits for a place while others run. The begin of a cycle and the end of the job reset
+        it."""
         with self._lock:
             self._facts = replace(self._facts, waits=is_waiting)
 
@@ -213,12 +237,13 @@ class NodeStatus:
             return self._readings
 
     def facts(self) -> Facts:
-        """What is known now."""
+        """Returns the present state, as a copy that nothing changes any more."""
         with self._lock:
             copies: dict[str, Any] = {name: copy(value) for name, value in vars(self._facts).items()}
             return Facts(**copies)
 
     def _after(self, event: events.Event, t: float) -> Facts:
+        """Returns the state after an event. An event that this file does not know changes nothing."""
         facts = self._facts
         match event:
             case events.JobStartEvent():
@@ -263,6 +288,7 @@ class NodeStatus:
         return facts
 
     def _after_cycle(self, event: events.CycleStartEvent | events.CycleEndEvent) -> Facts:
+        """Returns the state after the begin or the end of a cycle."""
         facts = replace(self._facts, cycle=event.cycle)
         if isinstance(event, events.CycleStartEvent):
             self._is_stalled, self._hung = False, ""
@@ -279,13 +305,16 @@ class NodeStatus:
     def _trouble(
         self, event: events.VerdictEvent | events.StallEvent | events.InProcessFaultEvent | events.InProcessRestartEvent
     ) -> str:
-        """Returns why the job is not well while its ranks run; empty: it is again."""
+        """Returns why the job is not well after this event, while its ranks run; empty: it is well again.
+
+        Counts faults and restarts in process along the way.
+        """
         match event:
             case events.VerdictEvent() if event.condemned:
                 self._is_stalled, self._hung = False, f"rank {event.rank} hangs: {_text(event.reason)}"
                 return self._hung
             case events.VerdictEvent() | events.StallEvent() if self._hung:
-                return self._hung  # ranks that wait for the one that is being ended stand still, too
+                return self._hung  # the other ranks stand still since they wait for the condemned one
             case events.VerdictEvent():
                 self._is_stalled, self._stalled_at = True, None
                 return f"rank {event.rank} hangs: {_text(event.reason)}"
@@ -302,6 +331,7 @@ class NodeStatus:
         return ""
 
     def _after_fault(self, event: events.FaultEvent, t: float) -> Facts:
+        """Returns the state after a fault that ended a cycle, with the scene that was recorded for it."""
         self._count_fault(event.fault_class, event.kind)
         self._fault_number += 1
         scene = None
@@ -327,6 +357,7 @@ class NodeStatus:
         return replace(self._facts, runs=False, trouble=f"rank {event.rank} {_text(event.what)}")
 
     def _after_decision(self, event: events.DecisionEvent) -> Facts:
+        """Returns the state after a decision. The last fault gets its words, unless it is of another cycle."""
         faults = self._facts.faults
         if faults and not faults[-1].next and faults[-1].cycle == event.cycle:
             following = f"{event.action}: {_text(event.reason)}"
@@ -339,6 +370,8 @@ class NodeStatus:
         return replace(self._facts, runs=False, restarts_left=event.restarts_left)
 
     def _after_ledger(self, event: events.LedgerEvent) -> Facts:
+        """Returns the state after a ledger. Only the last ledger of a cycle has the whole recovery before that
+        cycle."""
         if not event.has_ended:
             return self._facts
         for phase, spent_s in event.recovery.items():
@@ -346,25 +379,27 @@ class NodeStatus:
         return self._facts
 
     def _count_fault(self, fault_class: str, kind: str) -> None:
+        """Counts a fault by class and kind, unless there are too many different ones already."""
         counts = self._facts.faults_by
         if (fault_class, kind) in counts or len(counts) < _MAX_KINDS:
             counts[fault_class, kind] += 1
 
     def _add_recovery(self, phase: str, spent_s: float) -> None:
+        """Adds the duration of one phase of a recovery."""
         recoveries = self._facts.recoveries
         if phase in recoveries or len(recoveries) < _MAX_KINDS:
             recoveries[phase] = recoveries.get(phase, Recoveries()).and_one(spent_s)
 
 
 def _text(value: object) -> str:
-    """A text of a rank, of bounded length; an absent one is empty."""
+    """Returns a text with bounded length; empty where the event has none."""
     if not isinstance(value, str):
         return ""
     return value[:_MAX_TEXT]
 
 
 def _frames(event: events.Event) -> dict[int, list[str]]:
-    """Returns the frames that a finding has, by rank."""
+    """Returns rank -> innermost frames, for the events that have them."""
     match event:
         case events.VerdictEvent():
             return {event.rank: innermost(event.frames)}

@@ -1,8 +1,14 @@
 """Asks the monitors where the ranks are when somebody wants to know. A source of events that never ends a cycle.
 
-Made by `composition.py`; the agent's thread calls it. Nothing is asked as long as nobody asks, and nothing is waited
-for. When somebody asks while the training is stalled, the ranks are asked once in that stall for their stacks and
-collectives: these say whom the ranks wait for.
+`composition.py` makes it, and the agent's loop calls it, in the agent's thread. No method blocks: a question to the
+monitors is sent, and their answers are looked at when the loop calls again. While nobody asks, no monitor is asked.
+
+One request takes this way: a server's thread calls `Asking.ask`; the loop sees `Asking.fileno` readable and calls
+`attend`, which asks all monitors; their answers wake the loop; when all have answered, or a limit is over, the readings
+go to `NodeStatus` and the request is released.
+
+When somebody asks while the training is stalled, ranks are also asked once in that stall for stacks and collectives.
+These say whom the ranks wait for, and the answer to the request is held back until they are there.
 """
 
 from __future__ import annotations
@@ -24,17 +30,17 @@ from ft_launcher.tools.status.asking import Asking
 from ft_launcher.tools.status.node_status import NodeStatus, RankReading
 
 _READING_S, _STACKS_S = 0.2, 1.0
-"""How long answers are waited for (seconds). A monitor answers at once; a rank may need longer for its stacks, and one
-that is stopped gives none."""
+"""How long answers of monitors are waited for, and stacks of ranks (seconds). A monitor answers at once; a rank may
+need longer for its stacks, and a stopped rank gives none."""
 
 
 class StatusFeed(EventSource):
-    """The readings of one job on this node.
+    """Brings the readings of the ranks of this node to the status, cycle after cycle.
 
     Args:
-        status: where the readings go.
-        asking: from where the requests come.
-        ranks: of this node.
+        status: gets the readings.
+        asking: has the requests of the servers' threads.
+        ranks: the ranks of this node.
     """
 
     def __init__(self, status: NodeStatus, asking: Asking, ranks: Ranks) -> None:
@@ -47,17 +53,18 @@ class StatusFeed(EventSource):
         self._until: float | None = None
         self._collects = False
         self._collected: dict[int, tuple[float, Mapping[str, Any]]] = {}
-        """When a rank's collectives were last asked for in this cycle, and what it answered; kept while others ask
-        for less. One that gave no answer the last time is not in it."""
+        """Local rank -> when it was last asked for its collectives in this cycle, and its answer. Kept while later
+        requests ask for less. A rank that did not answer the last time is not in it."""
         self._stopped: set[int] = set()
-        """Local ranks whose process was stopped then."""
+        """Local ranks whose process was stopped when collectives were last asked for."""
         self._stalled_after: int | None = None
-        """After which step the stall began for which the ranks were asked; None: they were asked for none."""
+        """The step after which the stall began for which the ranks were last asked; None: they were asked for no
+        stall."""
         self._stall_cause = ""
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
-        """A context in which requests are taken."""
+        """Context of one cycle: forgets the answers of the cycle before, and lets requests through until its end."""
         self._until = self._stalled_after = None
         self._stall_cause = ""
         self._collected.clear()
@@ -70,17 +77,23 @@ class StatusFeed(EventSource):
             self._asking.set_active(False)
 
     def descriptors(self) -> set[int]:
-        """Returns the one that is readable when somebody asks; none while answers are awaited."""
+        """Returns the descriptor that is readable when somebody asks; empty while answers are awaited, since one round
+        of questions at a time is enough."""
         if self._until is not None:
             return set()
         return {self._asking.fileno()}
 
     def next_check(self) -> float | None:
-        """When to answer with what is known by then (monotonic seconds); None: nobody waits."""
+        """Returns when to answer with what is known by then (monotonic seconds); None: nobody waits."""
         return self._until
 
     def attend(self, ready: Set[int]) -> list[Event]:
-        """Asks the monitors, and publishes what they have answered. Returns nothing."""
+        """Asks the monitors if somebody wants to know, and publishes their answers when they are complete. Returns no
+        event.
+
+        An error here must not end the cycle, so it is contained. Whoever waits is then released by the limit of
+        `Asking.ask`.
+        """
         with contained("the status of the ranks cannot be read"):
             if self._asking.fileno() in ready:
                 self._number, stacks, collectives = self._asking.drain()
@@ -95,7 +108,10 @@ class StatusFeed(EventSource):
         return []
 
     def _ask(self, stacks: bool, collectives: bool) -> None:
-        # The ledgers first: an answer is complete by the readings, and a ledger of long ago would look like a stall.
+        """Asks all monitors for readings, and for `stacks` and `collectives` where these are wanted. Sets the time
+        limit."""
+        # Time ledgers are asked for first. Answers count as complete when the readings are there, and a ledger of long
+        # ago would look like a stall.
         self._ranks.monitors.ask_times()
         self._token = self._ranks.monitors.ask_readings(stacks, collectives)
         self._collects = stacks or collectives
@@ -105,8 +121,10 @@ class StatusFeed(EventSource):
         self._until = time.monotonic() + limit_s
 
     def _asks_about_stall(self) -> bool:
-        """Asks the ranks for their stacks where the training has stalled since they were last asked; the answer to who
-        asks waits for these. Returns whether they were asked now."""
+        """Asks the ranks for stacks and collectives if the training has stalled since they were last asked.
+
+        Returns whether they were asked now. Then the request that is being answered waits for their answer.
+        """
         stall = self._ranks.parts.times.stall
         if stall is None:
             self._stalled_after, self._stall_cause = None, ""
@@ -119,7 +137,8 @@ class StatusFeed(EventSource):
         return False
 
     def _cause(self) -> str:
-        """Returns whom the ranks wait for, as the last readings have it, in words; empty: nothing shows it."""
+        """Returns whom the ranks wait for according to the last readings, in words; empty: the readings do not show
+        it."""
         placement, processes, monitors = self._ranks.placement, self._ranks.processes, self._ranks.monitors
         evidence = [
             replace(rank, snapshot=monitors.found(rank.local_rank).reading)
@@ -129,11 +148,14 @@ class StatusFeed(EventSource):
         return collective.summary(collective.find(views, placement.is_alone), views)
 
     def _is_complete(self) -> bool:
+        """Returns whether the monitors of all running ranks have answered the last question."""
         monitors, running = self._ranks.monitors, self._ranks.running()
         readings = [monitors.found(local_rank).reading for local_rank in running]
         return all(reading is not None and reading.token <= self._token for reading in readings)
 
     def _store_collectives(self) -> None:
+        """Stores what the ranks have answered about their collectives, if they were asked, and which ranks are
+        stopped."""
         if not self._collects:
             return
         pids = self._ranks.processes.pids()
@@ -146,13 +168,16 @@ class StatusFeed(EventSource):
                 self._collected[local_rank] = (found.reading_at, dict(found.reading.groups))
 
     def _publish(self) -> None:
+        """Gives the status a reading of each rank of this node. A rank whose monitor never answered has an empty
+        one."""
         pids = self._ranks.processes.pids()
         readings = []
         for local_rank in self._ranks.monitors.local_ranks:
             found, rank = self._ranks.monitors.found(local_rank), self._ranks.global_rank(local_rank)
             pid = pids.get(local_rank, 0)
             reading, verdict = found.reading, found.verdict
-            # A limit of printed steps watches a rank that asks for no watch, from its first step on.
+            # A rank of which printed steps are read is watched from its first step on, although it asks for no watch
+            # itself.
             is_read = self._reads_steps and found.times is not None and found.times.attached
             collected_at, groups = self._collected.get(local_rank, (None, {}))
             process: dict[str, Any] = {}

@@ -1,7 +1,20 @@
 """Answers GET requests at one listening socket, of TCP or in the file system, by the standard library's HTTP server.
 
-Its threads are few and wait for nobody: a job is never slower because somebody asks. Until the first connection there
-is one sleeping thread.
+`listening.py` makes one server for each place at which a job can be asked. This file knows connections, tokens and
+codes; `answers.py` knows what to answer. Whoever reaches the port may be anybody, a web page in the user's browser
+included, so each request is checked here before a handler sees it.
+
+A job must never be slower because somebody asks: connections and threads are bounded, and no other part of the launcher
+waits for them.
+
+Threads: `ft_launcher status` accepts connections, from the making of the server until `close`; it is the only thread
+until the first connection. Each connection gets a thread of its own, in which its request is read and the handler runs.
+At most `MAX_CONNECTIONS` of these run handlers, and as many more wait for their turn, for `_FREE_S`.
+
+    accept; beyond 32 connections the oldest is ended
+      -> a thread of its own, where fewer than 64 live within 2 s; else 503
+      -> its turn to answer, within 2 s; else 503
+      -> the answer
 """
 
 from __future__ import annotations
@@ -26,14 +39,15 @@ from rank_monitor.contract.wire import channel
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 32
-"""At once, each with a thread, and threads that answer; a new connection ends the oldest. Probes, Prometheus and a few
-people need fewer."""
+"""Connections at a time, and threads that answer at a time. A new connection ends the oldest. Probes, Prometheus and a
+few people need fewer."""
 _WAITING = 512
-"""Connections that the kernel holds until they are taken. Where it holds none more, a client tries again after a
-second."""
+"""Connections that the kernel holds until they are accepted. Beyond that a client tries again after a second."""
 _QUIET_S = 10.0
-"""A connection on which nothing arrives for so long is closed."""
+"""Seconds without data after which a connection is closed."""
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'"
+"""The content security policy of every answer: the page loads only its own script, style and icon, and asks only this
+server."""
 _ALWAYS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -41,17 +55,21 @@ _ALWAYS = {
     "X-Content-Type-Options": "nosniff",
 }
 _FREE_S = 2.0
-"""How long a connection waits until another one's answer is over (seconds). That of an ended connection is within it:
-`/events` writes every second, and finds out."""
+"""How long a connection waits for a free thread (seconds). A thread of a connection that has been ended is free within
+that time: `/events` writes every second, and notices."""
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+"""The answer where no thread is free."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back.
+    """The answer to one request.
 
     Attributes:
-        stream: more pieces of the body, after `body`, until it ends or the client does.
+        body: the body, or its begin.
+        kind: the content type.
+        code: the status code.
+        stream: further pieces of the body. Sent as they come, until the iterator ends or the client is gone.
     """
 
     body: bytes = b""
@@ -61,14 +79,16 @@ class Answer:
 
 
 Handler = Callable[[str, Mapping[str, str]], Answer]
-"""Path and query -> answer. Called in a thread of the server."""
+"""Path and parameters of a request -> answer. Called in a thread of the server, several at a time; may block."""
 
 
 def as_file(path: str) -> socket.socket:
-    """Returns a listening socket in the file system, which only its owner may use.
+    """Returns a listening socket in the file system. Only its owner may connect to it.
+
+    Changes the umask of the process for a moment, so call it where no other thread makes files.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, for instance since the path is too long.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     before = os.umask(0o177)
@@ -84,10 +104,14 @@ def as_file(path: str) -> socket.socket:
 
 
 def at_port(address: str, port: int) -> socket.socket:
-    """Returns a listening socket of TCP; port 0 is one that is free.
+    """Returns a listening socket of TCP.
+
+    Args:
+        address: name or address to listen at.
+        port: 0: one that is free.
 
     Raises:
-        OSError: the port is taken, or the address is not of this host.
+        OSError: the port is taken, or the address is not one of this host.
     """
     family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -102,17 +126,17 @@ def at_port(address: str, port: int) -> socket.socket:
 
 
 class StatusServer(ThreadingMixIn, BaseServer):
-    """Serves in a thread from the start on, and answers each connection in one of its own.
+    """Serves a listening socket in threads of its own, from the moment when it is made until `close`.
 
-    At `MAX_CONNECTIONS` the oldest is ended for a new one, so that clients that are slow on purpose cannot keep others
-    out. So many threads answer: where all are busy, with connections that may be gone, a new one gets code 503 after
-    `_FREE_S`. As many may wait for that.
+    At `MAX_CONNECTIONS` the oldest connection is ended for a new one, so that clients that are slow on purpose cannot
+    keep others out. Where all threads are busy, perhaps with connections that are gone, a new request gets code 503
+    after `_FREE_S`.
 
     Args:
-        listener: closed by `close`.
-        handler: answers a request whose token is right.
-        token: that a request must have as `Authorization: Bearer TOKEN`; None: none is asked for.
-        open_paths: that need no token.
+        listener: the socket; `close` closes it.
+        handler: answers a request that may be answered.
+        token: what a request must have as `Authorization: Bearer TOKEN`; None: no token is asked for.
+        open_paths: paths that need no token.
     """
 
     daemon_threads = True
@@ -126,7 +150,7 @@ class StatusServer(ThreadingMixIn, BaseServer):
         open_paths: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(listener.getsockname(), _Handler)
-        listener.setblocking(False)  # who has gone again before it is accepted holds nobody up
+        listener.setblocking(False)  # a client that is gone before it is accepted must not block `accept`
         self.socket = listener
         self._handler, self._token, self._open_paths = handler, token, open_paths
         self._lock = threading.Lock()
@@ -139,11 +163,11 @@ class StatusServer(ThreadingMixIn, BaseServer):
 
     @property
     def port(self) -> int:
-        """The port at which it listens."""
+        """The port at which the server listens."""
         return int(self.socket.getsockname()[1])
 
     def close(self) -> None:
-        """Ends the server. Answers that are under way are cut off."""
+        """Ends the server. Answers that are under way are cut off. Blocks until the accepting thread has ended."""
         os.write(self._ended, b".")
         self._thread.join()
         with self._lock:
@@ -154,15 +178,16 @@ class StatusServer(ThreadingMixIn, BaseServer):
             os.close(descriptor)
 
     def _run(self) -> None:
+        """The thread `ft_launcher status`: accepts connections until `close`."""
         while self._ending not in readable([self.fileno(), self._ending], None):
             self.handle_request()
 
     def fileno(self) -> int:
-        """The descriptor that is readable when somebody connects."""
+        """Returns the descriptor that is readable when somebody connects."""
         return self.socket.fileno()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Takes one connection."""
+        """Accepts one connection, and ends the oldest where there are too many. Called by the base class."""
         connection, where = self.socket.accept()
         with self._lock:
             self._connections.append(connection)
@@ -171,7 +196,8 @@ class StatusServer(ThreadingMixIn, BaseServer):
         return connection, where
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Has a connection answered in a thread, if there is one."""
+        """Has a connection answered in a new thread, or refuses it where too many threads live. Called by the base
+        class."""
         if not self._free.acquire(timeout=_FREE_S):
             self._refuse(request)
             return
@@ -182,7 +208,11 @@ class StatusServer(ThreadingMixIn, BaseServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answers a connection. Waits here for its turn, so that the next one is taken meanwhile."""
+        """Answers one connection, in its own thread.
+
+        The connection waits here for its turn, and not in `process_request`: the accepting thread must accept the next
+        one meanwhile.
+        """
         try:
             if not self._may_answer.acquire(timeout=_FREE_S):
                 self._refuse(request)
@@ -195,13 +225,14 @@ class StatusServer(ThreadingMixIn, BaseServer):
             self._free.release()
 
     def _refuse(self, request: Any) -> None:
+        """Answers a connection with code 503, without reading its request as HTTP."""
         with contextlib.suppress(OSError):
             request.sendall(_BUSY)
-            request.recv(65536, socket.MSG_DONTWAIT)  # what is left unread would take the answer away
+            request.recv(65536, socket.MSG_DONTWAIT)  # closing with unread data would reset the connection
         self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Ends a connection that was answered."""
+        """Ends and closes a connection that was answered or refused."""
         with self._lock:
             if request in self._connections:
                 self._connections.remove(request)
@@ -209,14 +240,19 @@ class StatusServer(ThreadingMixIn, BaseServer):
         request.close()
 
     def close_request(self, request: Any) -> None:
-        """Ends a connection for which there is no thread."""
+        """Closes a connection for which no thread could be started. Called by the base class."""
         self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Does nothing: the client went away, and nobody else is concerned."""
+        """Does nothing: the client went away, and an error in the handler has been answered."""
 
     def answer(self, target: str, headers: Message, connection: socket.socket) -> Answer:
-        """Returns the answer to a request for `target`; an error in it is an answer, too."""
+        """Returns the answer to a request for `target`. An exception in the handler becomes code 500 with the
+        exception's name.
+
+        Called in the connection's thread. A socket in the file system answers only its own user and root, whatever the
+        mode of the file is.
+        """
         if connection.family == socket.AF_UNIX and not _is_ours(connection):
             return Answer(b"this job is another user's\n", code=403)
         try:
@@ -226,15 +262,18 @@ class StatusServer(ThreadingMixIn, BaseServer):
             return Answer(f"{type(error).__name__}\n".encode(), code=500)
 
     def _answer_allowed(self, target: str, headers: Message, connection: socket.socket) -> Answer:
-        """As `answer`; what a client sends may be anything.
+        """Checks host and token of a request, and returns the handler's answer, or a refusal (400, 401 or 403).
+
+        Args:
+            target: the request's path and query, as the client sent them.
 
         Raises:
-            ValueError: it is not a path, or not the name of a host.
+            ValueError: the target is no path, or the `Host` no name of a host.
         """
         split = urlsplit(target)
         hosts = headers.get_all("Host", [])
         if len(hosts) > 1 or (split.netloc and split.netloc not in hosts):
-            # What stands between a client and this server may have looked at the other one (RFC 9112, 3.2).
+            # A proxy between client and server may have looked at the other of the two names (RFC 9112, 3.2).
             return Answer(b"a request names one host\n", code=400)
         if (
             connection.family != socket.AF_UNIX
@@ -251,14 +290,18 @@ class StatusServer(ThreadingMixIn, BaseServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Reads the request of one connection, and writes the answer. Each connection carries one request."""
+
     server: StatusServer
     server_version, sys_version = "ft_launcher", ""
 
     def setup(self) -> None:
+        """Sets the limit of silence, so that a client that sends nothing does not keep the thread."""
         self.request.settimeout(_QUIET_S)
         super().setup()
 
     def do_GET(self) -> None:
+        """Answers GET, and HEAD without the body."""
         answer = self.server.answer(self.path, self.headers, self.connection)
         self.send_response(answer.code)
         self.send_header("Content-Type", answer.kind)
@@ -278,20 +321,24 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Writes nothing: what is asked for has no place in the log of a training."""
+        """Writes nothing: requests for the status have no place in the log of a training."""
 
 
 def _end(connection: socket.socket) -> None:
+    """Ends a connection in both directions. A thread that reads or writes it then gets an error or the end."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether the process at the other end is of this user, or of root."""
+    """Whether the process at the other end runs as this user, or as root."""
     return channel.peer(connection).uid in (os.geteuid(), 0)
 
 
 def _names_this_host(host: str) -> bool:
-    """Whether a request was made to a loopback address. A web page can make a browser ask this host under a name of its
-    own, and read the answer; then that name is in the request."""
+    """Whether a request names a loopback address as its host.
+
+    A web page can give this host a name of its own (DNS rebinding), have the browser ask it, and read the answer. The
+    request then has that name.
+    """
     return urlsplit(f"//{host}").hostname in ("localhost", "127.0.0.1", "::1")

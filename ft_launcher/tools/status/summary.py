@@ -1,7 +1,11 @@
-"""The state of a job in one word, in one sentence, and as JSON (`/status.json`). Pure.
+"""Says what a job does in one word, in one sentence, and as JSON (`/status.json`). Pure.
 
-The JSON has a version of its own: keys may be added to it, and `v` grows when one goes or changes its meaning.
-docs/status.md has the table of its keys.
+`answers.py` calls it for each request; commands and the page show what it returns. `Facts` tell what events say, the
+readings what ranks do now, `JobTime` what the time went to. Here they become words, so that command, page and `top` say
+the same.
+
+The JSON has a version of its own: keys may be added, and `v` grows when a key goes or changes its meaning.
+docs/status.md has the table of keys.
 """
 
 from __future__ import annotations
@@ -26,20 +30,20 @@ _DEFAULT = "default"
 
 
 class JobState(str, Enum):
-    """What a job does."""
+    """What a job does, as far as this node sees it. The values are those of `state` in `/status.json`."""
 
     __str__ = str.__str__
 
     STARTING = "starting"
     """No rank has run yet."""
     RUNNING = "running"
-    """The ranks run, and nothing is known to be wrong with them."""
+    """Ranks run, and nothing is known to be wrong with them."""
     TROUBLED = "hung"
-    """The ranks run, and some stand still: a limit or the stall warning says so."""
+    """Ranks run, and some stand still: a limit or the stall warning says so."""
     STALLED = "stalled"
-    """The ranks run, and make no steps for much longer than usual; nothing ends them for it."""
+    """Ranks run, and have made no steps for much longer than usual. No limit ends them for this."""
     RESTARTING = "restarting"
-    """A cycle has ended, and the next one has not begun."""
+    """A cycle has ended, and the next has not begun."""
     WAITING = "waiting"
     """This node waits for a place while others run: a spare."""
     ENDED = "ended"
@@ -47,26 +51,26 @@ class JobState(str, Enum):
 
 
 class RankState(str, Enum):
-    """What a rank does."""
+    """What a rank does. The values are those of `state` of a rank in `/status.json`."""
 
     __str__ = str.__str__
 
     STARTING = "starting"
-    """It has not connected to its monitor."""
+    """The rank has not connected to its monitor."""
     UNWATCHED = "unwatched"
-    """It runs, and has asked for no watch."""
+    """The rank runs, and has asked for no watch."""
     TRAINING = "training"
-    """It is watched."""
+    """The rank is watched."""
     STALLED = "stalled"
-    """It is watched, and the training makes no steps."""
+    """The rank is watched, and the training makes no steps."""
     HUNG = "hung"
-    """A limit was exceeded."""
+    """The rank exceeded a limit, and its monitor ends it."""
     EXITED = "exited"
-    """Its process has ended."""
+    """The rank's process has ended."""
 
 
 def job_state(facts: Facts, times: JobTime | None) -> JobState:
-    """Returns what the job does."""
+    """Returns what the job does. `times` is None where no time is kept."""
     if facts.ended:
         return JobState.ENDED
     if facts.waits and not facts.runs:
@@ -83,12 +87,15 @@ def job_state(facts: Facts, times: JobTime | None) -> JobState:
 
 
 def _is_stalled(facts: Facts, times: JobTime | None) -> bool:
-    """Whether the ranks make no steps."""
+    """Returns whether ranks run and make no steps, by their time ledgers."""
     return facts.runs and times is not None and times.stall is not None
 
 
 def _trouble(facts: Facts, times: JobTime | None) -> str:
-    """Returns why the job is not well now, in words; empty: nothing is known to be wrong."""
+    """Returns why the job is not well now, in words; empty: nothing is known to be wrong.
+
+    What events say comes first: a condemned rank or a fault explains a stall.
+    """
     if facts.trouble or times is None or times.stall is None or not _is_stalled(facts, times):
         return facts.trouble
     if facts.stall_cause:
@@ -97,7 +104,7 @@ def _trouble(facts: Facts, times: JobTime | None) -> str:
 
 
 def rank_state(reading: RankReading, facts: Facts, times: JobTime | None) -> RankState:
-    """Returns what a rank does."""
+    """Returns what a rank does, from its last reading and from what is known of the whole job."""
     if reading.rank in facts.exit_codes or not facts.runs:
         return RankState.EXITED
     if reading.condemned:
@@ -112,7 +119,10 @@ def rank_state(reading: RankReading, facts: Facts, times: JobTime | None) -> Ran
 
 
 def sentence(facts: Facts, times: JobTime | None) -> str:
-    """Returns what the job does and whether it is well, in one line."""
+    """Returns what the job does and whether it is well, in one line.
+
+    Example: `running, cycle 0, step 1,200, 0.31 s a step, saved 40 s ago at step 1,100, goodput 93.1%`.
+    """
     state = job_state(facts, times)
     doing = ""
     if times is not None and times.category:
@@ -148,7 +158,7 @@ def sentence(facts: Facts, times: JobTime | None) -> str:
 
 
 def _ago(age_s: float | None) -> str:
-    """Returns how long ago something was; empty where that is unknown. The agent hears of it within 10 s."""
+    """Returns ` 40 s ago` for an age of 40; empty where the age is unknown. A checkpoint is known here within 10 s."""
     if age_s is None:
         return ""
     if age_s < 90:
@@ -159,7 +169,10 @@ def _ago(age_s: float | None) -> str:
 
 
 def typical_step_s(times: JobTime) -> float | None:
-    """Returns the median time of a step, at most 41 % too high (seconds); None: no step is over."""
+    """Returns the median time of a step, at most 41 % too high (seconds). None: no step is over.
+
+    The durations are in a histogram whose bounds differ by the square root of 2, hence the error.
+    """
     median_ns = times.durations.get(STEP, Durations()).quantile_ns(0.5)
     if median_ns is None:
         return None
@@ -169,12 +182,14 @@ def typical_step_s(times: JobTime) -> float | None:
 def as_json(
     facts: Facts, readings: Sequence[RankReading], times: JobTime | None, now: float, wall: float, version: str
 ) -> dict[str, Any]:
-    """Returns the object of `/status.json`.
+    """Returns the object of `/status.json`, without the keys about other nodes.
 
     Args:
-        now: monotonic seconds.
-        wall: seconds since 1970.
-        version: of the launcher.
+        readings: of the ranks of this node.
+        times: the job's time; None: no time is kept, and then `times` is null and `cycles` empty.
+        now: monotonic seconds, for ages.
+        wall: seconds since 1970, the key `t`.
+        version: the version of the launcher.
     """
     found: dict[str, Any] = {
         "v": VERSION,
@@ -212,16 +227,16 @@ def as_json(
 def ranks_as_json(
     facts: Facts, readings: Sequence[RankReading], times: JobTime | None, now: float
 ) -> list[dict[str, Any]]:
-    """Returns `ranks` of `/status.json`.
+    """Returns `ranks` of `/status.json`. Other nodes get it, too (`node_record.py`).
 
     Args:
-        now: monotonic seconds.
+        now: monotonic seconds, for ages.
     """
     return [_rank(reading, rank_state(reading, facts, times), facts, now) for reading in readings]
 
 
 def others_as_json(seen: OthersSeen | None) -> dict[str, Any]:
-    """Returns the keys of `/status.json` that only the coordinator of several nodes has."""
+    """Returns the keys about other nodes, which only the coordinator of several nodes has; null elsewhere."""
     if seen is None:
         return {"other_nodes": None, "waiting_nodes": None}
     nodes = [
@@ -238,7 +253,7 @@ def others_as_json(seen: OthersSeen | None) -> dict[str, Any]:
 
 
 def _aged(rank: Mapping[str, Any], age_s: float) -> dict[str, Any]:
-    """What was said of a rank some seconds ago, with the ages of now."""
+    """Returns what a node reported of a rank `age_s` seconds ago, with ages as they are now."""
     ages: dict[str, Any] = {
         key: None if rank[key] is None else round(rank[key] + age_s, 3) for key in ("sign_age_s", "reading_age_s")
     }
@@ -247,7 +262,7 @@ def _aged(rank: Mapping[str, Any], age_s: float) -> dict[str, Any]:
 
 
 def fault_as_json(fault: FaultSeen) -> dict[str, Any]:
-    """Returns the object of `/fault.json`: where the ranks were at a fault."""
+    """Returns the object of `/fault.json`: where the ranks were at a fault. Its lists are empty where nothing hung."""
     found: dict[str, Any] = {"v": VERSION, "number": fault.number, "stacks": [], "collectives": [], "silent": []}
     if fault.scene is not None:
         found |= fault_scene.unpacked(fault.scene)
@@ -255,7 +270,7 @@ def fault_as_json(fault: FaultSeen) -> dict[str, Any]:
 
 
 def settings_as_json(settings: Settings, sources: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the object of `/settings.json`: each setting with its value and where that is from."""
+    """Returns the object of `/settings.json`: each setting with its value and its source."""
     found = [
         {
             "key": key.name,
@@ -269,12 +284,13 @@ def settings_as_json(settings: Settings, sources: Mapping[str, str]) -> dict[str
 
 
 def collectives(readings: Sequence[RankReading], now: float, exited: Container[int] = ()) -> dict[str, Any] | None:
-    """Returns how far the ranks are in each process group, with the age of the oldest answer, and which of them gave
-    none; None: nobody has asked in this cycle.
+    """Returns how far the ranks are in each process group: `rows`, `silent`, and `age_s` of the oldest answer.
+
+    None: nobody has asked in this cycle.
 
     Args:
-        exited: ranks of which no answer is expected any more.
         now: monotonic seconds.
+        exited: ranks that have ended, of which no answer is expected.
     """
     moments = [reading.groups_at for reading in readings if reading.groups_at is not None]
     if not moments:
@@ -289,11 +305,12 @@ def collectives(readings: Sequence[RankReading], now: float, exited: Container[i
 
 
 def encoded(found: Mapping[str, Any]) -> bytes:
-    """Returns JSON in UTF-8; numbers that JSON does not have are null."""
-    return json_text(found).encode()  # `json` writes ASCII: halves of surrogate pairs are escaped
+    """Returns JSON as bytes. Numbers that JSON does not have (nan, infinity) become null."""
+    return json_text(found).encode()  # it is ASCII: halves of surrogate pairs, which UTF-8 lacks, are escaped
 
 
 def _rank(reading: RankReading, state: RankState, facts: Facts, now: float) -> dict[str, Any]:
+    """Returns one entry of `ranks`. Frames are those of the reading, else of the last finding about the rank."""
     age_s = None
     if reading.read_at is not None:
         age_s = round(max(0.0, now - reading.read_at), 3)
@@ -315,11 +332,13 @@ def _rank(reading: RankReading, state: RankState, facts: Facts, now: float) -> d
 
 
 def _fault(fault: FaultSeen) -> dict[str, Any]:
+    """Returns one entry of `faults`: all that is known but the scene, which `/fault.json` has."""
     found = {key.name: getattr(fault, key.name) for key in fields(fault) if key.name != "scene"}
     return found | {"has_stacks": fault.scene is not None}
 
 
 def _cycles(times: JobTime, facts: Facts) -> list[dict[str, Any]]:
+    """Returns `cycles`: the last cycles that are over, then the present one."""
     found = [_cycle(part, facts.ends.get(part.cycle, "")) for part in times.past if part.cycle is not None]
     if times.present.cycle is not None:
         found.append(_cycle(times.present, ""))
@@ -327,6 +346,7 @@ def _cycles(times: JobTime, facts: Facts) -> list[dict[str, Any]]:
 
 
 def _cycle(part: CycleTimes, end_reason: str) -> dict[str, Any]:
+    """Returns one entry of `cycles`. `end_reason` is empty while the cycle runs."""
     return {
         "cycle": part.cycle,
         "since": round(part.since, 3),
@@ -339,11 +359,13 @@ def _cycle(part: CycleTimes, end_reason: str) -> dict[str, Any]:
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Returns durations in whole milliseconds, without those that are 0."""
     found = {name: round(spent_s, 3) for name, spent_s in seconds.items()}
     return {name: spent_s for name, spent_s in found.items() if spent_s}
 
 
 def _times(times: JobTime) -> dict[str, Any]:
+    """Returns `times`."""
     return {
         "doing": times.category,
         "iteration": times.present.iteration,

@@ -1,9 +1,16 @@
-"""The cycles of a job as traces for an OpenTelemetry collector, by its SDK (the extra `otel`).
+"""Sends the cycles of a job as traces to an OpenTelemetry collector, by its SDK (the extra `otel`).
 
-Each cycle on this node is a span, with the phases of the recovery before it and its faults. The SDK sends from a thread
-of its own, which holds a bounded number of spans; the training never waits for it. Where to send to, with which headers
-and how long to try is in OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT` and the others), and so are a
-sampler and a service name.
+`listening.py` enters `sending` where traces are wanted, and makes its function a listener of the journal. Each cycle on
+this node becomes a span, with the phases of the recovery before it as spans below it, and faults, decisions and
+restarts in process as its events. All nodes give the spans of one cycle the same trace id.
+
+A span is made when the ledger of its cycle is written, which is its end: until then only its moments are kept. The
+address of the collector, headers, retries, sampler and service name are OpenTelemetry's own variables
+(`OTEL_EXPORTER_OTLP_ENDPOINT` and others).
+
+Threads: the SDK's thread sends, and holds a bounded number of spans, so the training never waits for a collector.
+`ft_traces_end` closes it at the end of the job, which waits for that thread `_GOODBYE_S` at most. `CycleSpans.on_event`
+runs in whatever thread writes an event of the journal.
 """
 
 from __future__ import annotations
@@ -30,26 +37,31 @@ from ft_launcher.record.ledger.job_ledger import laid_out
 logger = logging.getLogger("ft_launcher")
 
 _GOODBYE_S = 2.0
-"""How long the end of the job waits for the last spans. A collector in reach takes them within a tenth of a second."""
+"""How long the end of the job waits for the last spans (seconds). A collector in reach takes them within a tenth of a
+second."""
 _SDK_LOGGER = "opentelemetry"
+"""The SDK's logger, which reports every failed attempt to send."""
 _MAX_MOMENTS = 128
-"""Of one span: OpenTelemetry's own default. A training that restarts in process for days has more."""
+"""Events of one span: OpenTelemetry's own default. A training that restarts in process for days has more."""
 _MAX_TEXT = 2000
-"""Characters of one text that a rank chose."""
+"""Characters of a text that a rank chose."""
 
 Attributes: TypeAlias = Mapping[str, str | int | float]
 
 
 @contextlib.contextmanager
 def sending(version: str) -> Iterator[Callable[[events.Event, float], None]]:
-    """A context in which traces are sent. Gives the function to call with each event of the journal and its time."""
+    """Context in which traces are sent. Gives the function to call with each event of the journal and its time.
+
+    Blocks at the end for the last spans, `_GOODBYE_S` at most.
+    """
     facts = {"service.name": "ft_launcher", "service.version": version, "host.name": socket.gethostname()}
     resource = Resource.create(facts).merge(OTELResourceDetector().detect())  # what the user set wins
     cycles = CycleSpans(resource, version, BatchSpanProcessor(_WarnsOnce(OTLPSpanExporter())))
     sdk_logger = logging.getLogger(_SDK_LOGGER)
     level = sdk_logger.level
     if level == logging.NOTSET:
-        sdk_logger.setLevel(logging.CRITICAL)  # it reports each failed try; `_WarnsOnce` says it once
+        sdk_logger.setLevel(logging.CRITICAL)  # `_WarnsOnce` reports a failure once, the SDK every attempt
     try:
         yield cycles.on_event
     finally:
@@ -62,11 +74,12 @@ def sending(version: str) -> Iterator[Callable[[events.Event, float], None]]:
 
 
 class CycleSpans:
-    """Makes the span of each cycle from the events of the journal. Times are seconds since 1970.
+    """Makes the spans of a cycle from the events of the journal. All times are seconds since 1970.
 
     Args:
-        version: of the launcher.
-        processor: gets the spans.
+        resource: the attributes of the process, which every span has.
+        version: the version of the launcher.
+        processor: gets the spans when they end.
     """
 
     def __init__(self, resource: Resource, version: str, processor: SpanProcessor) -> None:
@@ -78,12 +91,12 @@ class CycleSpans:
         self._tracer = self.provider.get_tracer("ft_launcher", version)
 
     def on_event(self, event: events.Event, t: float) -> None:
-        """Takes an event that was written at `t`. The ledger of a cycle ends its span."""
+        """Adds an event that was written at `t`. The final ledger of a cycle ends its span."""
         match event:
             case events.JobStartEvent():
                 self._run_id = event.run_id
             case events.CycleStartEvent():
-                # The ledger of the cycle before may still come; an older one was lost.
+                # The ledger of the cycle before may still come. An older open cycle has lost its ledger.
                 self._open = {number: cycle for number, cycle in self._open.items() if number == event.cycle - 1}
                 self._open[event.cycle] = _OpenCycle(event, t)
             case events.LedgerEvent() if event.has_ended and event.cycle in self._open:
@@ -103,6 +116,8 @@ class CycleSpans:
                 self._open[event.cycle].note("end", t, {"how": event.how})
 
     def _end(self, cycle: _OpenCycle, ledger: events.LedgerEvent) -> None:
+        """Makes the span of a cycle, with its moments and the phases of the recovery before it, and ends all of
+        them."""
         start = cycle.start
         facts: dict[str, str | int | float] = {
             "run_id": self._run_id,
@@ -115,7 +130,7 @@ class CycleSpans:
         }
         facts |= {f"seconds.{category}": spent_s for category, spent_s in ledger.seconds.items()}
         phases = list(laid_out(ledger.recovery, cycle.started))
-        # Detection and stop are in the time of the cycle before.
+        # Detection and stop belong to the time of the cycle before, so a recovery begins before `ledger.since`.
         since = min([ledger.since, *(begin for _, begin, _ in phases)])
         self._ids.of = f"{self._run_id} {start.cycle} {start.master}"
         span = self._tracer.start_span(f"cycle {start.cycle}", attributes=_named(facts), start_time=_ns(since))
@@ -131,35 +146,49 @@ class CycleSpans:
 
 @dataclass
 class _OpenCycle:
+    """A cycle whose span has not been made yet.
+
+    Attributes:
+        start: the event of its begin.
+        started: when that was written.
+        moments: name, time and attributes of what happened in it.
+        error: the text of its last fault; empty: no fault.
+    """
+
     start: events.CycleStartEvent
     started: float
     moments: list[tuple[str, float, Attributes]] = field(default_factory=list)
     error: str = ""
 
     def note(self, name: str, t: float, attributes: Attributes) -> None:
+        """Adds a moment, unless there are too many."""
         if len(self.moments) < _MAX_MOMENTS:
             self.moments.append((name, t, attributes))
 
 
 class _IdsByCycle(RandomIdGenerator):
-    """The spans of one cycle, `of`, have the same trace id on every node, without a word between them."""
+    """Gives the spans of one cycle the same trace id on every node, without a message between the nodes.
+
+    `of` names the cycle: the run id, the number, and the address of its store, which differs between attempts.
+    """
 
     def __init__(self) -> None:
         self.of = ""
 
     def generate_trace_id(self) -> int:
+        """Returns the trace id of the cycle `of`: 16 bytes of a hash."""
         return int.from_bytes(hashlib.sha256(self.of.encode()).digest()[:16], "big")
 
 
 class _WarnsOnce(SpanExporter):
-    """Says the first failure in a line, and the next one only when a success was between them."""
+    """Warns at the first failure to send, and again only after a success."""
 
     def __init__(self, exporter: OTLPSpanExporter) -> None:
         self._exporter = exporter
         self._failed = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Sends them."""
+        """Sends spans, in the SDK's thread."""
         result = self._exporter.export(spans)
         failed = result is not SpanExportResult.SUCCESS
         if failed and not self._failed:
@@ -168,12 +197,12 @@ class _WarnsOnce(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Closes the connection."""
+        """Closes the connection to the collector."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _named(attributes: Attributes) -> dict[str, str | int | float]:
-    """Returns them under names that no other library has."""
+    """Returns attributes with our prefix, so that no other library has the same names."""
     return {f"ft_launcher.{name}": value for name, value in attributes.items()}
 
 
@@ -182,9 +211,11 @@ def _ns(seconds: float) -> int:
 
 
 def _of_fault(event: events.FaultEvent | events.InProcessFaultEvent) -> dict[str, str | int | float]:
+    """Returns the attributes of a fault."""
     facts: dict[str, str | int | float] = {"rank": event.rank, "class": event.fault_class}
     return facts | {"what": _short(event.what), "where": _short(event.where)}
 
 
 def _short(text: str) -> str:
+    """Returns a text of a rank with bounded length."""
     return text[:_MAX_TEXT]

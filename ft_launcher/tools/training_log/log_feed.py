@@ -1,7 +1,10 @@
-"""Passes on what the ranks print of their steps (`--ft-watch-log`): to their monitors, to the journal, as a fault.
+"""Passes on what the ranks print of their steps (`--ft-watch-log`): to their monitors, to the journal, and as a fault.
 
-A source of events. Made by `composition.py` where the option is given. The limit from one printed step to the next ends
-a rank through its monitor, as every other limit does, so the verdict has the stacks.
+`LogFeed` is a source of events of the agent's loop. `composition.py` makes it only where the option is given. A step
+that is overdue ends a rank through its monitor, as every other limit does, so that the verdict has the rank's stacks.
+
+Threads: the agent's thread calls all methods here. None of them blocks, except `_end`, which waits up to a second for
+the thread of `log_watch.py`. That thread reads the files.
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ _FAULT, _OFF = "fault", "off"
 
 
 class LogFeed(EventSource):
-    """What the ranks of this node print, through all cycles.
+    """Hands each finding about printed lines to whoever needs it, in every cycle of this node.
+
+    A `LogStep` or `LogOverdue` goes to the rank's monitor. A `BadLoss` goes to the journal and, with
+    `--ft-watch-log-nan fault`, fails the cycle. A `StepsMissing` becomes one warning.
 
     Args:
-        parts: of this launcher.
-        ranks: of this node.
+        parts: the launcher's parts; the recorder and the settings are used. `watch_log` must be set.
+        ranks: the ranks of this node.
     """
 
     def __init__(self, parts: NodeParts, ranks: Ranks) -> None:
@@ -44,7 +50,10 @@ class LogFeed(EventSource):
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
-        """A context in which the output is read. At its end the monitors know all that was printed."""
+        """Returns the context in which output is read. When the context ends, the monitors know all that was printed.
+
+        An error here must not end the training, so each of the two ends of the context contains its own errors.
+        """
         with contained("what the ranks print cannot be read"):
             self._begin()
         try:
@@ -54,16 +63,20 @@ class LogFeed(EventSource):
                 self._end()
 
     def _begin(self) -> None:
+        """Starts a new `LogWatch` on the output files of the ranks that have just been started."""
         self._has_failed = False
         processes = self._ranks.processes
         self._watch = LogWatch(self._watch_log, self._limit_s, processes.printed_to(), processes.spools)
         self._watch.start()
 
     def _end(self) -> None:
+        """Ends the reading of this cycle: passes on the last findings, records the intervals, warns where no step was
+        read."""
         watch, self._watch = self._watch, None
         if watch is None:
             return
-        # The cycle has ended already, well or for another reason: a bad loss is no fault of it any more.
+        # The cycle has ended already, either well or for another reason. A bad loss that is read only now no longer
+        # changes how the cycle ended.
         for local_rank, item in watch.stop():
             self._pass_on(local_rank, item, may_fail=False)
         intervals = watch.intervals()
@@ -76,13 +89,17 @@ class LogFeed(EventSource):
         self._may_warn = self._may_warn and not watch.has_steps
 
     def descriptors(self) -> set[int]:
-        """Returns the one that is readable when there is news."""
+        """Returns the descriptor that is readable when the reading thread has findings; empty between cycles."""
         if self._watch is None:
             return set()
         return {self._watch.fileno()}
 
     def attend(self, ready: Set[int]) -> list[Event]:
-        """Passes on what is new. Returns the failure of the cycle where a loss is one."""
+        """Passes on the findings since the last call. Returns `[CyclePhase.FAILED]` when a bad loss fails the cycle,
+        else `[]`.
+
+        Called by the agent's loop with the descriptors that are readable. Does not block.
+        """
         if self._watch is None or self._watch.fileno() not in ready:
             return []
         for local_rank, item in self._watch.drain():
@@ -92,9 +109,15 @@ class LogFeed(EventSource):
         return []
 
     def _pass_on(self, local_rank: int, item: News, may_fail: bool) -> None:
-        """Passes on one finding. `may_fail`: a bad loss is a fault."""
+        """Passes on one finding about the rank `local_rank`.
+
+        Args:
+            item: the finding.
+            may_fail: whether a bad loss fails the cycle. False for what is read after the cycle's end.
+        """
         if self._has_failed:
-            # Steps after a bad loss are no progress, and the iteration of the fault is that of the loss.
+            # Steps after a bad loss are no progress. The monitor must not hear of them: the iteration of the fault is
+            # the one that the bad loss was printed with.
             return
         if isinstance(item, StepsMissing):
             self._warn(local_rank, item)
@@ -111,9 +134,10 @@ class LogFeed(EventSource):
             self._ranks.monitors.fail(local_rank, RankException(BAD_LOSS, _printed(item), "", time.time()))
 
     def _warn(self, local_rank: int, missing: StepsMissing) -> None:
-        """Says once that no line was read as a step, so that neither the limit nor the check of the loss protects.
+        """Warns that no line was read as a step, so that neither the limit nor the check of the loss protects the job.
 
-        With several nodes only where a preset would find steps: most of the nodes have no rank that prints any.
+        A launcher warns once. On several nodes it warns only where a preset would find steps: usually one rank prints
+        the steps, so on most of the nodes no rank prints any.
         """
         if not self._may_warn or (self._several_nodes and not missing.preset):
             return
@@ -123,6 +147,7 @@ class LogFeed(EventSource):
 
 
 def _printed(bad: BadLoss) -> str:
+    """Returns the text of the fault: which loss was printed, at which iteration, and which option makes it a fault."""
     at = ""
     if bad.iteration != NO_ITERATION:
         at = f" at iteration {bad.iteration}"

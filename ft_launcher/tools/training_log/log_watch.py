@@ -1,7 +1,14 @@
-"""Reads the files that ranks print to, in a thread of its own, and wakes the agent when there is news.
+"""Reads the files that ranks print to, in a thread of its own, and wakes the agent when there is something to know.
 
-The thread that copies them to the console may wait for it; this one waits for nobody. A rank is judged right after
-all that it printed has been read, so a launcher that stood still judges no rank by what it has not read.
+`log_feed.py` makes one `LogWatch` per cycle. What a line means is decided in `rank_log.py` and `presets.py`; here are
+the files, the thread and the descriptor.
+
+Threads: `ft_log_watch` sleeps until inotify reports a write or a limit is due, reads all files, and judges each rank
+right after all that the rank printed has been read. A launcher that stood still for a minute therefore judges no rank
+by lines that it has not read yet. The thread that copies output to the console is another one (`log_pump.py`), since it
+may wait for a slow terminal, and this one must wait for nobody. The agent's thread calls the public methods; `drain`
+and `fileno` may be called while the thread runs, the other results only after `stop`. A lock covers the list of
+findings and nothing else.
 """
 
 from __future__ import annotations
@@ -25,20 +32,31 @@ from rank_monitor.contract.wire.rank_times import Durations
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
-"""Shortest time between two readings (seconds): a progress bar changes ten times a second, and nobody needs that."""
+"""Shortest time between two readings (seconds). A progress bar changes ten times a second, and no limit needs to see
+each change."""
 _CHUNK = 1 << 16
+"""Bytes of one read, and of the end of a file that is still read when there is no time for all of it."""
 _MAX_BEHIND = 1 << 20
-"""Bytes. Of a rank that prints faster than this is read, all but the end is left out: 100 lines of 600 characters a
-second are 60 KiB, and what is left at the end of a cycle must not hold up the next one."""
+"""Bytes. Where a rank prints faster than they are read, all but the end of its file is skipped. 100 lines of 600
+characters a second are 60 KiB, so only a runaway program reaches this, and what it left unread must not hold up the
+next cycle."""
 _LAST_S = 1.0
-"""Seconds at the end of a cycle for what is left of all ranks; after that only the last `_CHUNK` of a file is read."""
+"""Seconds at the end of a cycle to read what is left of all ranks. After that only the last `_CHUNK` bytes of each file
+are read."""
 _MAX_WAIT_S = 3600.0
-"""Seconds; poll(2) takes no more than 24 days, and a limit may be longer."""
+"""Longest wait (seconds). poll(2) takes no more than 24 days, and a limit may be longer."""
 _READER = "watch_log"
+"""The name under which this reader joins a spool. A spool frees what all its readers have given back."""
 
 
 class _Stream:
-    """One file of a rank, and where it was left. `spool`: to be given back as it is read."""
+    """One output file of a rank, and how far it has been read.
+
+    Args:
+        path: the file.
+        spool: the spool behind the file, if it has one: what was read is given back, so that the file does not grow
+            without end. None for files that the user keeps (`--redirects`).
+    """
 
     def __init__(self, path: str, spool: Spool | None) -> None:
         self.path = path
@@ -50,6 +68,15 @@ class _Stream:
         self._file: IO[bytes] | None = None
 
     def read(self, log: RankLog, now_ns: int, is_late: Callable[[], bool]) -> None:
+        """Reads what was printed since the last call and notes its lines in `log`.
+
+        Args:
+            now_ns: the time to note the lines with (monotonic nanoseconds).
+            is_late: whether the time of the cycle's end is used up; then all but the last `_CHUNK` bytes are skipped.
+
+        Raises:
+            OSError: the file cannot be opened or read.
+        """
         if self._file is None:
             self._file = open_regular(self.path, follow_link=True, buffering=0)
             self._file.seek(self._begin)
@@ -59,7 +86,8 @@ class _Stream:
             self._begin_anew(log, now_ns)
         if size - self._file.tell() > _MAX_BEHIND:
             self._skip_to(size - _CHUNK, log, now_ns)
-        # Not beyond the size of now: a rank that prints without end must not keep this from the others.
+        # Reads up to the size of now, not to the end: a rank that prints without pause must not keep this thread from
+        # the other ranks.
         while self._file.tell() < size:
             if size - self._file.tell() > _CHUNK and is_late():
                 self._skip_to(size - _CHUNK, log, now_ns)
@@ -71,23 +99,27 @@ class _Stream:
             self._spool.give_back(_READER, self._file.tell())
 
     def leave(self) -> None:
-        """From now on nothing is kept for this."""
+        """Leaves the spool, which from now on keeps nothing for this reader. A second call does nothing."""
         if self._spool is not None:
             self._spool.leave(_READER)
 
     def close(self) -> None:
+        """Leaves the spool and closes the file."""
         self.leave()
         if self._file is not None:
             self._file.close()
 
     def _skip_to(self, place: int, log: RankLog, now_ns: int) -> None:
+        """Continues at byte `place`. What lies before is not read, and the line around `place` is left out as
+        incomplete."""
         assert self._file is not None
         self._file.seek(place)
         self.lines = Lines(within_a_line=True)
         log.skipped(now_ns)
 
     def _begin_anew(self, log: RankLog, now_ns: int) -> None:
-        """A rank has emptied its file by opening it, maybe before all of it was read."""
+        """Continues at the file's begin. A rank has emptied the file by opening it again, perhaps before all of it was
+        read."""
         assert self._file is not None
         self._file.seek(0)
         self.lines = Lines()
@@ -97,13 +129,13 @@ class _Stream:
 
 
 class LogWatch:
-    """The output of the ranks of one cycle, from `start` until `stop`.
+    """The printed output of the ranks of one cycle, from `start` until `stop`.
 
     Args:
-        watch_log: as in the setting of that name.
-        limit_s: from one printed step to the next; None: no limit.
-        files: local rank -> the files it prints to.
-        spools: by path, those of them that are to be given back.
+        watch_log: the value of `--ft-watch-log`: a preset or an expression.
+        limit_s: the longest time from one printed step to the next (seconds); None: no limit.
+        files: local rank -> the files that it prints to.
+        spools: path -> spool, for those of the files that a spool holds.
     """
 
     def __init__(
@@ -122,15 +154,15 @@ class LogWatch:
         self._thread = threading.Thread(target=self._run, daemon=True, name="ft_log_watch")
 
     def start(self) -> None:
-        """Starts the thread. The files must exist."""
+        """Starts the thread `ft_log_watch`. The files must exist."""
         self._thread.start()
 
     def fileno(self) -> int:
-        """Readable when `take` has something."""
+        """Returns a descriptor that is readable while `drain` has something to return."""
         return self._news
 
     def drain(self) -> list[tuple[int, News]]:
-        """Returns what was found since the last call, by local rank."""
+        """Returns the findings since the last call, each with its local rank, in the order in which they were made."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._news)
         with self._lock:
@@ -143,10 +175,11 @@ class LogWatch:
         return any(log.has_steps for log in self._logs.values())
 
     def steps_missing(self) -> tuple[int, StepsMissing] | None:
-        """Returns what a rank printed in place of steps, with its local rank; None: a rank has printed steps, or none
-        has printed a line. A rank whose lines a preset reads goes before others.
+        """Returns what a rank printed in place of steps, with its local rank. None: some rank printed steps, or none a
+        line.
 
-        To be called after `stop`, or in the thread of this.
+        Where several ranks qualify, one whose lines a preset can read comes first, then the lowest local rank. Called
+        after `stop`, or in the thread itself.
         """
         if self.has_steps:
             return None
@@ -155,15 +188,17 @@ class LogWatch:
         return min(found, key=lambda item: (not item[1].preset, item[0]), default=None)
 
     def intervals(self) -> tuple[int, Durations] | None:
-        """Returns the local rank that printed most steps, and how long it was from one to the next; None: no rank did.
+        """Returns the local rank that printed most steps, and the times from one step to the next. None: no rank
+        printed two.
 
-        To be called after `stop`.
+        Called after `stop`.
         """
         found = [(local_rank, log.intervals) for local_rank, log in self._logs.items() if log.intervals.count]
         return max(found, key=lambda item: (item[1].count, -item[0]), default=None)
 
     def stop(self) -> list[tuple[int, News]]:
-        """Reads what is left, or the end of it, without judging it, and ends the thread; returns the last news."""
+        """Ends the thread and returns the last findings. Reads what is left without judging it. Blocks about a second
+        at most."""
         self._read_by = time.monotonic() + _LAST_S
         self._written.end()
         self._thread.join()
@@ -177,6 +212,7 @@ class LogWatch:
         return last
 
     def _run(self) -> None:
+        """The thread. An error ends the reading, never the training, and gives the spools free."""
         with contained("what the ranks print is no longer read"):
             try:
                 self._follow()
@@ -187,21 +223,28 @@ class LogWatch:
                 raise
 
     def _follow(self) -> None:
+        """Reads all files whenever one of them was written to, or a limit is due, until `stop`."""
         self._read_all()
         while self._written.wait(self._limit_s(), _PERIOD_S):
             self._read_all()
 
     def _limit_s(self) -> float:
-        """How long to wait for more (seconds): until a rank is to be judged."""
+        """Returns how long to wait for more output (seconds): until the first rank is due to be judged."""
         due = [moment for moment in (log.due_ns() for log in self._logs.values()) if moment is not None]
         if not due:
             return math.inf
         return min((min(due) - time.monotonic_ns()) / NS_PER_S, _MAX_WAIT_S)
 
     def _is_late(self) -> bool:
+        """Returns whether the time for the end of the cycle is used up. False before `stop`."""
         return time.monotonic() > self._read_by
 
     def _read_all(self, judges: bool = True) -> None:
+        """Reads the files of all ranks once, and reports what follows from their lines.
+
+        Args:
+            judges: whether to apply the limit. False at the end of a cycle, where no further step is to be expected.
+        """
         for local_rank, log in list(self._logs.items()):
             now_ns = time.monotonic_ns()
             try:
@@ -224,7 +267,8 @@ class LogWatch:
                 self._report([missing])
 
     def _report(self, news: Iterable[tuple[int, News]]) -> None:
-        # Not held while lines are read: the agent must not wait for that.
+        """Adds findings to the list, and wakes the agent."""
+        # The lock is not held while lines are read: the agent must not wait for that.
         with self._lock:
             self._found += news
         os.eventfd_write(self._news, 1)

@@ -1,17 +1,20 @@
 """What a rank has printed of its training, and for how long it has printed no step. Pure: lines and the time in.
 
+`log_watch.py` puts in what it reads, and calls `judge` when a limit is due. The limit begins with the first printed
+step, since nobody knows how long a training takes until then, and rests while what the lines count is complete: an
+epoch is over, and nobody knows how long the evaluation or checkpoint after it takes.
+
     no step yet --step--> counting --`is_complete`--> resting --step--> counting
                              | the limit has passed
                           overdue --step--> counting
 
-While there is no step yet, the last lines are kept: where a rank prints for a minute and none of its lines is a step,
-the preset or the expression may be that of another program (`StepsMissing`).
+A line that is no step changes nothing. A rank becomes overdue once; its next step makes it count again.
 
-Called by `log_watch.py`. The limit counts from the first step on: how long a training needs until then is not known. It
-rests while what the lines count is complete: an epoch is over, and nobody knows for how long.
+Before the first step the last lines are kept. Where a rank prints for a minute and none of its lines is a step, the
+preset or the expression may be meant for another program: `StepsMissing` quotes one of those lines.
 
-`Lines` divides what a rank prints: `\\n` and `\\r` end a line, and its colours are removed. A rank may print anything:
-a line is cut at `MAX_LINE` bytes, and no more is kept of one without an end.
+`Lines` divides what a rank prints. `\\n` and `\\r` end a line, and colours are removed. A rank may print anything, so a
+line is cut at `MAX_LINE` bytes, and no more is kept of a line without an end.
 """
 
 from __future__ import annotations
@@ -29,23 +32,25 @@ from rank_monitor.contract.wire.messages import NO_ITERATION
 from rank_monitor.contract.wire.rank_times import Durations
 
 NS_PER_S = 1_000_000_000
-# What a message can hold: it fits into 64 bits.
 _MAX_STEPS = 10**18
+"""Largest count of steps in a message, whose field has 64 bits."""
 MAX_LINE = 4096
-"""Bytes of a line that are read. Ten times a line of Megatron with all its fields."""
+"""Bytes of a line that are read: ten times a line of Megatron with all its fields."""
 _END = re.compile(rb"[\r\n]")
 # Colours, and the movements of the cursor by which progress bars stand below each other (ECMA-48, control sequences).
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PATIENCE_S = 60.0
-"""Seconds from the first printed line to the one at which steps are missing. A training prints its settings within a
-minute; what it does before its first step (compilation, a download) it mostly does in silence."""
+"""Seconds from the first printed line to the line at which steps are missing. A training prints its settings within a
+minute; what it does before its first step (compilation, a download) is mostly silent."""
 _KEPT_LINES = 100
-"""Of those before the first step. Between two steps a program prints far less than that."""
+"""Lines that are kept before the first step. Between two steps a program prints far fewer, so one of them is a step if
+the preset fits."""
 
 
 @dataclass(frozen=True)
 class BadLoss:
-    """A loss that is not a finite number: `nan`, `inf` or `-inf`; `iteration` may be NO_ITERATION."""
+    """A printed loss that is not a finite number: `nan`, `inf` or `-inf`. `iteration` is NO_ITERATION where none was
+    printed."""
 
     iteration: int
     loss: str
@@ -55,7 +60,9 @@ class BadLoss:
 class StepsMissing:
     """A rank has printed for a minute, and none of its lines was a step.
 
-    `line`: one that it printed. `preset`: the preset that finds a step in that line; empty: none does.
+    Attributes:
+        line: a line that the rank printed; the one with a step, where a preset finds one.
+        preset: the preset that finds a step in that line; empty: no preset does.
     """
 
     line: str
@@ -63,14 +70,15 @@ class StepsMissing:
 
 
 News: TypeAlias = LogStep | LogOverdue | BadLoss | StepsMissing
+"""A finding about the printed lines of one rank. The first two are messages to its monitor."""
 
 
 class RankLog:
-    """The log of one rank.
+    """The printed lines of one rank: counts steps, measures the time between them, and judges the limit.
 
     Args:
-        watch_log: as in the setting of that name.
-        limit_s: from one step to the next; None: no limit.
+        watch_log: the value of `--ft-watch-log`: a preset or an expression.
+        limit_s: the longest time from one step to the next (seconds); None: no limit.
     """
 
     def __init__(self, watch_log: str, limit_s: float | None) -> None:
@@ -86,17 +94,25 @@ class RankLog:
         self._is_finite = True
         self._news: list[News] = []
         self.has_steps = False
-        """Whether any line was one of a step."""
+        """Whether any line so far was a step."""
         self.intervals = Durations()
-        """From one line of a step to the next, where the limit counts or would. As exact as the lines are read; without
-        those of which a part was not read, or that the limit ended."""
+        """The times from one printed step to the next, while the limit counts, or would count. They are as exact as the
+        moments at which the lines were read. Left out: an interval of which a part was not read, and one that the limit
+        ended."""
         self._has_read_all = True
         self._without_step: deque[str] = deque(maxlen=_KEPT_LINES)
         self._first_line_ns: int | None = None
         self._last_line_ns = 0
 
     def note_lines(self, lines: Iterable[str], open_line: str, now_ns: int) -> None:
-        """Takes the lines of one stream that were read at `now_ns`, and the line there that has no end yet."""
+        """Notes the lines of one stream that were read at `now_ns`.
+
+        Args:
+            lines: the complete lines.
+            open_line: the text after the last line end. A progress bar gets its line end only at its next change, so a
+                bar that looks whole is read as a line.
+            now_ns: when they were read (monotonic nanoseconds).
+        """
         for line in lines:
             self._note(self._read(line), now_ns)
             if self.has_steps:
@@ -107,7 +123,7 @@ class RankLog:
             self._note(self._read(open_line), now_ns)
 
     def steps_missing(self) -> StepsMissing | None:
-        """Returns what the rank has printed in place of steps; None: it has printed steps, or no line yet."""
+        """Returns what the rank has printed in place of steps. None: it has printed steps, or no line yet."""
         if self.has_steps or not self._without_step:
             return None
         found = preset_of(self._without_step)
@@ -124,25 +140,27 @@ class RankLog:
         return self._last_line_ns - self._first_line_ns >= _PATIENCE_S * NS_PER_S
 
     def _note_without_step(self, line: str, now_ns: int) -> None:
+        """Keeps a line from before the first step, for `steps_missing`."""
         if self._first_line_ns is None:
             self._first_line_ns = now_ns
         self._last_line_ns = now_ns
         self._without_step.append(line)
 
     def skipped(self, now_ns: int) -> None:
-        """Some of what the rank printed was not read, and may have had steps: the limit counts anew."""
+        """Notes that some output was not read. It may have held steps, so the limit counts anew from `now_ns`."""
         if self._since_ns is not None:
             self._since_ns = now_ns
             self._has_read_all = False
 
     def due_ns(self) -> int | None:
-        """When `judge` should be called; None: no step is expected."""
+        """Returns when `judge` is to be called next (monotonic nanoseconds). None: no step is expected, or there is no
+        limit."""
         if self._limit_ns is None or self._since_ns is None or self._is_overdue:
             return None
         return self._since_ns + self._limit_ns
 
     def judge(self, now_ns: int) -> None:
-        """Applies the limit. All that the rank printed until `now_ns` must have been taken."""
+        """Applies the limit at `now_ns`. All that the rank printed until then must have been noted before."""
         due_ns = self.due_ns()
         if due_ns is not None and self._since_ns is not None and now_ns >= due_ns:
             self._is_overdue = True
@@ -150,12 +168,13 @@ class RankLog:
             self._news.append(LogOverdue(self._since_ns))
 
     def news(self) -> list[News]:
-        """Returns what was found since the last call, in its order. Steps are joined to one."""
+        """Returns the findings since the last call, in their order. Steps since then are joined to one `LogStep`."""
         self._flush_step()
         found, self._news = self._news, []
         return found
 
     def _note(self, line: LogLine | None, now_ns: int) -> None:
+        """Notes a line that a reader understood. None is a line that says nothing of the training."""
         if line is None:
             return
         is_first = not self.has_steps
@@ -179,16 +198,18 @@ class RankLog:
         if line.loss is not None:
             self._note_loss(line.loss)
         if is_first:
-            # Not joined to those after it: it says where the training has resumed.
+            # The first step is not joined to those after it: it shows at which iteration the training has resumed.
             self._flush_step()
 
     def _note_loss(self, loss: float) -> None:
+        """Notes a printed loss. Only the first of several bad losses in a row is a finding."""
         before, self._is_finite = self._is_finite, math.isfinite(loss)
         if before and not self._is_finite:
             self._flush_step()
             self._news.append(BadLoss(self._iteration, str(loss)))
 
     def _flush_step(self) -> None:
+        """Adds the steps since the last flush as one `LogStep`, if there were any."""
         if self._at_ns is None:
             return
         step_ns = round(self._step_s * NS_PER_S)
@@ -197,10 +218,10 @@ class RankLog:
 
 
 class Lines:
-    """The lines of one stream of a rank.
+    """Divides the bytes of one stream of a rank into lines.
 
     Args:
-        within_a_line: whether it begins somewhere in one, whose rest is left out.
+        within_a_line: whether the stream begins in the middle of a line, whose rest is left out.
     """
 
     def __init__(self, within_a_line: bool = False) -> None:
@@ -208,7 +229,8 @@ class Lines:
         self._within_a_line = within_a_line
 
     def split(self, content: bytes) -> list[str]:
-        """Takes what was printed since the last call; returns the lines that have ended, without empty ones."""
+        """Returns the lines that `content` completes, without empty ones. `content` is what was printed since the last
+        call."""
         if self._within_a_line:
             end = _END.search(content)
             if end is None:
@@ -225,14 +247,16 @@ class Lines:
 
     @property
     def open_line(self) -> str:
-        """The text after the last line end: a progress bar has its end at its next change only."""
+        """The text after the last line end, so far."""
         return _text(self._open)
 
     def _with(self, part: bytes) -> bytes:
+        """Returns the open line with `part` appended, cut at `MAX_LINE`."""
         return self._open + part[: MAX_LINE - len(self._open)]
 
 
 def _text(line: bytes) -> str:
+    """Returns a line as text without control sequences and outer spaces. Bytes that are not UTF-8 become U+FFFD."""
     text = line.decode(errors="replace")
     if "\x1b" in text:
         text = _CONTROL.sub("", text)

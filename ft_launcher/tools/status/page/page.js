@@ -316,11 +316,11 @@ function showRanks() {
 function silentNodes() {
   const some = (found) => `${found.slice(0, 8).map((name) => shown(name, 100)).join(", ")}${found.length > 8 ? ", …" : ""}`;
   const parts = [];
-  const unheard = nodes.filter((node) => node.age_s === null).map((node) => node.node);
+  const unreported = nodes.filter((node) => node.age_s === null).map((node) => node.node);
   const old = nodes.filter((node) => node.is_old).map((node) => `${shown(node.node, 100)} (${span(node.age_s)})`);
   const waiting = status.waiting_nodes ?? [];
-  if (unheard.length) parts.push(`not heard of yet: ${some(unheard)}`);
-  if (old.length) parts.push(`not heard of any more: ${some(old)}`);
+  if (unreported.length) parts.push(`no report yet: ${some(unreported)}`);
+  if (old.length) parts.push(`no report any more: ${some(old)}`);
   if (waiting.length) parts.push(`${count(waiting.length, "node")} waiting for a place: ${some(waiting)}`);
   return parts;
 }

@@ -77,8 +77,8 @@ def test_a_row_for_each_node_on_the_coordinator() -> None:
     assert [line.split(maxsplit=2) for line in lines[1:]] == [
         ["host-b", ".3", "rank 0, 1.0 s"],
         ["host-a", "..", "rank 1, 14.0 s"],
-        ["host-c", "not", "heard of yet"],
-        ["host-d", "H", "not heard of for 61 s"],
+        ["host-c", "no", "report yet"],
+        ["host-d", "H", "no report for 61 s"],
     ]
 
 

@@ -406,7 +406,7 @@ def test_by_keyboard(browser: Browser, job: Simulation) -> None:
 
 
 def test_the_coordinator_shows_all_nodes_apart(browser: Browser, job: Simulation) -> None:
-    """Of 40 nodes with 8 ranks: one hangs, one is silent, one was never heard of, and a spare waits."""
+    """Of 40 nodes with 8 ranks: one hangs, one is silent, one never reported, and a spare waits."""
     job.starts(ranks=8)
     now = time.monotonic()
 
@@ -424,7 +424,7 @@ def test_the_coordinator_shows_all_nodes_apart(browser: Browser, job: Simulation
     job.others = OthersSeen(nodes, ["gpu-node-99"])
     show(browser, job)
     assert browser.text("#states") == (
-        "312 ranks on 40 nodes: 311 training, 1 hung; not heard of yet: gpu-node-38; not heard of any more: "
+        "312 ranks on 40 nodes: 311 training, 1 hung; no report yet: gpu-node-38; no report any more: "
         "gpu-node-28 (61 s); 1 node waiting for a place: gpu-node-99"
     )
     browser.press("TAB", "n")
@@ -442,7 +442,7 @@ def test_the_coordinator_shows_all_nodes_apart(browser: Browser, job: Simulation
     job.others = OthersSeen(nodes, [])
     browser.until(
         lambda: (
-            browser.text("#states") == "320 ranks on 40 nodes: 319 training, 1 hung; not heard of any "
+            browser.text("#states") == "320 ranks on 40 nodes: 319 training, 1 hung; no report any "
             "more: gpu-node-28 (61 s)"
         ),
         "the last node",
