@@ -2,6 +2,8 @@
 
 P8 runs with the least wait that the wrapper allows and at defaults, with a function that makes no process group and
 with one that makes a gloo group in each iteration; there, the time to the last rank's group being ready counts as well.
+A third function takes the first step of a DDP model after that. It then takes the first step of another DDP model: what
+that takes is what a step takes where nothing was restarted.
 
 P9 counts requests where they arrive: the kernel counts, for each connection of the server, the segments with data
 that came in. A client sends each request at once (TCP_NODELAY) and waits for most answers, so a request is a segment.
@@ -17,13 +19,13 @@ import time
 
 import psutil
 
-from .job import Job, JobFailed, cpu_s, memory_mib
+from .job import Job, JobFailed, Stamp, cpu_s, memory_mib
 from .launchers import Launcher
 from .scenario import Outcome
 
 RESTARTS = 6
 """Per job; each of them counts, the first too."""
-VARIANTS = (("quick", "none"), ("quick", "gloo"), ("default", "none"), ("default", "gloo"))
+VARIANTS = (("quick", "none"), ("quick", "gloo"), ("quick", "ddp"), ("default", "none"), ("default", "gloo"))
 STEPS = 2000
 SETTLE_S = 3.0
 STEADY_S = 20.0
@@ -49,6 +51,8 @@ def restarts_of_variant(launcher: Launcher, ranks: int, settings: str, group: st
         prefix = "default_"
     if group == "gloo":
         metrics = {"enter": f"{prefix}gloo_restart_ms", "ready": f"{prefix}gloo_ready_ms"}
+    elif group == "ddp":
+        metrics = {"stepped": f"{prefix}ddp_step_ms"}
     else:
         metrics = {"enter": f"{prefix}restart_ms"}
     last = list(metrics)[-1]
@@ -61,7 +65,16 @@ def restarts_of_variant(launcher: Launcher, ranks: int, settings: str, group: st
             for event, metric in metrics.items():
                 reached = job.stamps(event, iteration + 1)
                 outcome.add(metric, (max(stamp.t for stamp in reached) - raised.t) / 1e6)
+            if group == "ddp":
+                again = job.wait_ranks("stepped again", iteration + 1)
+                took = [end.t - begin.t for begin, end in zip(in_order(reached), in_order(again), strict=True)]
+                outcome.add(f"{prefix}another_ddp_step_ms", max(took) / 1e6)
         job.end_well(60)
+
+
+def in_order(stamps: list[Stamp]) -> list[Stamp]:
+    """Stamps of all ranks, by rank."""
+    return sorted(stamps, key=lambda stamp: stamp.rank)
 
 
 def steady(launcher: Launcher, ranks: int, outcome: Outcome) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from worker import FOLDER, GIVE_UP_S, RANK, WORLD, stamp, time_calls, wait_for
 
@@ -50,17 +51,26 @@ def trainers_store() -> Any:
 
 
 def restart(settings: str, group: str, restarts: int) -> None:
-    """P8: each iteration, another rank raises, when all others are in a loop of short steps."""
+    """P8: each iteration, another rank raises, when all others are in a loop of short steps.
+
+    Args:
+        group: "none"; "gloo": a group is made first; "ddp": a group, and the first step of a DDP model, and of another.
+    """
     store = None
-    if group == "gloo" and not OURS:
+    if group != "none" and not OURS:
         store = trainers_store()
 
     def train(call: Any = None) -> None:
         iteration = call.iteration
         stamp("enter", iteration)
-        if group == "gloo":
+        if group != "none":
             make_group(call, store)
             stamp("ready", iteration)
+        if group == "ddp":
+            take_first_step()
+            stamp("stepped", iteration)
+            take_first_step()
+            stamp("stepped again", iteration)
         if iteration == restarts:
             return
         if iteration % WORLD == RANK:
@@ -89,6 +99,14 @@ def make_group(call: Any, store: Any) -> None:
     own = dist.PrefixStore(str(call.iteration), store)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
+
+
+def take_first_step() -> None:
+    """Make a DDP model and take its first step."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
 
 
 def steady(steps: int) -> None:

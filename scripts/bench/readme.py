@@ -26,6 +26,7 @@ ROWS = (
     ("P7", "all_pss_MiB", "launcher and monitors, PSS", "MiB"),
     ("P8", "restart_ms", "in process, `last_call_wait` 0: an exception to the function called again on all", "ms"),
     ("P8", "gloo_ready_ms", "the same to a new gloo group ready on all", "ms"),
+    ("P8", "ddp_step_ms", "the same to the first step of a DDP model on all", "ms"),
     ("P8", "default_restart_ms", "the same without a group, with default settings", "ms"),
     ("P9", "entry_s", "in process: the call to the function begun on all", "s"),
     ("P9", "requests_per_s_a_rank", "requests to the store per second and rank while nothing happens", ""),

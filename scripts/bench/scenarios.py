@@ -108,7 +108,7 @@ SCENARIOS = (
         keys=("P8",),
         title="in process: an exception on one rank to the function called again on all",
         marks="last_call_wait 0: below 30 / 50 / 80 ms at 2 / 4 / 8, gloo 150 ms at 8;"
-        " defaults: last_call_wait + 60 ms",
+        " the first step of a DDP model: gloo and one more such step; defaults: last_call_wait + 60 ms",
         sizes=(2, 4, 8),
         once=in_process.restarts,
         floor=floors.restart,
