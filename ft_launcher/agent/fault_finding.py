@@ -151,7 +151,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
         recorder.evidence(ranks.cycle, known)
     if fault is None:
         if hung:
-            recorder.hang_elsewhere(ranks.cycle, known.ranks)
+            recorder.hang_on_other_node(ranks.cycle, known.ranks)
         return NodeFindings(views=views, lost=lost)
     times.failed(_began(fault, known.ranks))
     ranks.take_times()

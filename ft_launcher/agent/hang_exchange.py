@@ -15,7 +15,7 @@ from functools import partial
 
 from ft_launcher.agent.in_process.store_threads import EventQueue
 from ft_launcher.decide.attribution import hang_clocks
-from ft_launcher.decide.attribution.hang_clocks import RankLook
+from ft_launcher.decide.attribution.hang_clocks import RankSample
 from ft_launcher.job.link.questions import Questions, Topic, others_of
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.record.journal.contained import contained, log_contained
@@ -35,7 +35,7 @@ _NOT_ASKED = "whether ranks hang cannot be asked of the other nodes"
 class Others:
     """The ranks of the other nodes; `is_complete`: with those of this node they are all ranks of the job."""
 
-    ranks: Sequence[RankLook]
+    ranks: Sequence[RankSample]
     is_complete: bool
 
 
@@ -79,7 +79,7 @@ class HangExchange:
         if not self._start(partial(self._ask, cycle)):
             self._news.put(Others((), False))
 
-    def answer(self, number: int, cycle: int, ranks: Sequence[RankLook]) -> None:
+    def answer(self, number: int, cycle: int, ranks: Sequence[RankSample]) -> None:
         """Answers a question. Does not block."""
         records = [hang_clocks.to_record(rank) for rank in ranks]
         text = json.dumps({"number": number, "cycle": cycle, "ranks": records}, separators=(",", ":"))
@@ -129,7 +129,7 @@ class HangExchange:
         if members is None or number is None or members.cycle != cycle:
             return Others((), False)
         silent = set(others_of(members, self._rendezvous.current_place))
-        ranks: list[RankLook] = []
+        ranks: list[RankSample] = []
         deadline = time.monotonic() + questions.look_s + _ANSWERS_S
         while silent and time.monotonic() < deadline:
             for node_rank, text in questions.answers(Topic.HANG, silent).items():
@@ -142,7 +142,7 @@ class HangExchange:
         return Others(ranks, not silent)
 
 
-def _ranks_in(text: bytes, number: int, cycle: int) -> list[RankLook] | None:
+def _ranks_in(text: bytes, number: int, cycle: int) -> list[RankSample] | None:
     """Returns the ranks in an answer to question `number` or a later one; None: it is none."""
     if len(text) > _MAX_BYTES:
         return None

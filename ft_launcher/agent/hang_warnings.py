@@ -155,11 +155,11 @@ def _who_waits(views: Sequence[RankView], all_ranks: bool, waited_s: float) -> s
         views: of the ranks of this node.
         all_ranks: these are all ranks of the job.
     """
-    blame = collective.find(views, all_ranks)
-    if not (blame.ranks and blame.text):
+    finding = collective.find(views, all_ranks)
+    if not (finding.culprits and finding.text):
         return ""
-    scene = next(view.scene for view in views if view.rank == blame.ranks[0])
-    text = f"{numbered(blame.ranks)} {collective.sentence(blame, scene)}, for {waited_s:.1f} s"
-    if scene.own_frame and blame.finding is not HangKind.GONE:
+    scene = next(view.scene for view in views if view.rank == finding.culprits[0])
+    text = f"{numbered(finding.culprits)} {collective.sentence(finding, scene)}, for {waited_s:.1f} s"
+    if scene.own_frame and finding.kind is not HangKind.GONE:
         text += f"; rank {scene.rank} is at {scene.own_frame}"
     return text

@@ -19,7 +19,7 @@ from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.hang_exchange import HangExchange, Others
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import rank_view
-from ft_launcher.decide.attribution.hang_clocks import Hang, HangClocks, RankLook
+from ft_launcher.decide.attribution.hang_clocks import Hang, HangClocks, RankSample
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.processes.rank_usage import RankUsage
 from ft_launcher.record.journal.contained import contained
@@ -126,13 +126,15 @@ class HangWatch(EventSource):
     def _end(self, hang: Hang) -> bool:
         """Has the rank of this node ended whose hang it is; returns whether there is one."""
         local_ranks = {self._ranks.global_rank(local_rank): local_rank for local_rank in self._ranks.running()}
-        rank = hang.whose(local_ranks)
+        rank = hang.rank_to_end(local_ranks)
         if rank is None:
             return False
-        self._ranks.monitors.end_hang(local_ranks[rank], HangOverdue(hang.limit_s, hang.waited_s, hang.why(rank)))
+        self._ranks.monitors.end_hang(
+            local_ranks[rank], HangOverdue(hang.limit_s, hang.waited_s, hang.reason_for(rank))
+        )
         return True
 
-    def _states(self) -> Sequence[RankLook]:
+    def _states(self) -> Sequence[RankSample]:
         """Asks the monitors; returns the ranks of this node."""
         ranks = self._ranks
         pids = ranks.processes.pids()
@@ -147,7 +149,7 @@ class HangWatch(EventSource):
         found = []
         for rank, view in zip(evidence, rank_view.views(evidence, None), strict=True):
             snapshot = rank.snapshot
-            state = RankLook(view, still_s=still_s.get(rank.local_rank, 0.0))
+            state = RankSample(view, still_s=still_s.get(rank.local_rank, 0.0))
             if snapshot is not None:
                 state = replace(
                     state,
@@ -160,10 +162,10 @@ class HangWatch(EventSource):
             found.append(state)
         return found
 
-    def _is_idle(self, rank: RankLook) -> bool:
+    def _is_idle(self, rank: RankSample) -> bool:
         return (rank.idle_s or 0.0) >= self._limit_s / _FIRST_LOOK
 
     def _stop_looking(self) -> None:
         self._look_at, self._is_asking = None, False
-        self._clocks.begin()
+        self._clocks.reset()
         self._usage.forget()

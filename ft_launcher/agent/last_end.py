@@ -76,7 +76,7 @@ class LastEnd:
         if found.fault is not None and judgement is not None and is_ours:
             recorder.failed(self.cycle, found.fault, judgement.decision, found.life, judgement.inputs)
         elif ended is not None and judgement is not None:
-            recorder.failed_elsewhere(ended, judgement.headline[:MAX_HEADLINE], judgement.decision, found.lost)
+            recorder.failed_on_other_node(ended, judgement.headline[:MAX_HEADLINE], judgement.decision, found.lost)
         elif over is not None:
             if over.exit_code != ExitCode.OK:
                 recorder.job_over(ended, reason, over.exit_code)

@@ -152,7 +152,7 @@ class Membership(EventSource):
             self._parts.times.formed(0.0)
             return store
         self._parts.times.formed(judgement.decision.wait_s - waited_s)
-        self._ranks.forgive_learned_limit(judgement.forgiven_limit)
+        self._ranks.forgive_learned_limit(judgement.relaxed_limit)
         self._ranks.suspect_result = judgement.suspect_result
         return store
 
@@ -333,7 +333,7 @@ class Membership(EventSource):
 
     def _after_preemption(self, end: CycleEnd) -> JobEnd | None:
         """Ends the ranks because another node got a signal to end: all stop together, and no fault is recorded."""
-        self._parts.recorder.preempted_elsewhere(self._ranks.cycle, end.text)
+        self._parts.recorder.preempted_on_other_node(self._ranks.cycle, end.text)
         # The number comes from another node. Signals that cannot be handled would give the ranks no time to save.
         is_signal = end.signal in signal.valid_signals() and end.signal not in (signal.SIGKILL, signal.SIGSTOP)
         self._preempted = self._ending.preempt(end.signal if is_signal else signal.SIGTERM)

@@ -49,7 +49,7 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
         parts.recorder.checked(cycle, readings, state)
         if not state.healthy:
             return state.reason
-        parts.recorder.memory_kept(cycle, ending.call(parts.memory.wait))
+        parts.recorder.gpu_memory_in_use(cycle, ending.call(parts.memory.wait))
         return ""
     except SignalException:  # the thread of a check goes on, and no further round follows
         parts.health.close()

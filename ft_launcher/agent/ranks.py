@@ -322,7 +322,7 @@ class Ranks(EventSource):
             if isinstance(message, Replaced):
                 self.parts.recorder.monitor_replaced(self.cycle, rank, message.why)
                 continue
-            self.parts.recorder.heard(self.cycle, local_rank, rank, message, stack_file)
+            self.parts.recorder.monitor_reported(self.cycle, local_rank, rank, message, stack_file)
             if (
                 isinstance(message, Verdict)
                 and message.limit == STALL

@@ -58,19 +58,19 @@ class InProcessRecorder:
 
     @contained("an event cannot be recorded")
     def restarted(
-        self, cycle: int, number: int, took_s: float, why: Sequence[Mapping[str, Any]], skipped: int = 0
+        self, cycle: int, number: int, took_s: float, interruptions: Sequence[Mapping[str, Any]], skipped: int = 0
     ) -> None:
         """The ranks of this node run again, in the same processes, in round `number`.
 
         Args:
-            why: what the ranks wrote of the fault.
+            interruptions: what the ranks wrote of the fault.
             skipped: how many restarts before this one are not recorded each.
         """
         self._files.begin()
         self.counts["restarts_in_process"] += 1 + skipped
-        self._journal.write(events.InProcessRestartEvent(cycle, number, round(took_s, 6), why, skipped))
+        self._journal.write(events.InProcessRestartEvent(cycle, number, round(took_s, 6), interruptions, skipped))
         line = f"restarted in process after {took_s:.3f} s: round {number} of cycle {cycle}"
-        reasons = ", ".join(map(console_text.of_interruption, why[:_MAX_REASONS]))
+        reasons = ", ".join(map(console_text.of_interruption, interruptions[:_MAX_REASONS]))
         if reasons:
             line += f" ({reasons})"
         console_text.say(line)
@@ -87,7 +87,7 @@ class InProcessRecorder:
         console_text.say(f"rank {rank} is not started again: {reason}; the others go on")
 
     @contained("an event cannot be recorded")
-    def blamed(self, cycle: int, number: int, finding: str, ranks: Sequence[int], text: str) -> None:
+    def culprits_named(self, cycle: int, number: int, finding: str, ranks: Sequence[int], text: str) -> None:
         """Who held up the others in round `number`, because of which the ranks restart in process."""
         self._journal.write(events.InProcessBlameEvent(cycle, number, finding, ranks, text))
         if ranks:

@@ -105,7 +105,7 @@ def parse(lines: Iterable[bytes], findings: Problems, source: str = "") -> Itera
         findings: gets what is wrong.
         source: the name of the journal.
     """
-    place = _Place()
+    position = _Position()
     for number, line in enumerate(lines, 1):
         facts = _facts(line)
         if facts is None:
@@ -121,8 +121,8 @@ def parse(lines: Iterable[bytes], findings: Problems, source: str = "") -> Itera
                 findings.unknown[event] += 1
         elif v > known.v:
             findings.newer[event] = max(v, findings.newer.get(event, 0))
-        place.move(event, t, facts)
-        yield JournalEntry(event, v, t, facts, place.run_id, place.node, place.attempt, source, number)
+        position.update(event, t, facts)
+        yield JournalEntry(event, v, t, facts, position.run_id, position.node, position.attempt, source, number)
 
 
 def merge(journals: Iterable[Iterator[JournalEntry]], run_id: str | None = None) -> Iterator[JournalEntry]:
@@ -194,7 +194,7 @@ def journals_in(paths: Iterable[Path]) -> list[list[Path]]:
     return [[pieces[number] for number in sorted(pieces)] for pieces in journals.values()]
 
 
-class _Place:
+class _Position:
     """Where in a journal a line is: whose job, and which attempt."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class _Place:
         self._attempts: Counter[str] = Counter()
         self._began = float("-inf")
 
-    def move(self, event: str, t: float, facts: Mapping[str, Any]) -> None:
+    def update(self, event: str, t: float, facts: Mapping[str, Any]) -> None:
         """Notes an event that says where the next ones are."""
         if event == JobStartEvent.event:
             self._begin(facts, t)

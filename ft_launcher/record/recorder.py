@@ -54,7 +54,7 @@ from rank_monitor.contract.wire.rank_times import Durations
 
 logger = logging.getLogger(__name__)
 
-_STRIKE_S = 1.0
+_INJECTED_S = 1.0
 """Seconds for the record of a fault on purpose, which may kill this launcher next: what waits would be lost."""
 _DECISION_S = 0.05
 """Seconds that a decision waits until it is in the journal: a restart takes about as long. A disk that does not answer
@@ -107,7 +107,7 @@ class Recorder:
     def job_ended(self, exit_code: int, reason: str, account: Account | None = None) -> None:
         """The launcher ends: closes the journal."""
         if self.in_process.counts["restarts_in_process"]:
-            console_text.say(f"{console_text.of_rung_one(**self.in_process.counts)}")
+            console_text.say(f"{console_text.level_one_summary(**self.in_process.counts)}")
         dropped = console.dropped() or events.ABSENT
         facts: dict[str, Any] = {**self.in_process.counts, "console_lines_dropped": dropped}
         if account is not None:
@@ -160,7 +160,7 @@ class Recorder:
         elif change.before == "unhealthy":
             console_text.say(f"health check {change.check} is {change.state} again")
 
-    def memory_kept(self, cycle: int, why: str) -> None:
+    def gpu_memory_in_use(self, cycle: int, why: str) -> None:
         """Memory of a GPU is in use although the ranks that had it are gone; empty: none is."""
         if why:
             logger.warning("%s", why)
@@ -171,18 +171,18 @@ class Recorder:
         self.journal.write(events.CycleEndEvent(cycle, how))
 
     @contained("an event cannot be recorded")
-    def on_purpose(self, cycle: int, strike: StrikeReport) -> None:
+    def fault_injected(self, cycle: int, strike: StrikeReport) -> None:
         """A fault on purpose strikes a rank."""
         console_text.say(f"a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
         self.journal.write(events.FaultOnPurposeEvent.of(strike, cycle=cycle))
-        self.journal.flush(_STRIKE_S)
+        self.journal.flush(_INJECTED_S)
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
         """A rank's process ended while its cycle ran."""
         self.journal.write(events.RankExitEvent(cycle, rank, exit_code))
 
     @contained("an event cannot be recorded")
-    def heard(self, cycle: int, local_rank: int, rank: int, message: Message, stack_file: Path) -> None:
+    def monitor_reported(self, cycle: int, local_rank: int, rank: int, message: Message, stack_file: Path) -> None:
         """A message of a monitor."""
         match message:
             case Verdict():
@@ -277,10 +277,10 @@ class Recorder:
         console_text.say(f"{text}. No rank is ended for that (--ft-stall-warning); {ends}{stacks}")
 
     @contained("an event cannot be recorded")
-    def hang_elsewhere(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
+    def hang_on_other_node(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
         """A rank of another node failed by a hang: shows which ranks of this node it may have waited for."""
-        told_nothing = (Activity.COLLECTIVE, Activity.WRAPPER, Activity.UNKNOWN)
-        missing = [rank.scene for rank in ranks if rank.scene.activity not in told_nothing]
+        says_nothing = (Activity.COLLECTIVE, Activity.WRAPPER, Activity.UNKNOWN)
+        missing = [rank.scene for rank in ranks if rank.scene.activity not in says_nothing]
         if missing:
             console_text.say(f"on {self.files.node}, where no rank failed: {listed(missing)}")
 
@@ -374,7 +374,7 @@ class Recorder:
         """Returns a fault of this node in one line, which other nodes show."""
         return console_text.headline(fault, self.files.node)
 
-    def failed_elsewhere(self, cycle: int, headline: str, decision: Decision, lost: Sequence[int] = ()) -> None:
+    def failed_on_other_node(self, cycle: int, headline: str, decision: Decision, lost: Sequence[int] = ()) -> None:
         """A cycle failed on another node, which records all of it: here the fault in one line and what follows.
 
         Args:
@@ -394,7 +394,7 @@ class Recorder:
             self.journal.write(events.CycleEndEvent(cycle, "job over", why=why))
 
     def reform(self, cycle: int, why: str = "other nodes wait to take part", lost: Sequence[int] = ()) -> None:
-        """The group forms anew, without a fault of this node's ranks; `lost`: as for `failed_elsewhere`."""
+        """The group forms anew, without a fault of this node's ranks; `lost`: as for `failed_on_other_node`."""
         logger.warning("the group forms anew: %s", "; ".join((why, *first_failure.in_consequence(lost))))
         self.journal.write(events.CycleEndEvent(cycle, "membership changed", why=why))
 
@@ -407,7 +407,7 @@ class Recorder:
         )
         self.journal.write(events.FencedEvent(cycle, list(ranks), round(silent_s, 3), limit_s))
 
-    def preempted_elsewhere(self, cycle: int, why: str) -> None:
+    def preempted_on_other_node(self, cycle: int, why: str) -> None:
         """Another node got a signal to end, and the ranks of this node end with it."""
         console_text.say(f"{why}; the ranks here are told to end too")
         self.journal.write(events.PreemptedElsewhereEvent(cycle, why))

@@ -157,7 +157,7 @@ def _printed(
     exception = of_output(last_output)
     if exception is None:
         with suppress(OSError):
-            content = ranks.files.ask(partial(read_file, path, _MAX_OUTPUT, tail=True), ERROR_FILES_S)
+            content = ranks.files.call(partial(read_file, path, _MAX_OUTPUT, tail=True), ERROR_FILES_S)
             exception = of_output(content.decode(errors="replace"))
     if exception is None:
         return (None, None)
@@ -168,7 +168,7 @@ def _in_file(ranks: RankContext, path: Path) -> tuple[RankException | None, floa
     """Returns the exception in torch's error file, and when that was written (monotonic seconds)."""
     try:
         # In the thread of files: the folder of logs or temporary files may not answer.
-        written_at, content = ranks.files.ask(lambda: (path.stat().st_mtime, read_file(path)), ERROR_FILES_S)
+        written_at, content = ranks.files.call(lambda: (path.stat().st_mtime, read_file(path)), ERROR_FILES_S)
     except OSError:
         return None, None
     # The file has wall-clock time; all other moments of a fault are monotonic.

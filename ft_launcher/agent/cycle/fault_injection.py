@@ -88,7 +88,7 @@ class Injected:
                 continue
             self._reports[strike.local_rank] += 1
             self._struck[cycle, strike.local_rank] = f"a fault on purpose, {strike.at}: {strike.fault}"
-            recorder.on_purpose(cycle, strike)
+            recorder.fault_injected(cycle, strike)
             _carry_out(fault, monitors.pid(strike.local_rank), zygotes.pids())
 
     def struck(self, cycle: int) -> dict[int, str]:

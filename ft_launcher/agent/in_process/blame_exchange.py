@@ -28,7 +28,7 @@ from ft_launcher.agent.cycle.evidence import with_own_locks
 from ft_launcher.agent.in_process.store_threads import EventQueue, Keys, StoreThreads
 from ft_launcher.decide.attribution import RankEvidence, all_nodes, collective, rank_view
 from ft_launcher.decide.attribution.all_nodes import NodeScene
-from ft_launcher.decide.attribution.fault import Blame, HangKind
+from ft_launcher.decide.attribution.fault import HangFinding, HangKind
 from ft_launcher.node.monitors.monitors import NodeMonitors
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.rounds.barrier import EVER, release, value_now
@@ -72,7 +72,7 @@ class Blamed:
     """Who held up the others in a round that was interrupted, also in words."""
 
     number: int
-    blame: Blame
+    blame: HangFinding
     text: str
 
 
@@ -240,18 +240,18 @@ class BlameExchange:
         """Writes who held up the others, for the ranks and as news; nothing if nobody waited for anybody."""
         views = {view.rank: (view, node.name) for node in nodes for view in node.views}
         blame = all_nodes.find(nodes, all_ranks)
-        if not blame.waiting and not blame.ranks:
+        if not blame.waiting and not blame.culprits:
             return
         text = blame.text
-        if blame.ranks:
-            first, name = views[blame.ranks[0]]
+        if blame.culprits:
+            first, name = views[blame.culprits[0]]
             text = f"rank {first.rank}"
             if self._nodes > 1:
                 text += f" on {name}"
             text += f" {collective.sentence(blame, first.scene)}"
-            if blame.finding is not HangKind.GONE and first.scene.own_frame:
+            if blame.kind is not HangKind.GONE and first.scene.own_frame:
                 text += f"; it is at {first.scene.own_frame}"
-            record = {"finding": blame.finding.value, "ranks": list(blame.ranks), "text": text}
+            record = {"finding": blame.kind.value, "ranks": list(blame.culprits), "text": text}
             this_round.set_blame(json.dumps(record))
         self.news.put(Blamed(this_round.number, blame, text))
 

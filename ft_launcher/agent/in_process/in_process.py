@@ -257,7 +257,7 @@ class InProcess:
     def _tell_blame(self) -> None:
         for found in self._blames.attend(time.monotonic()):
             blame = found.blame
-            self._recorder.blamed(self._store.cycle, found.number, blame.finding.value, blame.ranks, found.text)
+            self._recorder.culprits_named(self._store.cycle, found.number, blame.kind.value, blame.culprits, found.text)
 
     def _serve_rounds(self, prefix: str, ports: PortHolder) -> None:
         """Starts a thread that serves the stores of a call's rounds. No rank does: each of them may die."""

@@ -1,8 +1,9 @@
-"""All that is known of a failed cycle on one node and of each of its ranks, as values, and what follows from one rank
-alone; this and the fault that follows from it as JSON. Pure; compares no ranks.
+"""The evidence of a failed cycle on one node: what is known of each rank, as values and as JSON. Pure.
 
-`agent/cycle/evidence.py`, `agent/fault_finding.py` and `agent/in_process/in_process.py` gather it, and
-`first_failure.py` finds the fault. The journal keeps it, so that `ft_launcher replay` finds the fault again.
+`RankEvidence` holds what monitor, process and rank showed of one rank, and answers questions about that rank alone: did
+it fail by itself, how, is its failure the consequence of another one. It compares no ranks: `first_failure.py` does,
+and finds the fault. `agent/cycle/evidence.py`, `agent/fault_finding.py` and `agent/in_process/in_process.py` gather
+the evidence. The journal keeps it (event `evidence`), so that `ft_launcher replay` can find the fault again.
 """
 
 from __future__ import annotations
@@ -21,16 +22,28 @@ from rank_monitor.contract.wire.json_record import from_json, to_json
 from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException, ResultInDoubt
 
-# A rank that died of one of these after the stop began was ended by the stop.
+# A rank that died of one of these signals after the stop began was ended by the stop.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOKS_LIKE_A_WAIT = {Activity.COLLECTIVE: 1.0, Activity.BLOCKED: 0.5}
-"""For a rank that exceeded a limit, by its place. Torch's `work.wait()` and a lock of the program's look alike."""
+"""`RankEvidence.collateral` of a rank that exceeded a limit, by its activity. In C code (BLOCKED) torch's `work.wait()`
+and a lock of the program look alike: hence one half."""
 
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """Evidence of one rank. Times are seconds of this node's monotonic clock; `exit_code` is as in `subprocess`;
-    `in_own_lock` as in `Scene`; `returned_at` is when it said that its program had returned, before its process ended.
+    """What is known of one rank after, or during, a failure. All times are seconds of this node's monotonic clock.
+
+    Attributes:
+        rank: its global rank.
+        exit_code: as in `subprocess`: minus the number of the signal that ended it; None: it has not ended.
+        died_at: when the agent saw the end of the process.
+        verdict: what its monitor found, if it exceeded a limit; `verdict_at` is when the agent received it.
+        exception: the uncaught exception that the rank reported; `exception_at` is when the agent received it.
+        snapshot: the last state that its monitor took before the ranks were stopped.
+        was_stopped: the launcher found the process stopped (SIGSTOP) before it ended the ranks.
+        killed_by_us: the launcher's own SIGKILL ended it.
+        in_own_lock: as in `Scene`.
+        returned_at: when the rank said that its program had returned, which is before the end of its process.
     """
 
     rank: int
@@ -50,14 +63,14 @@ class RankEvidence:
 
     @property
     def left_at(self) -> float | None:
-        """When it returned from its program; None: as far as is known it did not."""
+        """When the rank returned from its program; None: it did not, as far as is known."""
         if self.exit_code == 0 and self.returned_at is None:
-            return self.died_at  # a rank without our client says nothing
+            return self.died_at  # a rank without `ft_client` reports no return; its exit code 0 says the same
         return self.returned_at
 
     @property
     def failed_at(self) -> float | None:
-        """When the first sign of its failure was seen; None without one."""
+        """When the first sign of a failure was seen: an exception, a bad end, or a verdict. None: there was none."""
         signs = [self.exception_at]
         if self.exit_code not in (0, None):
             signs.append(self.died_at)
@@ -67,12 +80,15 @@ class RankEvidence:
 
     @property
     def condemned(self) -> bool:
-        """Whether its monitor found that it hangs."""
+        """Whether the monitor decided that the rank hangs and is ended. A verdict that only warns does not count."""
         return self.verdict is not None and self.verdict.condemned
 
     @property
     def scene(self) -> Scene:
-        """Stack and process state from the verdict that condemned it, else from before the ranks were stopped."""
+        """Stack and process state: of the verdict that condemned the rank, else of the last snapshot before the stop.
+
+        The verdict's stack is taken before the limit passed. A later one may show how the rank reacts to its end.
+        """
         if self.condemned and self.verdict is not None:
             return Scene(self.rank, self.verdict.frames, self.verdict.process, self.in_own_lock)
         if self.snapshot is not None:
@@ -81,19 +97,20 @@ class RankEvidence:
 
     @property
     def groups(self) -> Mapping[str, Any]:
-        """How far it was in each process group, by the group's name, as `flight_recorder.groups_of` has it."""
+        """How far the rank was in each process group, by the group's name (`rank_monitor/flight_recorder.py`)."""
         if self.snapshot is None:
             return {}
         return self.snapshot.groups
 
     @property
     def signal_number(self) -> int:
-        """The signal that it died of; 0 when it did not die of a signal."""
+        """The number of the signal that ended the rank; 0: no signal did."""
         return max(0, -(self.exit_code or 0))
 
     @property
     def fault_kind(self) -> FaultKind:
-        """What happened to it, if it failed."""
+        """How the rank failed, if it failed. A hang counts before what its end looked like: the monitor's kill ends a
+        hanging rank by a signal."""
         if self.was_stopped or self.condemned:
             return FaultKind.HANG
         if self.signal_number:
@@ -104,9 +121,10 @@ class RankEvidence:
 
     @property
     def collateral(self) -> float:
-        """How much what the rank did looks like the consequence of another's failure: 1 wholly, 0 not.
+        """How likely the rank's failure is the consequence of another rank's: 1 certainly, 0.5 possibly, 0 not.
 
-        A rank that dies closes its connections some 20 ms before its end is seen, so a peer's exception comes first.
+        The order of times does not tell: a rank that dies closes its connections some 20 ms before its end is seen, so
+        the exception of a peer comes first.
         """
         if self.condemned:
             return _LOOKS_LIKE_A_WAIT.get(self.scene.activity, 0.0)
@@ -115,8 +133,11 @@ class RankEvidence:
         return 0.0
 
     def by_itself(self, stop_began: float | None) -> RankEvidence:
-        """Returns this rank with the code 1, which Python would have given it, where the stop that began then ended it
-        while it was exiting with an exception; else unchanged."""
+        """Returns this evidence without the traces of the stop that began at `stop_began`.
+
+        Python exits with 1 after an uncaught exception, but clean-up may take seconds. Where the stop's signal ended
+        the rank during that clean-up, the result has exit code 1. In each other case the evidence is unchanged.
+        """
         if self.exception is None or self.condemned or stop_began is None or (self.died_at or 0.0) <= stop_began:
             return self
         stopped = self.signal_number in _STOP_SIGNALS or self.killed_by_us
@@ -125,31 +146,38 @@ class RankEvidence:
         return self
 
     def failed_by_itself(self, stop_began: float | None) -> bool:
-        """Returns whether it failed, and not because of the stop that began then."""
+        """Returns whether the rank failed, and not because of the stop.
+
+        Args:
+            stop_began: when the launcher began to stop the ranks (monotonic seconds); None: it has not.
+        """
         if self.failed_at is None:
             return False
         return stop_began is None or self.failed_at <= stop_began or self._died_of_no_stop
 
     @property
     def _died_of_no_stop(self) -> bool:
-        """Whether it died of a signal that neither stop nor monitor sent: then its end was only noticed late."""
+        """Whether a signal ended the rank that neither the stop nor its monitor sends (SIGSEGV, the kernel's SIGKILL).
+        Such a rank died by itself, even where the agent saw its end only after the stop had begun."""
         ended_by_us = self.killed_by_us or self.condemned
         return self.signal_number > 0 and self.signal_number not in _STOP_SIGNALS and not ended_by_us
 
 
 @dataclass(frozen=True)
 class CycleEvidence:
-    """Evidence of a node's ranks after the end of their cycle, or of one rank that ended while the others go on.
+    """All evidence of a node after the end of a cycle, or about one rank that ended while the others go on in process.
 
     Attributes:
-        ranks: of every local rank that counts.
-        node: of the node.
+        ranks: the evidence of each local rank that counts.
+        node: the evidence of the node itself.
         stop_began: when the launcher began to stop the ranks (monotonic seconds); None: it has not.
-        all_ranks: these are all ranks of the job.
-        otherwise: the fault where no rank failed by itself: a restart in process failed, or all ranks were zombies.
-        suspect_results: by local rank.
-        on_purpose: by local rank, the fault on purpose that struck it in this cycle, in words.
-        nccl: what NCCL says of the ranks of the job, after a hang; None: it was not asked, or did not answer in time.
+        all_ranks: `ranks` are all ranks of the job; False on one of several nodes.
+        otherwise: the fault to return where no rank failed by itself: a restart in process failed, or all ranks were
+            zombies.
+        suspect_results: local rank -> the unexpected result that it reported (docs/rerun.md).
+        on_purpose: local rank -> the fault that was injected into it in this cycle, in words.
+        nccl: what NCCL's RAS said of the ranks of the job after a hang; None: it was not asked, or did not answer in
+            time.
     """
 
     ranks: Sequence[RankEvidence]
@@ -162,16 +190,18 @@ class CycleEvidence:
     nccl: NcclView | None = None
 
     def without_texts(self) -> CycleEvidence:
-        """Returns what remains without anything that ranks wrote: exit codes and verdicts."""
+        """Returns the evidence without everything that ranks wrote: exit codes and verdicts remain. For a second try
+        where a text of a rank makes the first one fail."""
         ends = [replace(rank, exception=None, exception_at=None, snapshot=None) for rank in self.ranks]
         return replace(self, ranks=ends, suspect_results={}, nccl=None)
 
 
-# In words.
+# The evidence in words, for headlines and lines about other ranks.
 
 
 def where(rank: RankEvidence) -> str:
-    """Describes in which sections and at which iteration the rank was; empty when nothing is known."""
+    """Returns in which sections and at which iteration the rank was: `in section step (8.0 s) at iteration 3`. Empty:
+    nothing is known."""
     source, parts = rank.verdict or rank.snapshot, []
     if source and source.sections:
         parts.append("in section " + ", ".join(f"{name} ({age:.1f} s)" for name, age in source.sections.items()))
@@ -190,7 +220,7 @@ def iteration(rank: RankEvidence) -> int:
 
 
 def state(rank: RankEvidence) -> str:
-    """Describes in one line how the rank ended, and where it was."""
+    """Returns in one line how the rank ended, and where it was."""
     if rank.exit_code is None:
         became = "was running"
     elif rank.exit_code == 0:
@@ -213,14 +243,16 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# As JSON.
+# The evidence as JSON, for the journal.
 
 _ALWAYS = ("rank", "local_rank", "pid")
+"""Fields that the record of a rank always has. Each other field is left out where it has its default, so that the line
+of a node with many ranks stays short."""
 _DEFAULTS = vars(RankEvidence(0, 0, 0))
 
 
 def to_record(evidence: CycleEvidence) -> dict[str, Any]:
-    """Returns JSON values, without the fields of ranks that have their defaults."""
+    """Returns the evidence as JSON values, as the event `evidence` has them."""
     otherwise = None
     if evidence.otherwise is not None:
         otherwise = fault_as_json(evidence.otherwise)
@@ -240,10 +272,12 @@ def to_record(evidence: CycleEvidence) -> dict[str, Any]:
 
 
 def of_record(record: Mapping[str, Any]) -> CycleEvidence:
-    """Reads a record of `to_record`, or the facts of an event `evidence`; keys that no evidence has are ignored.
+    """Returns the evidence in a record of `to_record`, or in the facts of an event `evidence` of a journal.
+
+    Unknown keys are ignored: a later release may have written the journal.
 
     Raises:
-        ProtocolError: it is no such record.
+        ProtocolError: `record` is no such record.
     """
     return from_json(CycleEvidence, {**record, "node": record.get("node_evidence")}, ignore_unknown=True)
 
@@ -254,10 +288,11 @@ def fault_as_json(fault: Fault) -> dict[str, Any]:
 
 
 def fault_of_json(record: Any) -> Fault:
-    """Reads a record of `fault_as_json`, or the facts of an event `fault`; keys that no fault has are ignored.
+    """Returns the fault in a record of `fault_as_json`, or in the facts of an event `fault` of a journal. Unknown keys
+    are ignored.
 
     Raises:
-        ProtocolError: it does not fit.
+        ProtocolError: `record` is no such record.
     """
     return from_json(Fault, record, ignore_unknown=True)
 

@@ -73,7 +73,7 @@ def _type_and_message(block: str) -> str:
     return "\n".join(line for line in lines[at:] if not line.startswith(("  ", "Traceback ")))
 
 
-def place(traceback: str) -> str:
+def location(traceback: str) -> str:
     """Returns `file:line` of the innermost frame; empty when the text has no frame."""
     frames = _FRAME.findall(traceback)
     if frames:

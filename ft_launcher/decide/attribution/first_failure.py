@@ -1,7 +1,17 @@
-"""Finds, among the ranks of a node, the one that failed first, and says what its failure was. Pure.
+"""Finds, among the ranks of a node, the rank that failed first, and says what its failure was. Pure.
 
-`agent/cycle/evidence.py` asks it after a failed cycle, and `ft_launcher replay` again. What a rank did after the
-launcher began to stop it, or because a peer was gone, is not a cause.
+One rank that dies takes all others with it: within milliseconds each of them reports a lost connection, a timeout or an
+abort. Sorting by time alone would name any of them. `attribute` goes through these steps:
+
+1. Leave out what is no cause: what a rank did after the launcher began to stop it (`RankEvidence.failed_by_itself`).
+2. Of the remaining failures take the first one that is not the consequence of another rank's (`_order`).
+3. Where that failure is a wait (a limit exceeded, NCCL's timeout), look for the rank that was awaited
+   (`collective.py`): the fault is that rank's, although it shows no failure itself.
+4. Put kind, class, text, hint and the lines about the other ranks into a `Fault`.
+
+`agent/cycle/evidence.py` calls `find`: once after each failed cycle, when all ranks have ended, and after the death of
+a rank that level 1 handles. `ft_launcher replay` calls it again with the evidence from the journal. On several nodes
+the coordinator may correct the result by what all nodes saw (`decide/policy/job_policy.py`).
 """
 
 from __future__ import annotations
@@ -21,15 +31,15 @@ from ft_launcher.decide.attribution.cycle_evidence import (
     state,
     where,
 )
-from ft_launcher.decide.attribution.error_text import excerpt, place
+from ft_launcher.decide.attribution.error_text import excerpt, location
 from ft_launcher.decide.attribution.fault import (
     HANGS,
     NO_CAUSE,
-    Blame,
     Cause,
     Fault,
     FaultClass,
     FaultKind,
+    HangFinding,
     HangKind,
     doubt_text,
 )
@@ -42,34 +52,40 @@ from rank_monitor.contract.same_error import digest
 from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
-# The hint is one line on the console, and a node can have many ranks.
 _MAX_NAMED = 4
-_HEARD_WITHIN_S = 1.0
-"""An exception of a peer may be read before the verdict of the rank that it lost: both come within milliseconds, and on
-a busy machine together."""
+"""Ranks that a hint names. The hint is one line on the console, and a node can have many ranks."""
+_RECEIVED_WITHIN_S = 1.0
+"""Seconds by which the exception of a peer may be received before the verdict of the rank that the peer lost. Both are
+sent within milliseconds; on a busy machine the agent reads them together, in any order."""
 _IN_C_CODE = (
     "a call of C code that waits for another thread: torch's work.wait() of a send, a receive or a collective, or a "
     "lock of the program"
 )
 _IN_OWN_LOCK = "it waits for a lock of its own program, and no other thread of it is at work"
 _LOST_AT_ONCE_S = 2.0
-"""What a rank loses within this time after another returned is the connection to that one. The others wait for it, or
-come to a collective with it soon; and the launcher sees the end of the first on a busy machine."""
+"""A connection lost within so many seconds after another rank returned is taken as the connection to that rank. The
+other ranks wait for it already, or reach a collective with it soon; the rest is what a busy machine needs until the
+launcher sees the first end."""
 _LOST_WITHIN_S = 60.0
-"""A rank notices that another is gone when it next waits for it, in a step of a minute at most. What is lost later may
-be a third rank: some programs have ranks that return at different times."""
+"""Seconds after a return within which a hint mentions it. A rank notices a lost peer when it next waits for that peer:
+within one step, which takes a minute at most. Later the lost rank may be a third one, since in some programs ranks
+return at different times."""
 _RAISED_BY_TORCH = re.compile(r"raised (RuntimeError|(torch\.distributed\.)?Dist\w{0,40}Error): ")
-"""The begin of what `_what` says of an exception of torch's groups and stores. Where a connection to a service ends
-libraries raise types of their own, or Python's OSError."""
+"""The begin of the text of `_what` for an exception of torch's groups and stores. Libraries that lose a connection to a
+service raise types of their own, or Python's OSError, and say nothing about a lost rank."""
 _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
-"""Classes of exceptions that may be raised again wherever the program runs: these count as the same error."""
+"""Classes of exceptions that may be raised again wherever the program runs. Only these get `Fault.error`, by which the
+restart policy counts the same error in a row."""
 
 
 def find(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fault | None:
-    """Returns the fault of the rank that failed first; None when no rank failed.
+    """Returns the fault of the rank that failed first; None when no rank failed. Never fails because of a rank's text.
+
+    Ranks write most of the evidence, so any of it may be malformed in a way that nobody foresaw. Then `find` tries once
+    more without everything that ranks wrote: exit codes and verdicts alone decide.
 
     Args:
-        on_error: gets the error where what the ranks wrote makes that fail; exit codes and verdicts alone decide then.
+        on_error: called with the exception of the first try, before the second.
     """
     try:
         return attribute(evidence)
@@ -79,7 +95,7 @@ def find(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fa
 
 
 def attribute(evidence: CycleEvidence) -> Fault | None:
-    """As `find`; an error in what the ranks wrote is raised."""
+    """Does what `find` does, but raises an error that the ranks' texts cause."""
     fault = _of_first(evidence) or evidence.otherwise
     if fault is None:
         return None
@@ -88,29 +104,31 @@ def attribute(evidence: CycleEvidence) -> Fault | None:
 
 
 def _of_first(evidence: CycleEvidence) -> Fault | None:
-    """Returns the fault of the rank that failed first; None when no rank failed by itself."""
+    """Returns the fault of the rank that failed first, without a suspect result or an injected fault in it; None when
+    no rank failed by itself."""
     stop_began, node = evidence.stop_began, evidence.node
     ranks = [rank.by_itself(stop_began) for rank in evidence.ranks]
     own = [rank for rank in ranks if rank.failed_by_itself(stop_began)]
     failed = earliest(ranks, stop_began)
     if failed is None:
         return None
-    blame: Blame | None = None
+    finding: HangFinding | None = None
     views: list[RankView] = []
     if failed.fault_kind is FaultKind.HANG or cause_of(failed, ranks, node).fault_class is FaultClass.HANG:
         views = rank_view.views(ranks, stop_began)
-        blame = _blame(failed, ranks, views, evidence)
+        finding = _hang_finding(failed, ranks, views, evidence)
     first, kind = failed, failed.fault_kind
-    # Of several that are to blame, the one that its own limit ended first says most.
-    if blame is not None and failed.rank not in blame.ranks:
-        first = next((rank for rank in ranks if rank.rank in blame.ranks), failed)
-    if blame is not None and first.rank in blame.ranks:
-        kind, cause = FaultKind.HANG, _of_hang(first, ranks, blame)
+    # Several culprits (a deadlock, a mismatch): the fault is about the one that failed first by itself, if it is one of
+    # them, since its verdict says most.
+    if finding is not None and failed.rank not in finding.culprits:
+        first = next((rank for rank in ranks if rank.rank in finding.culprits), failed)
+    if finding is not None and first.rank in finding.culprits:
+        kind, cause = FaultKind.HANG, _of_hang(first, ranks, finding)
     else:
-        cause = cause_of(first, ranks, node, blame)
+        cause = cause_of(first, ranks, node, finding)
     hint = cause.hint
-    # Where all are in one collective, none of them is one that the others may have waited for.
-    is_transport = blame is not None and blame.finding is HangKind.TRANSPORT
+    # TRANSPORT: all ranks are in one collective, so no rank is missing that the hint could point to.
+    is_transport = finding is not None and finding.kind is HangKind.TRANSPORT
     if hint and first.collateral == 1 and not is_transport:
         hint += _to_look_at(ranks, own)
     error, text, before_group, exceeded = _error(kind, first, cause), "", False, ""
@@ -124,7 +142,7 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
         local_rank=first.local_rank,
         pid=first.pid,
         exit_code=first.exit_code if first.exit_code is not None else 1,
-        what=_what(kind, first, blame),
+        what=_what(kind, first, finding),
         where=where(first),
         hint=hint,
         iteration=iteration(first),
@@ -141,25 +159,25 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
         failed=tuple(sorted({first.rank, *(rank.rank for rank in own)})),
         exceeded=exceeded,
     )
-    if blame is None:
+    if finding is None:
         if evidence.all_ranks:
             return with_returned(fault, returned(ranks, stop_began))
         return fault
-    # By the recorder it may wait although its stack is in the program: for a GPU, in `loss.item()`.
-    collateral = fault.collateral or first.rank in blame.waiting
-    if is_transport and first.rank in blame.ranks:
-        collateral = False  # it is in the collective as the others are, and NCCL cannot reach it
-    if blame.finding is not HangKind.UNKNOWN:
-        # Of those that are stopped now, what their monitors saw before says more.
+    # The recorder may show a wait although the stack is in the program: the rank waits for its GPU in `loss.item()`.
+    collateral = fault.collateral or first.rank in finding.waiting
+    if is_transport and first.rank in finding.culprits:
+        collateral = False  # NCCL gave this rank up: it is the cause, although it is in the collective like the others
+    if finding.kind is not HangKind.UNKNOWN:
+        # For ranks that are stopped now, the lines show the stacks that their monitors took before.
         seen = [replace(view, scene=rank.scene) for view, rank in zip(views, ranks, strict=True)]
         places = rank_view.others(seen, first.rank)
         fault = replace(fault, others=(*in_consequence(_lost(first, ranks)), *places))
-    waiting = len(blame.waiting)
-    return replace(fault, collateral=collateral, finding=blame.finding.value, blamed=blame.ranks, waiting=waiting)
+    waiting = len(finding.waiting)
+    return replace(fault, collateral=collateral, finding=finding.kind.value, blamed=finding.culprits, waiting=waiting)
 
 
 def earliest(ranks: Sequence[RankEvidence], stop_began: float | None = None) -> RankEvidence | None:
-    """Returns the rank that failed first and by itself; None: none did.
+    """Returns the rank that failed first and by itself; None: no rank did. `triage.py` asks this before the stop.
 
     Args:
         stop_began: when the launcher began to stop the ranks (monotonic seconds); None: it has not.
@@ -169,40 +187,48 @@ def earliest(ranks: Sequence[RankEvidence], stop_began: float | None = None) -> 
     return min(own, key=order, default=None)
 
 
-def _blame(
+def _hang_finding(
     failed: RankEvidence, ranks: Sequence[RankEvidence], views: Sequence[RankView], evidence: CycleEvidence
-) -> Blame | None:
-    """Returns who holds up the ranks that failed by a hang; None where they did not fail by waiting.
+) -> HangFinding | None:
+    """Returns who holds up the ranks after a hang; None where `failed` hung by itself and did not wait for a rank.
 
-    Such a rank shows no failure itself: the limits or timeouts of those that wait for it pass first.
+    The culprit of a hang shows no failure: the limits of the ranks that wait for it pass first. Stopped ranks are
+    handled apart: the launcher finds them stopped after the monitors have taken their stacks.
+
+    Args:
+        failed: the rank that failed first by itself.
+        views: of all `ranks`, in the same order.
     """
-    blame = collective.find(views, evidence.all_ranks)
+    finding = collective.find(views, evidence.all_ranks)
     stopped = [rank for rank in ranks if rank.was_stopped]
-    named = [rank for rank in stopped if blame.finding is HangKind.GONE and rank.rank in blame.ranks]
+    named = [rank for rank in stopped if finding.kind is HangKind.GONE and rank.rank in finding.culprits]
     if named:
-        faulty = named[0]
+        culprit = named[0]
         if failed in named:
-            faulty = failed
-        return Blame(HangKind.GONE, (faulty.rank,), "", tuple(rank.rank for rank in ranks if rank not in stopped))
-    if failed.collateral < 1 and failed.rank not in (*blame.ranks, *blame.waiting):
-        # It exceeded its own limit outside of any collective; that others are behind at this moment may mean nothing.
-        if not (evidence.all_ranks and failed.condemned and blame.finding is HangKind.UNKNOWN):
+            culprit = failed
+        waiting = tuple(rank.rank for rank in ranks if rank not in stopped)
+        return HangFinding(HangKind.GONE, (culprit.rank,), "", waiting)
+    if failed.collateral < 1 and failed.rank not in (*finding.culprits, *finding.waiting):
+        # `failed` exceeded its limit outside of any collective, and by the finding it neither waits nor holds up
+        # others. That another rank is behind at this moment may mean nothing: some rank is behind at any moment.
+        if not (evidence.all_ranks and failed.condemned and finding.kind is HangKind.UNKNOWN):
             return None
         inside = collective.all_inside(views)
         if inside is None:
             return None
-        blame = inside
+        finding = inside
     if evidence.nccl is None:
-        return blame
+        return finding
     answered_at = evidence.nccl.answered_at
     ended = [rank.rank for rank in ranks if rank.died_at is not None and rank.died_at <= answered_at]
-    return nccl_view.refined(blame, [evidence.nccl], {rank.rank: rank.pid for rank in ranks}, ended=ended)
+    return nccl_view.refined(finding, [evidence.nccl], {rank.rank: rank.pid for rank in ranks}, ended=ended)
 
 
 def _about_suspect_result(fault: Fault, evidence: CycleEvidence) -> Fault:
-    """Returns the fault of ranks that agreed to exit: about the rank with the suspect result, whichever ended first.
+    """Returns `fault`, about the rank with the suspect result where all ranks agreed to exit because of one.
 
-    Unchanged where they did not agree, or none reported a suspect result.
+    After a suspect result (docs/rerun.md) all ranks exit with the same code, 16 or 17. Whichever process ended first is
+    no culprit. `fault` is returned unchanged where its exit code is another one, or no rank reported such a result.
     """
     if fault.exit_code not in AGREED or not evidence.suspect_results:
         return fault
@@ -214,10 +240,10 @@ def _about_suspect_result(fault: Fault, evidence: CycleEvidence) -> Fault:
 
 
 def returned(ranks: Sequence[RankEvidence], stop_began: float | None) -> dict[int, float]:
-    """Returns how many seconds before the stop ranks returned from their program, by rank; without those of the stop.
+    """Returns, for each rank that returned from its program before the stop, how many seconds before; by global rank.
 
-    A rank that ends closes its connections some 20 ms before its end is seen: the exception of a peer may come first.
-    So what it says before that counts, also where the stop ended it meanwhile.
+    `left_at` counts, and not the end of the process: a rank that ends closes its connections some 20 ms before its end
+    is seen, so the exception of a peer may come first, and the stop may end the rank meanwhile.
     """
     if stop_began is None:
         return {}
@@ -226,10 +252,15 @@ def returned(ranks: Sequence[RankEvidence], stop_began: float | None) -> dict[in
 
 
 def with_returned(fault: Fault, ranks: Mapping[int, float]) -> Fault:
-    """Returns the fault of a rank that lost a connection, with the one rank that had returned shortly before.
+    """Returns `fault`, with the rank that had returned as its culprit where `fault` is a lost connection to it.
+
+    A rank that returns too early closes its connections like one that died, but with exit code 0 and no error. Within
+    2 s of the return the rank is named; within a minute only the hint mentions it. Called for a job of one node by
+    `_of_first`, and for all nodes by `decide/policy/job_policy.py`.
 
     Args:
-        ranks: all of the job that had returned, with the seconds since. With more than one it is not known which.
+        ranks: seconds since the return, by global rank, of all ranks of the job that had returned. With more than one
+            it is not known which of them was lost, and `fault` is returned unchanged.
     """
     is_loss = fault.collateral and fault.fault_class is not FaultClass.HANG and _RAISED_BY_TORCH.match(fault.what)
     if not is_loss or len(ranks) != 1:
@@ -245,35 +276,47 @@ def with_returned(fault: Fault, ranks: Mapping[int, float]) -> Fault:
 
 
 def _order(rank: RankEvidence, first_verdict: float | None) -> tuple[float, bool, float, int]:
-    """Returns by what ranks are told of: those that failed of themselves, then those that hang, then those that lost
-    another when a monitor ended it.
+    """Returns the sort key by which the first failure is found; the lowest key is the most likely cause.
 
-    An error of the program is no such loss, however near to a verdict: a rank that waited for the GPU outside of any
-    collective may exceed its limit while the one that it waits for is still exiting with that error.
+    1. `collateral`: a rank's own failure (0), then what may be (0.5) or is (1) the consequence of another rank's. A
+       rank that hangs in a collective counts as 1.
+    2. Among equals: failures that are not a loss caused by a monitor's kill, then those that are. Such a loss is an
+       error about a peer, at most a second before the first verdict or later.
+    3. The time of the first sign, then the rank.
+
+    An error of the program (0) is never such a loss, however near to a verdict: a rank that waits for its GPU outside
+    of any collective may exceed its limit while the rank that it waits for is still exiting with that error.
+
+    Args:
+        first_verdict: when the first rank was condemned (monotonic seconds); None: none was.
     """
     failed_at = rank.failed_at or 0.0
     collateral = rank.collateral
-    is_near = first_verdict is not None and failed_at > first_verdict - _HEARD_WITHIN_S
+    is_near = first_verdict is not None and failed_at > first_verdict - _RECEIVED_WITHIN_S
     lost_another = is_near and collateral > 0 and not rank.condemned
     return collateral, lost_another, failed_at, rank.rank
 
 
 def _agreed_code(own: list[RankEvidence]) -> int | None:
-    """Returns the exit code if all ranks that failed by themselves have the same one; else None."""
+    """Returns the exit code that all ranks which failed by themselves have in common; None: they have several, or none.
+
+    The launcher may pass a common code on as its own (`--ft-exit-code`).
+    """
     codes = {rank.exit_code for rank in own if rank.exit_code}
     if len(codes) == 1:
         return codes.pop()
     return None
 
 
-def _what(kind: FaultKind, rank: RankEvidence, blame: Blame | None) -> str:
+def _what(kind: FaultKind, rank: RankEvidence, finding: HangFinding | None) -> str:
+    """Returns what the rank did, without the subject: the headline of the fault puts `rank N on NODE` before it."""
     if rank.exception:
         raised = what_was_raised(rank.exception)
     else:
         raised = ""
     match kind:
         case FaultKind.HANG:
-            return _what_hangs(rank, blame)
+            return _what_hangs(rank, finding)
         case FaultKind.SIGNAL if raised:
             return f"died of {signal_name(rank.signal_number)}, after it {raised}"
         case FaultKind.SIGNAL:
@@ -286,9 +329,9 @@ def _what(kind: FaultKind, rank: RankEvidence, blame: Blame | None) -> str:
             return f"exited with code {rank.exit_code}"
 
 
-def _what_hangs(rank: RankEvidence, blame: Blame | None) -> str:
-    """Returns the cause first, as far as one is known, and then which limit was exceeded."""
-    cause = _cause_of_hang(rank, blame)
+def _what_hangs(rank: RankEvidence, finding: HangFinding | None) -> str:
+    """Returns the text of a hang: the cause first, as far as one is known, then which limit was exceeded."""
+    cause = _cause_of_hang(rank, finding)
     if cause:
         return of_cause(cause, _exceeded(rank))
     if rank.verdict is not None and rank.condemned:
@@ -297,19 +340,19 @@ def _what_hangs(rank: RankEvidence, blame: Blame | None) -> str:
 
 
 def of_cause(cause: str, exceeded: str = "") -> str:
-    """Returns what is said of a rank that hangs, by its cause; `exceeded`: as `Fault` has it.
+    """Returns the text of a rank that hangs: `hangs: CAUSE`, then which limit was exceeded (`Fault.exceeded`).
 
-    The node of the rank calls it, and the coordinator where all nodes together know more of the cause.
+    Called on the node of the rank, and by the coordinator where all nodes together know more of the cause.
     """
     return f"{HANGS}{cause}{exceeded}"
 
 
 def _exceeded(rank: RankEvidence) -> str:
-    """Returns what is said of the limit that a rank exceeded, behind the cause of its hang."""
+    """Returns the text about the limit that a rank exceeded, which follows the cause of its hang."""
     verdict = rank.verdict
     if verdict is None or not rank.condemned:
         return _raised_before(rank)
-    if verdict.limit == HANG:  # the reason of the verdict repeats the cause
+    if verdict.limit == HANG:  # the verdict's own reason would repeat the cause: `hang_clocks.py` made both
         numbers = f", for {verdict.waited_s:.2f} s; the limit is {verdict.limit_s:g} s (hang_timeout)"
     else:
         numbers = f"; {verdict.reason}"
@@ -317,68 +360,72 @@ def _exceeded(rank: RankEvidence) -> str:
 
 
 def _raised_before(rank: RankEvidence) -> str:
+    """Returns the text about an exception that the rank raised before it hung; empty: it raised none."""
     if rank.exception is None:
         return ""
     return f", after it {what_was_raised(rank.exception)}"
 
 
-def _cause_of_hang(rank: RankEvidence, blame: Blame | None) -> str:
+def _cause_of_hang(rank: RankEvidence, finding: HangFinding | None) -> str:
+    """Returns the cause of a hang that the finding or the state of the process gives; empty: none."""
     waiting = ""
-    if blame is not None and rank.rank in blame.ranks:
-        if blame.text:
-            return f"it {collective.sentence(blame, rank.scene)}"
-        if blame.waiting:
-            waiting = collective.waiting_text(len(blame.waiting))
+    if finding is not None and rank.rank in finding.culprits:
+        if finding.text:
+            return f"it {collective.sentence(finding, rank.scene)}"
+        if finding.waiting:
+            waiting = collective.waiting_text(len(finding.waiting))
     if rank.was_stopped or rank.scene.activity is Activity.STOPPED:
         return f"it is stopped{waiting}"
     return ""
 
 
 def _others(first: RankEvidence, ranks: Sequence[RankEvidence]) -> tuple[str, ...]:
-    """Describes the end of each other rank but those that lost `first`, in this order:
+    """Returns lines about the other ranks, without the ranks that only lost `first`, in this order:
 
-    1. those without an exception, whose stacks say more;
-    2. those with the same error as `first`, in one line;
-    3. the others.
+    1. ranks without an exception: where their stacks were explains most;
+    2. one line for all ranks with the same error as `first`;
+    3. ranks with another exception.
     """
     lost = _lost(first, ranks)
     others = [rank for rank in ranks if rank is not first and rank.rank not in lost]
     same = [rank.rank for rank in others if _is_same_error(first, rank)]
-    told = [state(rank) for rank in others if rank.exception is None]
+    lines = [state(rank) for rank in others if rank.exception is None]
     if same:
-        told.append(f"{numbered(same)} raised the same error")
-    told += [state(rank) for rank in others if rank.exception is not None and rank.rank not in same]
-    return tuple(told)
+        lines.append(f"{numbered(same)} raised the same error")
+    lines += [state(rank) for rank in others if rank.exception is not None and rank.rank not in same]
+    return tuple(lines)
 
 
 def _is_same_error(first: RankEvidence, other: RankEvidence) -> bool:
+    """Returns whether two ranks raised an exception of the same type and text at the same line, and neither hung."""
     if first.exception is None or other.exception is None or first.condemned or other.condemned:
         return False
     mine, others = first.exception, other.exception
-    return (mine.type, digest(mine.message), place(mine.traceback)) == (
+    return (mine.type, digest(mine.message), location(mine.traceback)) == (
         others.type,
         digest(others.message),
-        place(others.traceback),
+        location(others.traceback),
     )
 
 
 def _lost(first: RankEvidence, ranks: Sequence[RankEvidence]) -> list[int]:
-    """Returns the ranks whose error is the consequence of the end of `first`; none where that one may itself have
-    failed since it lost another."""
+    """Returns the ranks whose error is the consequence of the end of `first`. Empty where `first` may itself have
+    failed because it lost another rank: then nothing says which rank the others lost."""
     if first.collateral == 1 and not first.condemned:
         return []
     return [rank for rank in lost_a_peer(ranks) if rank != first.rank]
 
 
 def lost_a_peer(ranks: Sequence[RankEvidence]) -> list[int]:
-    """Returns the ranks whose exception only says that another one is gone."""
+    """Returns the ranks whose exception certainly only says that another rank is gone."""
     return [rank.rank for rank in ranks if rank.exception and known_errors.is_about_peers(rank.exception) == 1]
 
 
 def in_consequence(ranks: Sequence[int]) -> tuple[str, ...]:
-    """Returns a line that says of these ranks that another fault is the cause of their errors; none without ranks.
+    """Returns one line that says of these ranks that their errors are a consequence; empty without ranks.
 
-    It comes before what else is said of other ranks: the tracebacks of these stand on the console before it.
+    The line comes before all other lines about other ranks. The reader has just seen the tracebacks of these ranks on
+    the console, and would take one of them for the cause.
     """
     if not ranks:
         return ()
@@ -388,15 +435,19 @@ def in_consequence(ranks: Sequence[int]) -> tuple[str, ...]:
 
 
 def with_lost(fault: Fault, lost: Sequence[int]) -> Fault:
-    """Returns a fault that the coordinator found, with the line about the ranks of this node that lost a peer.
+    """Returns a fault that the coordinator found, with the line about ranks of this node that only lost a peer.
 
-    The coordinator does not know which ranks of a node printed errors, so that node adds the line.
+    Each node adds the line for itself: the coordinator does not know which ranks of a node printed errors.
+
+    Args:
+        lost: ranks of this node by `lost_a_peer`.
     """
     return replace(fault, others=(*in_consequence([rank for rank in lost if rank != fault.rank]), *fault.others))
 
 
 def what_was_raised(exception: RankException) -> str:
-    """Returns the words about an exception in the headline: type, first line, and the same of an error inside it."""
+    """Returns the text about an exception in the headline: its type and first line, then the same of the last error
+    whose traceback its message contains (a data loader's worker, a child process)."""
     lines = exception.message.strip().splitlines() or [""]
     if exception.type == known_errors.BAD_LOSS:
         return lines[0][:200]
@@ -407,11 +458,12 @@ def what_was_raised(exception: RankException) -> str:
 
 
 def cause_of(
-    rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence, blame: Blame | None = None
+    rank: RankEvidence, ranks: Sequence[RankEvidence], node: NodeEvidence, finding: HangFinding | None = None
 ) -> Cause:
     """Returns class and hint of the failure of `rank`, one of `ranks`.
 
-    An exception counts most, also when the rank hung or died of a signal after it.
+    An exception decides first, also when the rank hung or died of a signal afterwards: it is the earliest error that
+    the rank knew. Without one, the kind of the end decides: a hang by stacks, a signal, an exit code.
     """
     if rank.exception is not None:
         cause = known_errors.of_exception(rank.exception, node)
@@ -422,27 +474,28 @@ def cause_of(
             return cause
         return by_code
     if rank.fault_kind is FaultKind.HANG:
-        return _of_hang(rank, ranks, blame)
+        return _of_hang(rank, ranks, finding)
     if not rank.signal_number:
         return hints.of_exit(rank.exit_code or 0, node)
-    # NCCL's watchdog aborts each rank of a collective that timed out.
+    # NCCL's watchdog aborts each rank of a collective that timed out, so SIGABRT of all ranks is one hang.
     if len(ranks) > 1 and all(other.signal_number == signal.SIGABRT for other in ranks):
         return hints.ALL_ABORTED
     return hints.of_signal(rank.signal_number, node)
 
 
-def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | None = None) -> Cause:
+def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], finding: HangFinding | None = None) -> Cause:
+    """Returns class and hint of a hang: by the stack of the rank, else by what the finding says of all ranks."""
     if rank.was_stopped:
         return hints.of_hang((), "T")
     scene = rank.scene
     cause = hints.of_hang(scene.frames, str((scene.process or {}).get("state", "")))
     if not cause.hint and scene.activity is Activity.LOCKED:
         return Cause(FaultClass.HANG, _IN_OWN_LOCK)
-    waits = rank.collateral == 1 or (blame is not None and rank.rank in blame.waiting)
+    waits = rank.collateral == 1 or (finding is not None and rank.rank in finding.waiting)
     if not cause.hint and waits and len(ranks) > 1:
-        if blame is not None and blame.finding is HangKind.TRANSPORT and not blame.ranks:
-            return Cause(FaultClass.HANG, blame.text)
-        if blame is not None and rank.rank in blame.ranks:
+        if finding is not None and finding.kind is HangKind.TRANSPORT and not finding.culprits:
+            return Cause(FaultClass.HANG, finding.text)
+        if finding is not None and rank.rank in finding.culprits:
             return Cause(FaultClass.HANG)
         if scene.activity is Activity.BLOCKED:
             return Cause(FaultClass.HANG, _IN_C_CODE)
@@ -452,8 +505,14 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], blame: Blame | N
 
 
 def _to_look_at(ranks: Sequence[RankEvidence], own: Sequence[RankEvidence]) -> str:
-    """Names the ranks that others may have waited for or lost: those at an earlier iteration, else the few without a
-    failure. Empty when there are none."""
+    """Returns the end of a hint: which ranks the others may have waited for or lost.
+
+    These are the ranks at an earlier iteration than the last. Where all are at the same one: the ranks without a
+    failure, if they are no more than the failed ones. Empty when there are none.
+
+    Args:
+        own: the ranks that failed by themselves.
+    """
     reached = {rank.rank: iteration(rank) for rank in ranks if iteration(rank) != NO_ITERATION}
     late = [f"rank {rank} at iteration {at}" for rank, at in reached.items() if at < max(reached.values())]
     if late:
@@ -465,6 +524,7 @@ def _to_look_at(ranks: Sequence[RankEvidence], own: Sequence[RankEvidence]) -> s
 
 
 def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
+    """Returns the lines below the headline: the innermost frames of a hang, else the best lines of the traceback."""
     if kind is FaultKind.HANG and rank.scene.frames:
         return tuple(rank.scene.frames[:4])
     if rank.exception:
@@ -473,12 +533,12 @@ def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
 
 
 def _error(kind: FaultKind, rank: RankEvidence, cause: Cause) -> str:
-    """Returns type and innermost frame of an exception of the program; empty for any other failure, for instance
-    an exception that only reports a lost peer."""
+    """Returns `TYPE at FILE:LINE` of an exception of the program, by which the restart policy knows the same error
+    again. Empty for each other failure, for instance an exception that only reports a lost peer."""
     if kind is not FaultKind.EXCEPTION or rank.collateral == 1 or cause.fault_class not in _OF_PROGRAM:
         return ""
     assert rank.exception is not None
-    at = place(rank.exception.traceback)
+    at = location(rank.exception.traceback)
     if at:
         return f"{rank.exception.type} at {at}"
     return rank.exception.type

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ft_launcher.decide.attribution.fault import NETWORK_OR_DEVICE, Blame, HangKind
+from ft_launcher.decide.attribution.fault import NETWORK_OR_DEVICE, HangFinding, HangKind
 from rank_monitor.contract.rounds.barrier import ranges_of
 from rank_monitor.contract.wire.json_record import from_json, to_json
 
@@ -103,12 +103,12 @@ def of_record(record: Any) -> NcclView:
 
 
 def refined(
-    blame: Blame,
+    finding: HangFinding,
     answers: Sequence[NcclView],
     pids: Mapping[int, int],
     nodes: Mapping[int, str] | None = None,
     ended: Collection[int] = (),
-) -> Blame:
+) -> HangFinding:
     """Returns who holds up the others, by what NCCL says of a collective that all have entered and none finished.
 
     Names the ranks that NCCL has given up, in all answers of processes that reach most of the job. Otherwise the text
@@ -117,17 +117,17 @@ def refined(
     process is given up for ever, and in containers a rank of another node has its pid.
 
     Args:
-        blame: by the collectives that each rank has entered and finished.
+        finding: by the collectives that each rank has entered and finished.
         answers: of any nodes; none: nothing is added.
         pids: of all ranks of the job, by global rank.
         nodes: names of their nodes, for the text; None: it is one node, on which each pid is that of one process.
         ended: ranks that may have been ended before an answer: that it has none from them means nothing.
     """
     answers = [answer for answer in answers if not answer.is_cut_off]
-    if blame.finding is not HangKind.TRANSPORT or not answers:
-        return blame
+    if finding.kind is not HangKind.TRANSPORT or not answers:
+        return finding
     if nodes is not None and any(view.processes != len(pids) for view in answers):
-        return blame
+        return finding
     is_one_node = nodes is None
     dead = set.intersection(
         *(_ranks_of([peer for peer in view.missing if peer.is_dead], pids, is_one_node) for view in answers)
@@ -136,11 +136,11 @@ def refined(
         who = "it"
         if len(dead) > 1:
             who = _who(dead, nodes or {})
-        what = blame.text.removesuffix(NETWORK_OR_DEVICE)
+        what = finding.text.removesuffix(NETWORK_OR_DEVICE)
         text = f"is given up by NCCL's RAS, which cannot reach {who}, while {what}"
         waiting = tuple(rank for rank in sorted(pids) if rank not in dead)
-        return Blame(HangKind.TRANSPORT, tuple(sorted(dead)), text, waiting)
-    return replace(blame, text=f"{blame.text}{_remark(answers, pids, nodes, ended)}")
+        return HangFinding(HangKind.TRANSPORT, tuple(sorted(dead)), text, waiting)
+    return replace(finding, text=f"{finding.text}{_remark(answers, pids, nodes, ended)}")
 
 
 def _remark(

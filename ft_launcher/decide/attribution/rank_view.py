@@ -1,7 +1,8 @@
-"""One rank at the moment of a hang: how far it is in each of its groups, and where its stack is. Pure.
+"""One rank at the moment of a hang: how far it is in each process group, and where its stack is. Pure.
 
-`collective.py` decides from these who holds up the others. Those of this node are made of its evidence; of other nodes
-they come as records through the coordinator.
+`collective.py` compares these views and names the culprit. `views` makes them from the evidence of this node's ranks.
+Views of other nodes arrive as JSON: a node sends `to_record` with its arrival at the coordinator, or to the node that
+asks (`agent/hang_exchange.py`, `agent/in_process/blame_exchange.py`), and the receiver reads `of_record`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from rank_monitor.contract.rounds.barrier import ranges_of
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _MAX_FRAMES = 8
-"""Of a rank's stack for the coordinator: enough to see the collective that it is in, below torch's wrappers."""
+"""Frames of a rank in a record for another node. Eight reach from a collective through torch's wrappers to the line of
+the program, and keep the record of a rank near 1 KB."""
 
 _WAITED = "waited in a collective until that failed"
-_MAX_PLACES = 16
-"""Different places of ranks in a fault, the ones with most ranks first; the console shows two of them."""
+_MAX_LOCATIONS = 16
+"""Different locations of ranks that a fault lists, the ones with most ranks first. The console shows two of them."""
 
 _MAY_BE_INSIDE = (Activity.UNKNOWN, Activity.IN_KERNEL, Activity.BLOCKED, Activity.LOCKED)
-"""Places of a rank that does wait where it has not finished a collective."""
+"""Activities in which an unfinished collective is taken as a wait: the stack does not show that the rank is elsewhere
+in its program."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,10 @@ class GroupState:
     """How far one rank is in one process group.
 
     Attributes:
-        entered: number of the last collective that it has entered, from 1; 0: none.
-        finished: number of the last one that it has finished.
-        operation: name of the first one that it has not finished, else of the last one.
-        shape: sizes and types of its tensors, as text.
+        entered: number of the last collective that the rank has entered, from 1; 0: none.
+        finished: number of the last collective that the rank has finished.
+        operation: name of the first unfinished collective; where all are finished, of the last one.
+        shape: sizes and types of the tensors of that collective, as text.
         description: the name that the program gave the group; may be empty.
     """
 
@@ -48,7 +51,7 @@ class GroupState:
 
     @property
     def waits_in(self) -> int | None:
-        """Number of the collective that it waits in; None if it has finished all that it entered."""
+        """Number of the collective that the rank waits in; None if it has finished all that it entered."""
         if self.entered > self.finished:
             return self.finished + 1
         return None
@@ -59,13 +62,18 @@ class RankView:
     """One rank at the moment of a hang.
 
     Attributes:
-        groups: by the group's name, which is the same on all its members; empty without a flight recorder.
-        members: global ranks of these groups where they are known; a group that is not in it has at least the ranks
+        scene: stack and process state.
+        groups: state by group; the key is torch's name of the group, the same on all members. Empty without a flight
+            recorder.
+        members: global ranks of the groups whose members are known. A group without an entry has at least the ranks
             whose `groups` name it.
-        ended: it has returned from its program, or from the function of an in-process wrapper.
-        gave_up: it waits in a collective, whatever its stack says: for instance it did until that timed out.
-        sends: ranks to which it is sending, as far as the recorder knows it (NCCL); None: which ones is not known.
-        receives: ranks from which it is receiving, in the same way.
+        iteration: the last step that the rank reported; NO_ITERATION: none.
+        ended: the rank has returned from its program, or from the function of an in-process wrapper.
+        gave_up: the rank waits in a collective, whatever its stack shows. For instance it waited until the collective
+            timed out, and now raises the error.
+        sends: ranks to which the rank is sending, as far as the recorder knows (NCCL only); None: it is sending, but
+            the recorder does not say to whom.
+        receives: ranks from which the rank is receiving, in the same way.
     """
 
     scene: Scene
@@ -84,24 +92,29 @@ class RankView:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is in a collective, a send or a receive, by the recorder or by its stack. The recorder knows no
-        send and no receive of gloo, nor what torch does while it makes a group: these show in the stack alone."""
+        """Whether the rank is in a collective, a send or a receive, by the recorder or by its stack.
+
+        The recorder knows no send and no receive of gloo, and nothing of what torch does while it makes a group: these
+        show in the stack alone.
+        """
         pending = any(state.waits_in is not None for state in self.groups.values())
         pending |= bool(self.sends or self.receives)
         inside = self.gave_up or self.scene.activity is Activity.COLLECTIVE
-        # Gloo notes the end of a collective a moment after it, so one that is stopped may seem to be in it for ever.
+        # Gloo notes the end of a collective a moment after it. A rank that is stopped in between seems to be inside for
+        # ever. So the recorder counts only where the stack does not contradict it.
         return inside or (pending and self.scene.activity in _MAY_BE_INSIDE)
 
     @property
     def may_wait(self) -> bool:
-        """Whether nothing says that it waits for another rank, and nothing that it does not: it may be in the `wait()`
-        of a send or a receive."""
+        """Whether the rank is in doubt: it sleeps in C code, which is either `work.wait()` of a send or a receive, or a
+        lock of the program. Nothing shows which."""
         return self.scene.activity is Activity.BLOCKED and not self.is_waiting and not self.ended
 
 
 def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankView]:
-    """Returns the ranks of a node at a hang, as their monitors saw them, but for those that the launcher has found
-    stopped since.
+    """Returns a view of each rank of a node, in the order of `ranks`, as the monitors saw them at the hang.
+
+    Ranks that the launcher found stopped (SIGSTOP) since then count as stopped.
 
     Args:
         stop_began: when the launcher began to stop the ranks (monotonic seconds); None: it has not.
@@ -114,30 +127,32 @@ def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankV
 
 
 def first_verdict(ranks: Sequence[RankEvidence]) -> float | None:
-    """Returns when the first rank was condemned; None: none was."""
+    """Returns when the first rank was condemned (monotonic seconds); None: no monitor has condemned a rank."""
     moments = [rank.verdict_at for rank in ranks if rank.condemned and rank.verdict_at is not None]
     return min(moments, default=None)
 
 
 def _end_of_hang(ranks: Sequence[RankEvidence], stop_began: float | None) -> float | None:
-    """Returns the first moment at which anything was done about the hang; None: it goes on.
+    """Returns the first moment at which anything was done about the hang (monotonic seconds); None: it still lasts.
 
-    A monitor continues a rank that is stopped, before it ends it: then all others may go on within milliseconds and
-    return from the program, long before the launcher looks at them.
+    What ranks did after that moment is no evidence. A monitor sends SIGCONT to a stopped rank before it ends the rank:
+    then all other ranks may go on within milliseconds and return from the program, long before the launcher looks.
     """
     return min((moment for moment in (first_verdict(ranks), stop_began) if moment is not None), default=None)
 
 
 def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
+    """Returns the view of one rank; `as_it_was` is the end of the hang, after which nothing counts."""
     gave_up = failed_by_itself and rank.collateral == 1
     scene = rank.scene
-    # One that has lost a peer to the end of the hang, and had no time to show its stack, waited for it until then.
+    # The rank lost a peer when the hang was ended, before its monitor took a stack. So it waited for that peer until
+    # then.
     has_no_stack = scene.activity is Activity.UNKNOWN and as_it_was is not None
     if has_no_stack and rank.exception is not None and (rank.exception_at or 0.0) >= (as_it_was or 0.0):
         gave_up |= known_errors.is_about_peers(rank.exception) == 1
     groups, members = states_of(rank.groups)
-    # One that its monitor ended was inside until then; one that returned from its program has left, unless it did
-    # because of the stop, whose signal a handler may take to save and exit with 0, or since the hang was over.
+    # A return counts only if it came before the end of the hang. Later returns are consequences: the hang was over, or
+    # a handler of SIGTERM saved a checkpoint and exited with 0. A rank that its monitor ended was inside until then.
     has_returned = rank.left_at is not None and (as_it_was is None or rank.left_at <= as_it_was)
     has_returned |= scene.has_returned
     if rank.was_stopped:
@@ -147,17 +162,20 @@ def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -
 
 
 def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:
-    """Describes where all ranks but the one that is `named` are: a line for those at the same place, most first, and
-    last those whose wait failed: they are at no place any more."""
-    places: dict[str, list[int]] = {}
+    """Describes where all ranks but `named` are: one line for all ranks at the same location, most ranks first.
+
+    Ranks whose wait failed come last: they have left the location at which they waited.
+    """
+    locations: dict[str, list[int]] = {}
     for view in views:
         if view.rank != named:
-            places.setdefault(_place(view), []).append(view.rank)
-    found = sorted(places.items(), key=lambda row: (row[0] == _WAITED, -len(row[1]), min(row[1])))
-    return tuple(f"rank{'s' * (len(ranks) > 1)} {ranges_of(ranks)}: {text}" for text, ranks in found[:_MAX_PLACES])
+            locations.setdefault(_location(view), []).append(view.rank)
+    found = sorted(locations.items(), key=lambda row: (row[0] == _WAITED, -len(row[1]), min(row[1])))
+    return tuple(f"rank{'s' * (len(ranks) > 1)} {ranges_of(ranks)}: {text}" for text, ranks in found[:_MAX_LOCATIONS])
 
 
-def _place(view: RankView) -> str:
+def _location(view: RankView) -> str:
+    """Returns what a rank does and where, for example `in all_reduce 4 of group dp, at train.py:40 in step`."""
     pending = [name for name, state in view.groups.items() if state.waits_in is not None]
     if view.ended:
         return "has returned"
@@ -178,7 +196,7 @@ def _place(view: RankView) -> str:
 
 
 def group_text(group: str, view: RankView) -> str:
-    """Returns a group in words: by the name that the program gave it, else by torch's."""
+    """Returns a group in words: `group dp` by the name that the program gave it, else by torch's name."""
     description = view.groups[group].description
     if description:
         return f"group {description}"
@@ -186,18 +204,21 @@ def group_text(group: str, view: RankView) -> str:
 
 
 def message_text(view: RankView) -> str:
-    """Returns the sends and receives that a rank is in, in words."""
+    """Returns the sends and receives that a rank is in, in words: `a send to rank 3 and a receive from rank 1`."""
     parts = [f"a send to {numbered(sorted(view.sends or ()))}"] * bool(view.sends)
     parts += [f"a receive from {numbered(sorted(view.receives or ()))}"] * bool(view.receives)
     return " and ".join(parts)
 
 
 def peers_of(groups: Mapping[str, Any], direction: str) -> frozenset[int] | None:
-    """Returns the ranks to which a rank is sending, or from which it receives; None: which ones is not known.
+    """Returns the ranks to which a rank is sending, or from which it is receiving; None: the recorder does not say.
 
     Args:
         groups: as for `states_of`.
         direction: `sends` or `receives`.
+
+    Raises:
+        TypeError, ValueError: a peer is no number.
     """
     found: set[int] = set()
     for group in groups.values():
@@ -226,8 +247,10 @@ def states_of(
 
 
 def to_record(view: RankView) -> dict[str, Any]:
-    """Returns a rank as JSON values for the coordinator, about 1 KB: without the members of groups, each of which would
-    name every rank of the job."""
+    """Returns a rank as JSON values for another node, about 1 KB.
+
+    The members of groups are left out: in a large job each group of all ranks would name every rank.
+    """
     state = str((view.scene.process or {}).get("state", ""))
     groups = {
         name: [group.entered, group.finished, group.operation, group.shape, group.description]
@@ -258,7 +281,7 @@ def of_record(record: Any) -> RankView:
     """Returns the rank in a record of another node.
 
     Raises:
-        ProtocolError: it does not fit.
+        ProtocolError: the record is not one of `to_record`; whoever receives it goes on without that node's ranks.
     """
     try:
         groups = {

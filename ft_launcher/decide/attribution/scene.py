@@ -1,6 +1,10 @@
-"""Where the ranks of a node are while some of them hang: stopped, waiting in a collective of torch, or outside of any.
+"""Where a rank is during a hang, by the stack of its main thread and its state in /proc. Pure.
 
-Pure. Reads frames of main threads and states of processes; `first_failure` decides what follows for a fault.
+The monitor of a rank takes the stack and the state (`rank_monitor/rank_process.py`); `Scene` reads both as an
+`Activity`: stopped, in a collective of torch, in the wrapper, in C code, or in its own program. One rank alone is read
+here. `collective.py` compares the ranks and names a culprit; `about_stall` puts a stall into one line for a warning.
+
+A frame is text, `train.py:42 in step` for the user's program, and `torch/...` or `python3.12/...` for libraries.
 """
 
 from __future__ import annotations
@@ -15,57 +19,67 @@ from typing import Any
 _WAITS_FOR_PEERS = re.compile(
     r"torch/distributed/(?!(elastic|launcher|checkpoint|run\.py))|torch/nn/parallel/|torch/autograd/graph\.py"
 )
-"""Files in which a rank calls what waits for its peers; in autograd's backward pass the hooks of DDP and FSDP wait.
-`checkpoint` may wait for storage as well; where it calls a collective, the innermost frame is that of the collective.
-"""
+"""Files of torch whose calls wait for peers. `autograd/graph.py` is one of them because the hooks of DDP and FSDP run,
+and wait, in the backward pass. `checkpoint` is none: it may wait for storage, and where it calls a collective, the
+innermost frame is the collective's own."""
 
 _STANDARD = re.compile(r"python3[.\dt]*/")
 _PASSED_THROUGH = re.compile(r"python3[.\dt]*/|torch/(_ops|_compile|utils/_contextlib|_dynamo/eval_frame)\.py")
-"""Called by a collective on its way, so these may lie further in: locks, operators, decorators."""
+"""Files that a collective itself calls: locks, operators, decorators. Their frames are skipped in the search for the
+innermost frame that says something."""
 
 _WAITS_IN_PYTHON = re.compile(
     r"python3[.\dt]*/((threading|queue|selectors|subprocess)\.py|concurrent/|multiprocessing/|asyncio/)"
 )
-"""Files of the standard library in which a rank waits for a thread, a queue, a connection or a process."""
+"""Files of the standard library in which a rank waits for a thread, a queue, a connection or a process of its own."""
 
 _IDLE = re.compile(
     rf"{_WAITS_IN_PYTHON.pattern}|ft_client/(rank/monitoring/|inprocess/restart/store_watcher\.py:\d+ in _await)"
 )
-"""Files in which a thread waits for something to do; our own that tell the monitor of progress, or wait for the end of
-an iteration in process, too."""
+"""Files in which a thread waits for work: the standard library's, and those of our own threads that report to the
+monitor or wait for the end of a round."""
 _IN_WRAPPER = re.compile(r"ft_client/inprocess/restart/call\.py:\d+ in (\w+)$")
 _NEXT = ("_next", "_announce")
-"""Where a rank waits for the others in an in-process wrapper, and its caller if it has returned from its function. A
-rank that is to take part only later waits there, too, and one between two iterations."""
+"""The two functions of `call.py` in which a wrapped rank waits for the others, innermost first. `_next` alone is a
+spare, or a rank between two rounds. With `_announce` as its caller the rank has returned from the wrapped function."""
 
 _OF_A_LOCK = "futex"
-"""How the kernel's functions begin in which a thread waits for a lock or a condition of C code (`/proc/PID/wchan`)."""
+"""The begin of the names of kernel functions in which a thread sleeps for a lock or a condition variable of C code, in
+`/proc/PID/wchan`."""
 
-# The text is one line on the console; further ranks are counted.
+# Ranks that a text names. The text is one line on the console, so further ranks are only counted.
 _MAX_NAMED = 4
 
 
 class Activity(Enum):
-    """Where a rank is, as far as its stack and its process say."""
+    """Where a rank is, as far as its stack and its process show. The value is the text for users, after `it` or the
+    rank; the name in lower case is the value of `place` in the journal."""
 
     STOPPED = "is stopped (SIGSTOP or a debugger)"
     IN_KERNEL = "waits in the kernel (storage, GPU or NIC)"
     COLLECTIVE = "waits in a collective"
     WRAPPER = "waits in the in-process wrapper for the other ranks"
-    """As a spare, or between two iterations."""
+    """A spare, or a rank between two rounds. Nobody waits for such a rank."""
     OUTSIDE = "is in no call of torch.distributed"
     BLOCKED = "waits in C code for another thread"
-    """Torch's `work.wait()` is such a call and leaves no frame of Python; so is a lock of the program's own."""
+    """In doubt: torch's `work.wait()` of a send or a receive is such a call and leaves no Python frame, but so does a
+    lock of the program."""
     LOCKED = "waits for a lock of its own program"
-    """By the text of the line where it is: no other rank can release that."""
+    """Decided from the source line of the innermost frame (`own_lock.py`). Another rank cannot release such a lock, so
+    this rank is the cause."""
     UNKNOWN = "gave no stack"
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One rank at the moment of a hang: `frames` of its main thread (innermost first), `process` as /proc has it.
+    """One rank at the moment of a hang, as its monitor saw it.
 
-    `in_own_lock`: the line at which it is certainly waits for a lock of its own (`own_lock.py`).
+    Attributes:
+        rank: its global rank.
+        frames: of its main thread, the innermost first; empty where no stack was taken.
+        process: what /proc says of the process (`state`, `wchan`, `other_threads`); None: nothing was read.
+        in_own_lock: the source line of the innermost frame certainly waits for a lock that only threads of this process
+            can release (`own_lock.py`).
     """
 
     rank: int
@@ -75,7 +89,7 @@ class Scene:
 
     @property
     def activity(self) -> Activity:
-        """Where it is. That the process is stopped decides before its stack does."""
+        """Where the rank is. The state of the process decides first: a stopped rank is stopped, whatever its stack."""
         state = str((self.process or {}).get("state", ""))
         # States of proc(5): T stopped by a signal, t by a tracer, D uninterruptible sleep.
         if state.startswith(("T", "t")):
@@ -89,9 +103,9 @@ class Scene:
         if self._in_wrapper[:1] == _NEXT[:1] and not self.has_returned:
             return Activity.WRAPPER
         waits_in = str((self.process or {}).get("wchan", ""))
-        # Where the kernel does not say in what a process sleeps, it may be this.
+        # In containers `wchan` may be unreadable. Then each process that sleeps may sleep for a lock.
         in_lock = waits_in.startswith(_OF_A_LOCK) or (state.startswith("S") and not waits_in)
-        # A lock that Python code waits for has a frame of the standard library.
+        # A wait inside Python's own library (`threading`, `queue`) is not in doubt: its frame names the file.
         if not in_lock or _STANDARD.match(self.frames[0]):
             return Activity.OUTSIDE
         if self.in_own_lock:
@@ -100,43 +114,46 @@ class Scene:
 
     @property
     def has_returned(self) -> bool:
-        """Whether it has returned from the function of an in-process wrapper, and waits there for the others."""
+        """Whether the rank has returned from the wrapped function, and waits in the wrapper for the other ranks."""
         return self._in_wrapper == _NEXT
 
     @property
     def _in_wrapper(self) -> tuple[str, ...]:
-        """The two innermost functions, as far as they are of the wrapper's call."""
+        """The names of the two innermost functions, as far as they belong to the wrapper's `call.py`."""
         found = [_IN_WRAPPER.match(frame) for frame in self.frames[:2]]
         return tuple(match[1] for match in found if match is not None)
 
     @property
     def waits_in_python(self) -> bool:
-        """Whether it waits for a thread, a queue, a connection or a process: what is there may wait for a rank."""
+        """Whether the rank waits for a thread, a queue, a connection or a process of its own, which may in turn wait
+        for another rank."""
         innermost = next(iter(self.frames), "")
         return self.activity is Activity.OUTSIDE and _WAITS_IN_PYTHON.match(innermost) is not None
 
     @property
     def waits_for_no_rank(self) -> bool:
-        """Whether its main thread runs, is in an uninterruptible sleep, or in a lock of its own."""
+        """Whether the rank certainly waits for no other rank: its main thread computes, is in an uninterruptible sleep
+        (a disk, a driver), or waits for a lock of its own program."""
         is_busy = str((self.process or {}).get("state", "")).startswith(("R", "D"))
         return is_busy or self.activity is Activity.LOCKED
 
     @property
     def others_are_idle(self) -> bool:
-        """Whether each thread beside the main one is known to wait for something to do, outside of the file in which
-        the main thread is: so none of them has taken a lock of that file."""
+        """Whether each thread beside the main thread is known to wait for work, in no call from the file in which the
+        main thread is. `agent/cycle/evidence.py` asks this before it believes in a lock of the rank's own: a thread
+        that holds the lock may itself wait for a rank."""
         threads = (self.process or {}).get("other_threads")
         return isinstance(threads, list) and all(_IDLE.match(str(frame)) for frame in threads)
 
     @property
     def own_frame(self) -> str:
-        """The innermost frame of the program itself, else the innermost of all; empty without frames."""
+        """The innermost frame of the user's program, else the innermost of all; empty without frames."""
         own = (frame for frame in self.frames if "/" not in frame and not frame.startswith("<frozen "))
         return next(chain(own, self.frames), "")
 
 
 def in_collective(frames: Sequence[str]) -> bool:
-    """Whether the innermost frame is one of torch's that waits for peers.
+    """Returns whether the innermost frame, apart from frames that a collective passes through, waits for peers.
 
     Args:
         frames: of the main thread, the innermost first, library files by their path within the library.
@@ -147,17 +164,18 @@ def in_collective(frames: Sequence[str]) -> bool:
 
 
 def about_stall(scenes: Sequence[Scene], stalled: int, waited_s: float) -> str:
-    """Describes stalled ranks in one line: first those that the others wait for, as far as stacks show it.
+    """Describes stalled ranks in one line, for the warning of `--ft-stall-warning`: first the ranks that the others
+    wait for, as far as stacks show them. Called by `agent/hang_warnings.py` where the recorder names no rank.
 
     Args:
         scenes: of all ranks of the node that run.
-        stalled: the rank whose monitor reported it.
-        waited_s: for how long its main thread ran no Python.
+        stalled: the rank whose monitor reported the stall.
+        waited_s: for how long the main thread of `stalled` ran no Python.
     """
-    by_place = {place: [scene for scene in scenes if scene.activity is place] for place in Activity}
-    waiting = by_place[Activity.COLLECTIVE]
-    held_up = by_place[Activity.STOPPED] + by_place[Activity.IN_KERNEL] + by_place[Activity.OUTSIDE]
-    held_up = held_up or by_place[Activity.BLOCKED]
+    of_activity = {activity: [scene for scene in scenes if scene.activity is activity] for activity in Activity}
+    waiting = of_activity[Activity.COLLECTIVE]
+    held_up = of_activity[Activity.STOPPED] + of_activity[Activity.IN_KERNEL] + of_activity[Activity.OUTSIDE]
+    held_up = held_up or of_activity[Activity.BLOCKED]
     since = f"for {waited_s:g} s"
     if waiting and held_up:
         if len(waiting) > 1:

@@ -1,9 +1,15 @@
-"""Who waits for whom, by the collectives that each rank has entered and finished. Pure.
+"""The graph of waits in a hang: who waits for whom, by the collectives that each rank has entered and finished. Pure.
 
-The numbers are those of torch's flight recorder: each rank counts the collectives of each of its groups, so the n-th of
-a group is one collective for all its members. A rank waits in a group if it entered a collective that it has not
-finished; it waits for the members that have not entered it. A send waits for its receive, and a receive for its send.
-These waits form a graph over the ranks.
+`collective.py` builds the graph and decides by it. The facts are those of torch's flight recorder:
+
+- Each rank counts the collectives of each of its groups. All members run the same collectives in the same order, so
+  collective n of a group is the same call on all members.
+- A rank that has entered more collectives of a group than it has finished waits in the first unfinished one. It waits
+  for the members that have not entered that collective.
+- A rank in a send waits for the receive of its peer, and a rank in a receive for the send.
+
+Example with one group: ranks 0 and 1 have entered 4 collectives and finished 3, rank 2 has entered and finished 3. Then
+the graph has the edges 0 -> 2 and 1 -> 2, and rank 2, which waits for nobody, holds up the others.
 """
 
 from __future__ import annotations
@@ -16,15 +22,21 @@ from ft_launcher.decide.attribution.rank_view import RankView, group_text
 from ft_launcher.decide.attribution.scene import Activity
 
 _WITH_ROOT = {"broadcast", "reduce", "gather", "scatter", "_broadcast_oop", "_reduce_oop"}
-"""Collectives that a rank may finish before the others have entered them."""
+"""Collectives with a root, which a rank may finish before the others have entered them: the root of a broadcast only
+sends. A finished entry of another rank therefore does not prove that such a collective is over."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """One rank waits in one collective of one group for the ranks `missing`, which have not entered it.
+    """An edge of the graph: one rank waits in a collective, or in a send or a receive.
 
-    `is_complete`: all members of the group are known, so that without a missing rank all of them have entered it.
-    `message`: it is a "send" or a "receive" and no collective; `number` is the rank at its other end then.
+    Attributes:
+        rank: the global rank that waits.
+        group: torch's name of the group; for a message a name of its own, so that messages are not joined.
+        number: which collective of the group, from 1; for a message the rank at its other end.
+        missing: the ranks that it waits for: members that have not entered the collective.
+        is_complete: all members of the group are known. Only then an empty `missing` means that all have entered.
+        message: `send` or `receive`; empty for a collective.
     """
 
     rank: int
@@ -36,22 +48,29 @@ class Wait:
 
 
 def waits_of(views: Mapping[int, RankView], all_ranks: bool) -> list[Wait]:
-    """Returns what each rank waits in.
+    """Returns the waits of all ranks: the edges of the graph. Ranks that are stopped or have ended wait for nobody.
 
-    A rank whose stack is in the program may wait, too: NCCL's collectives run on the GPU, and it waits for them in
-    `loss.item()`. So its unfinished collectives count if a member has not entered them, or if one on another node may
-    not have. A collective that all have entered runs in the background, and ends by itself.
+    A rank whose stack is in the program may wait as well: NCCL's collectives run on the GPU, and the rank waits for
+    them in its own code, for instance in `loss.item()`. Its unfinished collective counts as a wait if a member has not
+    entered the collective, or if a member on an unknown node may not have. A collective that all members have entered
+    usually runs in the background and ends by itself; it counts only where the stack shows a wait.
+
+    Args:
+        views: the ranks by global rank.
+        all_ranks: these are all ranks of the job.
     """
     members: dict[str, set[int]] = {}
     complete: dict[str, bool] = {}
     for view in views.values():
         for name, state in view.groups.items():
             members.setdefault(name, set()).update({view.rank}, view.members.get(name, ()))
-            # A collective that its ranks have finished had all members in it, so each of them names the group.
+            # A finished collective has had all members in it. So each member has the group in its recorder, and is seen
+            # as a member here even without a list of members.
             complete[name] = name in view.members or (complete.get(name, True) and state.finished > 0)
     found = []
     missing: dict[tuple[str, int], tuple[int, ...]] = {}
-    """Looked for once for all ranks of a collective: with 2,048 ranks it would take seconds for each of them."""
+    """Group and number -> the missing ranks. Computed once for each collective: computed once for each rank, it would
+    take seconds in a job of 2,048 ranks."""
     for view in views.values():
         if view.ended or view.scene.activity is Activity.STOPPED:
             continue
@@ -71,10 +90,11 @@ def waits_of(views: Mapping[int, RankView], all_ranks: bool) -> list[Wait]:
 
 
 def _messages_without_peer(view: RankView, views: Mapping[int, RankView]) -> list[tuple[str, int]]:
-    """Returns the sends and receives of a rank for which the other rank has none, and that rank.
+    """Returns the sends and receives of a rank that the peer has no counterpart for, each with the peer's rank.
 
-    None where it has entered anything else that is not finished: its part may stand behind that in its queue, while the
-    other rank has done its own. The parts of a batch have one state, whichever of its peers it waits for.
+    Empty unless the rank has exactly one peer and no unfinished collective. With something else unfinished, its message
+    may stand behind that in the GPU's queue, while the peer has already done its part. And the recorder has one state
+    for all messages of a batch, which does not show for which peer the rank waits.
     """
     found: list[tuple[str, int]] = []
     others = (view.sends or frozenset()) | (view.receives or frozenset())
@@ -92,7 +112,7 @@ def _messages_without_peer(view: RankView, views: Mapping[int, RankView]) -> lis
 
 
 def last_finished(views: Iterable[RankView]) -> dict[str, int]:
-    """Returns the number of the last collective of each group that any rank has finished."""
+    """Returns, for each group by its name, the number of the last collective that at least one rank has finished."""
     found: dict[str, int] = {}
     for view in views:
         for name, state in view.groups.items():
@@ -101,9 +121,10 @@ def last_finished(views: Iterable[RankView]) -> dict[str, int]:
 
 
 def has_unfinished(view: RankView, finished: Mapping[str, int]) -> bool:
-    """Returns whether a rank has entered an operation that is not finished, and that may still wait for another rank.
+    """Returns whether a rank has entered an operation that is not finished and may still wait for another rank.
 
-    One that another rank has finished waits for none, unless it is one that its root may finish alone.
+    A collective that another rank has finished waits for no rank any more, unless its root may finish it alone
+    (`_WITH_ROOT`).
 
     Args:
         finished: `last_finished` of all ranks.
@@ -124,8 +145,13 @@ def _entered(view: RankView | None, group: str) -> int:
 
 
 def cycle_of(waits: Sequence[Wait], without: int | None) -> list[int]:
-    """Returns the ranks of a cycle in the graph of waits, each waiting for the next; empty if there is none."""
-    # Through a node for each collective: from each rank to each that it waits for it would be a million edges.
+    """Returns the ranks of one cycle in the graph of waits, each waiting for the next; empty if there is no cycle.
+
+    Args:
+        without: a rank to leave out of the graph, to see whether every cycle needs it; None: no rank.
+    """
+    # A node of the graph is a rank or a collective: rank -> collective -> missing ranks. Edges from each rank to each
+    # missing rank would be a million in a large job.
     graph: dict[int | tuple[str, int], set[int | tuple[str, int]]] = {}
     for wait in waits:
         if wait.rank != without:
@@ -135,14 +161,15 @@ def cycle_of(waits: Sequence[Wait], without: int | None) -> list[int]:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        # Each is a predecessor of the next, which is what waits for it; the first stands at the end again.
+        # graphlib lists each node before the one that depends on it, and repeats the first node at the end. Reversed,
+        # each rank waits for the next.
         cycle: list[int | tuple[str, int]] = error.args[1]
         return [node for node in cycle[:0:-1] if isinstance(node, int)]
     return []
 
 
 def by_collective(waits: Iterable[Wait]) -> dict[tuple[str, int], list[int]]:
-    """Returns the ranks that wait in each collective, by group and number; without those in a send or a receive."""
+    """Returns the ranks that wait in each collective, by group and number. Sends and receives are left out."""
     found: dict[tuple[str, int], list[int]] = {}
     for wait in waits:
         if not wait.message:
@@ -151,7 +178,7 @@ def by_collective(waits: Iterable[Wait]) -> dict[tuple[str, int], list[int]]:
 
 
 def never_entered(wait: Wait, views: Mapping[int, RankView]) -> str:
-    """Returns what those did for whom a rank waits, without the subject."""
+    """Returns what the missing ranks of a wait did, without the subject: `never entered all_reduce 4 of group dp`."""
     if wait.message == "send":
         return f"never received what rank {wait.rank} sends"
     if wait.message == "receive":
@@ -160,7 +187,7 @@ def never_entered(wait: Wait, views: Mapping[int, RankView]) -> str:
 
 
 def collective_text(wait: Wait, views: Mapping[int, RankView]) -> str:
-    """Returns the collective in words: its operation, its number, its group; or the send or receive."""
+    """Returns what a rank waits in: operation, number and group of a collective, or the send or the receive."""
     if wait.message == "send":
         return f"a send to rank {wait.number}"
     if wait.message == "receive":

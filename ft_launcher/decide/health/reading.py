@@ -71,7 +71,7 @@ class HealthChange:
     reason: str
 
 
-def understand(order: Order, output: bytes, code: int, took_s: float) -> tuple[Reading, dict[str, Any]]:
+def reading_of_exit(order: Order, output: bytes, code: int, took_s: float) -> tuple[Reading, dict[str, Any]]:
     """The reading of a process that ended by itself, and the memory that the check is to get next time.
 
     Args:
@@ -97,7 +97,7 @@ def understand(order: Order, output: bytes, code: int, took_s: float) -> tuple[R
         return Reading(order.check, "unknown", f"the check itself failed ({ending}): {last}", took_s), {}
 
 
-def too_late(order: Order, output: bytes, took_s: float, left_pid: int | None) -> Reading:
+def reading_of_timeout(order: Order, output: bytes, took_s: float, left_pid: int | None) -> Reading:
     """The reading of a process that did not end in time.
 
     Args:

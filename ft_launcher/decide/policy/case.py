@@ -44,7 +44,7 @@ class FaultJudgement:
         inputs: what the decision was made of, for the journal of that node.
         culprit: the fault of the rank that held up those of all nodes, where the views of all nodes show one. Its
             `local_rank` and `pid` are 0 where the coordinator does not know them.
-        forgiven_limit: the learned limit that ended the cycle, which is doubled in the next; empty: none did.
+        relaxed_limit: the learned limit that ended the cycle, which is doubled in the next; empty: none did.
         suspect_result: because of it the ranks move to other hardware.
     """
 
@@ -53,7 +53,7 @@ class FaultJudgement:
     headline: str = ""
     inputs: dict[str, Any] = field(default_factory=dict)
     culprit: FaultReport | None = None
-    forgiven_limit: str = ""
+    relaxed_limit: str = ""
     suspect_result: ResultInDoubt | None = None
 
 
@@ -85,14 +85,14 @@ class Case:
     """The question to the policy: a fault, and the history of restarts as it was `age_s` seconds ago.
 
     Attributes:
-        elsewhere: a node waits that could take the faulty one's place.
+        other_hardware: a node waits that could take the faulty one's place.
         views: what the nodes saw of their ranks.
     """
 
     report: FaultReport
     history: dict[str, Any]
     age_s: float
-    elsewhere: bool
+    other_hardware: bool
     views: NodeViews = NO_VIEWS
 
 

@@ -31,34 +31,34 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
     def policy(case: Case, now: float) -> PolicyAnswer:
         fault, life, headline = case.report.fault, case.report.life, case.report.headline[:MAX_HEADLINE]
         faulty_node, by_views = "", 0
-        guilty = _faulty_of_all_nodes(fault, case.views)
-        if guilty is not None:
-            fault, faulty_node = guilty
+        of_all_nodes = _culprit_of_all_nodes(fault, case.views)
+        if of_all_nodes is not None:
+            fault, faulty_node = of_all_nodes
             by_views = len(case.views.ranks)
             headline = f"rank {fault.rank} on {case.views.names.get(faulty_node, faulty_node)} {fault.what}"[
                 :MAX_HEADLINE
             ]
-        told = first_failure.with_returned(fault, case.views.returned)
+        with_returned = first_failure.with_returned(fault, case.views.returned)
         returned: Mapping[int, float] = {}
-        if told is not fault:
-            fault, returned = told, case.views.returned
+        if with_returned is not fault:
+            fault, returned = with_returned, case.views.returned
         before = History.from_record(case.history, now - case.age_s)
         has_suspect_result = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
-        question = Question(settings, max_restarts, before, life, case.elsewhere)
+        question = Question(settings, max_restarts, before, life, case.other_hardware)
         decision, history = answer(fault, question, now)
-        culprit, suspect_result, forgiven_limit = None, None, ""
-        if guilty is not None or returned:
+        culprit, suspect_result, relaxed_limit = None, None, ""
+        if of_all_nodes is not None or returned:
             culprit = FaultReport(fault, life)
         if has_suspect_result:
             suspect_result = fault.doubt
         if fault.learned_limit:
-            forgiven_limit = fault.limit
+            relaxed_limit = fault.limit
         judgement = FaultJudgement(
             decision,
             headline=headline,
             inputs=inputs_of(fault, question, now, by_views, returned),
             culprit=culprit,
-            forgiven_limit=forgiven_limit,
+            relaxed_limit=relaxed_limit,
             suspect_result=suspect_result,
         )
         relocates = is_suspect(fault)
@@ -82,7 +82,7 @@ def _with_cause(fault: Fault, cause: str) -> str:
     return f"{fault.what}; {cause}"
 
 
-def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | None:
+def _culprit_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | None:
     """Returns the fault of the rank that holds up those of all nodes, and its node.
 
     None where `fault` is no hang, where the views name nobody or do not fit, or where they name others, which run,
@@ -96,30 +96,30 @@ def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | N
             node: all_nodes.of_records(seen.names.get(node, node), records, seen.nccl.get(node))
             for node, records in seen.ranks.items()
         }
-        blame = all_nodes.find(list(nodes.values()), seen.is_complete)
+        finding = all_nodes.find(list(nodes.values()), seen.is_complete)
     except Exception:  # other nodes wrote these: the restart does without, and the fault that a node reported stands
         return None
     views = [view for node in nodes.values() for view in node.views]
     node_of = {view.rank: name for name, node in nodes.items() for view in node.views}
-    if blame.finding is HangKind.TRANSPORT and not blame.ranks and fault.collateral:
+    if finding.kind is HangKind.TRANSPORT and not finding.culprits and fault.collateral:
         if fault.rank not in node_of:  # no node saw it
             return None
         # Whose limit passed first says nothing; what all nodes saw together does.
-        found = replace(fault, finding=blame.finding.value, waiting=len(blame.waiting), hint=blame.text)
+        found = replace(fault, finding=finding.kind.value, waiting=len(finding.waiting), hint=finding.text)
         return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
     # A rank that is stopped or has ended explains also why another exceeded its limit outside of any collective.
-    is_certain = fault.collateral or blame.finding is HangKind.GONE
-    if fault.rank not in blame.ranks and not (blame.ranks and is_certain):
+    is_certain = fault.collateral or finding.kind is HangKind.GONE
+    if fault.rank not in finding.culprits and not (finding.culprits and is_certain):
         return None
-    found = replace(fault, finding=blame.finding.value, blamed=blame.ranks, waiting=len(blame.waiting))
-    if fault.rank in blame.ranks:
+    found = replace(fault, finding=finding.kind.value, blamed=finding.culprits, waiting=len(finding.waiting))
+    if fault.rank in finding.culprits:
         view = next(view for view in views if view.rank == fault.rank)
         # Its own node saw some of the ranks that wait for it, or none.
-        found = replace(found, what=_with_cause(fault, f"it {collective.sentence(blame, view.scene)}"))
+        found = replace(found, what=_with_cause(fault, f"it {collective.sentence(finding, view.scene)}"))
         if fault.collateral:  # the hint speaks of a wait for others
             found = replace(found, hint="", collateral=False)
         return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
-    view = next(view for view in views if view.rank == blame.ranks[0])
+    view = next(view for view in views if view.rank == finding.culprits[0])
     found = replace(
         found,
         kind=FaultKind.HANG,
@@ -127,7 +127,7 @@ def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | N
         rank=view.rank,
         local_rank=0,
         pid=0,
-        what=first_failure.of_cause(f"it {collective.sentence(blame, view.scene)}"),
+        what=first_failure.of_cause(f"it {collective.sentence(finding, view.scene)}"),
         exceeded="",
         where="",
         hint="",
@@ -137,6 +137,6 @@ def _faulty_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | N
         limit="",
         learned_limit=False,
         collateral=False,
-        failed=blame.ranks,
+        failed=finding.culprits,
     )
     return found, node_of[view.rank]

@@ -86,14 +86,14 @@ class Question:
         settings, max_restarts: the policy.
         history: of the job before the cycle that has ended; for `decide`, that cycle included (`History.ended`).
         life: of that cycle.
-        elsewhere: there is another device or node that a restart would use.
+        other_hardware: there is another device or node that a restart would use.
     """
 
     settings: RestartSettings
     max_restarts: int
     history: History = field(default_factory=History)
     life: CycleLife = field(default_factory=CycleLife)
-    elsewhere: bool = False
+    other_hardware: bool = False
 
     def to_record(self, now: float) -> dict[str, Any]:
         """Returns JSON values, with ages in seconds instead of times."""
@@ -107,7 +107,7 @@ class Question:
             "max_restarts": self.max_restarts,
             "history": history,
             **asdict(self.life),
-            "elsewhere": self.elsewhere,
+            "elsewhere": self.other_hardware,
         }
 
     @classmethod
@@ -193,16 +193,16 @@ def decide(fault: Fault, question: Question, now: float) -> Decision:
     if final is not None:
         return final
     settings, max_restarts, left = question.settings, question.max_restarts, _left(question, now)
-    free = _why_free(fault, question)
-    if free is not None:
-        return Decision(Action.RESTART, f"{free}, not charged", restarts_left=left)
+    not_charged = _reason_not_charged(fault, question)
+    if not_charged is not None:
+        return Decision(Action.RESTART, f"{not_charged}, not charged", restarts_left=left)
     if settings.restart_window is None:
         span = ""
     else:
         span = f" within {settings.restart_window:g} s"
     if left > 0:
         reason = f"restart {max_restarts - left + 1} of {max_restarts}{span}"
-        if question.elsewhere and is_suspect(fault):
+        if question.other_hardware and is_suspect(fault):
             reason += ", on other hardware"
         wait_s = backoff_s(question.history.young, *settings.backoff)
         return Decision(Action.RESTART, reason, charged=True, restarts_left=left - 1, wait_s=wait_s)
@@ -218,7 +218,7 @@ def is_suspect(fault: Fault) -> bool:
     return fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE or fault.fault_class is FaultClass.HARDWARE
 
 
-def _why_free(fault: Fault, question: Question) -> str | None:
+def _reason_not_charged(fault: Fault, question: Question) -> str | None:
     """Returns why the restart is not charged; None when it is charged."""
     history = question.history
     if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MAX_MOVES:
@@ -226,7 +226,7 @@ def _why_free(fault: Fault, question: Question) -> str | None:
     if history.same_class > MAX_UNCHARGED:
         return None
     times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MAX_UNCHARGED} in a row"
-    if fault.fault_class is FaultClass.HARDWARE and question.elsewhere:
+    if fault.fault_class is FaultClass.HARDWARE and question.other_hardware:
         return f"{times}: another node takes the place"
     # A user who allows no restart at all gets none after a preemption either.
     if fault.fault_class is FaultClass.PREEMPTION and question.max_restarts > 0:
@@ -244,7 +244,7 @@ def _not_restarted(fault: Fault, question: Question) -> Decision | None:
             about = "the rank asks for the end of the job, and its log says why"
         reason = f"exit code 17: result could not be validated; {about}"
         return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.FAILED_ON_RESULT_VALIDATION))
-    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not question.elsewhere:
+    if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not question.other_hardware:
         reason = "the rank wants to go on on other hardware (exit code 16), and there is none"
         return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.RESUME_TO_DISAMBIGUATE))
     if fault.exit_code in settings.no_restart_exit_codes:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Set
 from typing import Any
 
-from ft_launcher.decide.health.reading import Order, Reading, too_late, understand
+from ft_launcher.decide.health.reading import Order, Reading, reading_of_exit, reading_of_timeout
 from ft_launcher.node.processes import descriptor_limit
 from rank_monitor.contract import env
 from rank_monitor.contract.processes.wait import readable
@@ -90,7 +90,7 @@ class CheckProcess:
         stuck_pid = None
         if self.is_killed:
             stuck_pid = self.pid
-        return too_late(self.order, bytes(self.output), time.monotonic() - self.started, stuck_pid)
+        return reading_of_timeout(self.order, bytes(self.output), time.monotonic() - self.started, stuck_pid)
 
     def gone(self) -> bool:
         """Whether the process has ended; reaps it then."""
@@ -209,8 +209,8 @@ class CheckRound:
     def _ended(self, process: CheckProcess, code: int) -> Reading:
         took_s = time.monotonic() - process.started
         if self._is_late:
-            return too_late(process.order, bytes(process.output), took_s, None)
-        reading, memory = understand(process.order, bytes(process.output), code, took_s)
+            return reading_of_timeout(process.order, bytes(process.output), took_s, None)
+        reading, memory = reading_of_exit(process.order, bytes(process.output), code, took_s)
         if memory:
             self.memory[process.order.check] = memory
         return reading

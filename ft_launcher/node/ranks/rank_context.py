@@ -213,7 +213,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         error_file = Path(self.error_files[local_rank])
         with suppress(OSError):
             former = error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}")
-            self.files.ask(partial(error_file.rename, former), ERROR_FILES_S)
+            self.files.call(partial(error_file.rename, former), ERROR_FILES_S)
         self._start_rank_again(local_rank)
         pid: int = self.pids()[local_rank]
         self.pidfds[local_rank] = end_of(pid)
@@ -238,7 +238,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self._first_failed = first
         for local_rank in local_ranks:
             try:
-                self.files.ask(partial(_set_aside_unreadable, Path(self.error_files[local_rank])), ERROR_FILES_S)
+                self.files.call(partial(_set_aside_unreadable, Path(self.error_files[local_rank])), ERROR_FILES_S)
             except NoAnswer:
                 # torch reads none that is no regular file.
                 self.error_files[local_rank] = os.devnull

@@ -45,10 +45,10 @@ class ConsoleLines:
         self._returned = False
 
     def due(self) -> float:
-        """When `take` is to be called for a line without an end (monotonic seconds); infinity: there is none."""
+        """When `feed` is to be called for a line without an end (monotonic seconds); infinity: there is none."""
         return self._held_since + PARTIAL_S
 
-    def take(self, content: bytes, now: float, last: bool = False) -> str:
+    def feed(self, content: bytes, now: float, last: bool = False) -> str:
         """Takes new bytes; returns the text to show now.
 
         Args:

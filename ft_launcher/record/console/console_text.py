@@ -152,7 +152,7 @@ def of_interruption(record: Mapping[str, Any]) -> str:
     return f"rank {record.get('rank')} {words}"
 
 
-def of_rung_one(restarts_in_process: int, started_again: int, taken_over: int) -> str:
+def level_one_summary(restarts_in_process: int, started_again: int, taken_over: int) -> str:
     """Returns what level 1 did in a run, in one line."""
     return (
         f"restarts in process: {restarts_in_process}; ranks started again alone: {started_again}; "

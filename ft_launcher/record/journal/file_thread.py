@@ -28,7 +28,7 @@ STALLED_S = 0.5
 """Seconds that one work may take before nobody waits for those after it any more. A slow disk takes tenths."""
 _LOOK_S = 0.1
 """Seconds between two looks whether the work before stands still."""
-_MAX_WORKS = 1000
+_MAX_TASKS = 1000
 """Works that wait: copies of stacks, say. Lines of the journal are one work, and bounded by their bytes."""
 
 
@@ -46,7 +46,7 @@ class FileThread:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._works: deque[Callable[[], object]] = deque()
+        self._tasks: deque[Callable[[], object]] = deque()
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None
         self._is_said = False
@@ -58,33 +58,33 @@ class FileThread:
         since = self._busy_since
         return since is not None and time.monotonic() - since >= STALLED_S
 
-    def do(self, work: Callable[[], object]) -> bool:
+    def submit(self, task: Callable[[], object]) -> bool:
         """Appends a work. Does not block. Returns False where too many wait, or no thread starts: it is not done."""
-        return not self._refused(work)
+        return not self._refused(task)
 
-    def _refused(self, work: Callable[[], object]) -> str:
+    def _refused(self, task: Callable[[], object]) -> str:
         """Appends a work; returns why that cannot be done, empty: it is done."""
         if os.getpid() != self._pid:
-            _contain(work)
+            _contain(task)
             return ""
         with self._changed:
             if self._is_closed:
                 return "the run is over, and nothing is written or read for it any more"
-            if len(self._works) >= _MAX_WORKS:
-                return f"the file system does not answer, and {_MAX_WORKS} writes and reads wait for it already"
-            self._works.append(work)
+            if len(self._tasks) >= _MAX_TASKS:
+                return f"the file system does not answer, and {_MAX_TASKS} writes and reads wait for it already"
+            self._tasks.append(task)
             if self._thread is None:
                 thread = threading.Thread(target=self._run, daemon=True, name="ft_files")
                 try:
                     thread.start()
                 except RuntimeError as error:  # the system has none left; the next work tries again
-                    self._works.pop()
+                    self._tasks.pop()
                     return f"the thread that writes and reads files cannot be started: {error}"
                 self._thread = thread
             self._changed.notify_all()
         return ""
 
-    def ask(self, work: Callable[[], _T], limit_s: float) -> _T:
+    def call(self, task: Callable[[], _T], limit_s: float) -> _T:
         """Returns the result of a work, which is done after those before it. Waits `limit_s` seconds at most.
 
         Raises:
@@ -98,7 +98,7 @@ class FileThread:
         def run() -> None:
             is_begun.set()
             try:
-                results.append(work())
+                results.append(task())
             except Exception as error:  # handed to the caller's thread
                 errors.append(error)
             finally:
@@ -115,7 +115,7 @@ class FileThread:
             raise errors[0]
         if results:
             return results[0]
-        self.say_stalled()
+        self.warn_stalled()
         if is_begun.is_set():
             raise NoAnswer(f"the file system has not answered within {limit_s:g} s")
         raise NoAnswer("the file system does not answer: an earlier write or read still waits for it")
@@ -130,7 +130,7 @@ class FileThread:
                 self._changed.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic())))
             is_done = self._is_idle()
         if self.is_stalled:
-            self.say_stalled()
+            self.warn_stalled()
         elif not is_done:
             # Not known yet: a disk may be slow for a moment.
             later = threading.Timer(STALLED_S, self._say_if_stalled)
@@ -141,9 +141,9 @@ class FileThread:
 
     def _say_if_stalled(self) -> None:
         if self.is_stalled:
-            self.say_stalled()
+            self.warn_stalled()
 
-    def say_stalled(self) -> None:
+    def warn_stalled(self) -> None:
         """Says, once until it answers again, that the file system does not answer."""
         if not self._is_said:
             self._is_said = True
@@ -162,17 +162,17 @@ class FileThread:
             self._thread.join(limit_s)
 
     def _is_idle(self) -> bool:
-        return not self._works and self._busy_since is None
+        return not self._tasks and self._busy_since is None
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._works or self._is_closed)
-                if not self._works:
+                self._changed.wait_for(lambda: self._tasks or self._is_closed)
+                if not self._tasks:
                     return
-                work = self._works.popleft()
+                task = self._tasks.popleft()
                 self._busy_since = time.monotonic()
-            _contain(work)
+            _contain(task)
             with self._changed:
                 self._busy_since = None
                 self._changed.notify_all()
@@ -198,7 +198,7 @@ class FileHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
         except Exception:  # as the base class: a line that cannot be formatted ends nothing
             self.handleError(record)
             return
-        self._files.do(partial(self._write, text))
+        self._files.submit(partial(self._write, text))
 
     def close(self) -> None:
         """Has the thread of files close the file, after the lines that wait. To be called before `FileThread.close`.
@@ -209,7 +209,7 @@ class FileHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
         super().close()
         if not self._is_closed:
             self._is_closed = True
-            self._files.do(self._close_file)
+            self._files.submit(self._close_file)
 
     def _close_file(self) -> None:
         with contextlib.suppress(OSError):
@@ -224,8 +224,8 @@ class FileHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
         """Does nothing: each line is flushed when it is written, and Python calls this at the end of the process."""
 
 
-def _contain(work: Callable[[], object]) -> None:
+def _contain(task: Callable[[], object]) -> None:
     try:
-        work()
+        task()
     except Exception as error:  # the thread's edge
         log_contained("a file cannot be written", error)

@@ -106,7 +106,7 @@ class Journal:
         if os.getpid() != self._pid:
             return
         line = as_line(event, time.time())
-        self._tell(event)
+        self._notify(event)
         with self._lock:
             self._put(line)
 
@@ -115,7 +115,7 @@ class Journal:
         if os.getpid() != self._pid:
             return
         line = as_line(event, time.time())
-        self._tell(event)
+        self._notify(event)
         with self._lock:
             if self._reported > _MAX_REPORTED:
                 return
@@ -126,7 +126,7 @@ class Journal:
             self._put(as_line(ReportsEndEvent(self._reported), time.time()))
         logger.warning("the journal holds %d MiB of what ranks reported and takes no more", _MAX_REPORTED >> 20)
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         for listen in self.listeners:
             with contained("the status of the job is not complete"):
                 listen(event, time.time())
@@ -146,7 +146,7 @@ class Journal:
 
     def _schedule(self) -> bool:
         """Has the thread of files write what is queued, when the lock is free; returns whether it will."""
-        self._is_scheduled = self._is_scheduled or self._files.do(self._write_queued)
+        self._is_scheduled = self._is_scheduled or self._files.submit(self._write_queued)
         return self._is_scheduled
 
     def flush(self, limit_s: float) -> bool:
@@ -165,7 +165,7 @@ class Journal:
                 return
             self._is_opening = True
         with contextlib.suppress(NoAnswer):
-            self._files.ask(partial(self._open_file, path, access or Access()), _OPEN_S)
+            self._files.call(partial(self._open_file, path, access or Access()), _OPEN_S)
 
     def _open_file(self, path: Path, access: Access) -> None:
         """Opens the file and writes what was held. In the thread of files, as all below that works on the file."""
@@ -201,7 +201,7 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file, when all is written. Waits `_CLOSE_S` at most."""
-        self._files.do(self._close_file)
+        self._files.submit(self._close_file)
         if self._owns_files:
             self._files.close(_CLOSE_S)
         else:

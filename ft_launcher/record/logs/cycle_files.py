@@ -54,10 +54,10 @@ class ApplicationLog(LogPump):
         self._file = file
         self._failed = False
 
-    def _carry(self, ended: bool = False) -> None:
+    def _copy_all(self, ended: bool = False) -> None:
         for stream in self._streams:
             try:
-                stream.carry(self._has_room, ended)
+                stream.copy_new(self._has_room, ended)
             except (OSError, ValueError) as error:  # a full disk; what the ranks wrote stays in their own files
                 if not self._failed:
                     logger.warning("the log of the cycle misses lines: %s: %s", self._file.name, error)
@@ -231,7 +231,7 @@ def _now() -> str:
 
 def _create(current: Path, record: Mapping[str, Any]) -> None:
     current.parent.mkdir(parents=True, exist_ok=True)
-    _end_former(current, record)
+    _end_previous(current, record)
     file = _file_of(current, record)
     _put(file, record)
     # Replaced by a rename: the link is never missing.
@@ -241,13 +241,13 @@ def _create(current: Path, record: Mapping[str, Any]) -> None:
     link.replace(current)
 
 
-def _end_former(current: Path, record: Mapping[str, Any]) -> None:
+def _end_previous(current: Path, record: Mapping[str, Any]) -> None:
     """Completes the record of the cycle before, whose node of rank 0 may have been lost before it did."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no file, or none of ours
-        former = read_json(current, follow_link=True)
-        mine = all(former.get(key) == record[key] for key in ("job_id", "attempt_index"))
-        if mine and former["cycle_number"] < record["cycle_number"] and not former["cycle_end_time"]:
-            _end(current, former, record["cycle_start_time"])
+        previous = read_json(current, follow_link=True)
+        mine = all(previous.get(key) == record[key] for key in ("job_id", "attempt_index"))
+        if mine and previous["cycle_number"] < record["cycle_number"] and not previous["cycle_end_time"]:
+            _end(current, previous, record["cycle_start_time"])
 
 
 def _end(current: Path, record: Mapping[str, Any], moment: str) -> None:

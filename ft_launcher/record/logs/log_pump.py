@@ -113,7 +113,7 @@ class Stream:
     partial: bytes = b""
     last_lines_s: float = _LAST_LINES_S
 
-    def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
+    def copy_new(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
         """Copies what was written since the last call: whole lines, with `ended` also a last one without an end.
 
         Returns:
@@ -135,7 +135,7 @@ class Stream:
         return False
 
     def due(self) -> float:
-        """When `carry` is to be called for a line without an end (monotonic seconds); infinity: there is none."""
+        """When `copy_new` is to be called for a line without an end (monotonic seconds); infinity: there is none."""
         if self.live is None:
             return math.inf
         return self.live.due()
@@ -147,7 +147,7 @@ class Stream:
 
     def _text(self, content: bytes, last: bool) -> str:
         if self.live is not None:
-            return self.live.take(content, time.monotonic(), last)
+            return self.live.feed(content, time.monotonic(), last)
         *whole, self.partial = (self.partial + content).split(b"\n")
         if last and self.partial:
             whole.append(self.partial)
@@ -197,22 +197,22 @@ class LogPump:
 
     def _run(self, written: WrittenFiles) -> None:
         try:
-            self._carry()
+            self._copy_all()
             # A line without an end is shown after a while.
             while written.wait(min(stream.due() for stream in self._streams) - time.monotonic()):
-                self._carry()
+                self._copy_all()
         finally:
-            self._carry(ended=True)
+            self._copy_all(ended=True)
             written.close()
             for stream in self._streams:
                 stream.close()
 
-    def _carry(self, ended: bool = False) -> None:
+    def _copy_all(self, ended: bool = False) -> None:
         for stream in self._streams:
             if self._is_given_up:  # its files may be others' now
                 return
             with contextlib.suppress(OSError, ValueError):  # a console that is gone stops no rank
-                if not stream.carry(self._has_room, ended) and stream.path not in self._cut:
+                if not stream.copy_new(self._has_room, ended) and stream.path not in self._cut:
                     self._cut.add(stream.path)
                     logger.warning("the console does not read: the last lines of %s are not shown", stream.path)
 

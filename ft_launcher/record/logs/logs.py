@@ -143,7 +143,7 @@ class RunFolder:
     def close(self) -> None:
         """Ends the run. Below a default parent, removes old runs whose launcher has ended, in a few seconds."""
         with contextlib.suppress(NoAnswer):
-            self.files.ask(self._close, _PRUNE_S)
+            self.files.call(self._close, _PRUNE_S)
 
     def _close(self) -> None:
         if self.exists and not self.asked_for:
@@ -238,7 +238,7 @@ class KeptFiles:
             if self._folder is not None:
                 folder = self._folder
             else:
-                folder = self._files.ask(self._run.make, _COPY_S)
+                folder = self._files.call(self._run.make, _COPY_S)
         except NoAnswer:
             return
         except ConfigError as error:
@@ -251,7 +251,7 @@ class KeptFiles:
         """Copies a file of a rank to its log folder; returns the path, empty when it cannot be read or written."""
         self.begin()
         try:
-            return self._files.ask(partial(self._copy, cycle, local_rank, file, name), _COPY_S)
+            return self._files.call(partial(self._copy, cycle, local_rank, file, name), _COPY_S)
         except NoAnswer:
             return ""
 
@@ -273,7 +273,7 @@ class KeptFiles:
         """Writes the traceback of a rank that has ended to where its stacks would be; returns the path."""
         content = text.encode(errors="backslashreplace")
         try:
-            return self._files.ask(partial(self._write, cycle, local_rank, _STACKS, content), _COPY_S)
+            return self._files.call(partial(self._write, cycle, local_rank, _STACKS, content), _COPY_S)
         except NoAnswer:
             return ""
 
@@ -315,7 +315,7 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
         completed, is_given_up = {local_rank: dict(rank_env) for local_rank, rank_env in envs.items()}, Event()
         make = partial(self._destinations, completed, self._run.asked_for, True, is_given_up)
         try:
-            dest = self._run.files.ask(make, _RANKS_FILES_S)
+            dest = self._run.files.call(make, _RANKS_FILES_S)
         except NoAnswer:
             is_given_up.set()
             logger.warning("the folder of the logs does not answer: the ranks of this cycle print to the console")

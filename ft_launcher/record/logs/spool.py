@@ -58,23 +58,23 @@ class Spool:
         self._descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         self._is_open = True
         self._lock = threading.Lock()
-        self._places: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         self.begin = 0
         """Bytes before it are given back: what a reader reads there is no text of the rank."""
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
-    def join(self, reader: str) -> int:
+    def add_reader(self, reader: str) -> int:
         """Keeps from now on what this reader has not given back; returns the place where it begins to read."""
         with self._lock:
-            self._places[reader] = self.begin
+            self._offsets[reader] = self.begin
             return self.begin
 
-    def leave(self, reader: str) -> None:
+    def remove_reader(self, reader: str) -> None:
         """Keeps nothing for this reader any more."""
         with self._lock:
-            self._places.pop(reader, None)
+            self._offsets.pop(reader, None)
 
-    def give_back(self, reader: str, until: int) -> None:
+    def release(self, reader: str, until: int) -> None:
         """Frees the memory of what all readers have read, in whole parts, and of what is too far behind this one.
 
         Args:
@@ -83,8 +83,8 @@ class Spool:
         with self._lock:
             if not self._is_open:
                 return
-            self._places[reader] = until
-            self._free(max(min(self._places.values()), until - MAX_BEHIND))
+            self._offsets[reader] = until
+            self._free(max(min(self._offsets.values()), until - MAX_BEHIND))
 
     def trim(self) -> None:
         """Frees all but the last `MAX_BEHIND` bytes, read or not."""
@@ -97,10 +97,10 @@ class Spool:
                 self.begin = 0
             self._free(size - MAX_BEHIND)
 
-    def begin_anew(self, reader: str) -> None:
+    def restart_reader(self, reader: str) -> None:
         """To be called by each reader whose place is beyond the end: a rank has emptied the file by opening it."""
         with self._lock:
-            self._places[reader] = 0
+            self._offsets[reader] = 0
             if self._is_open and os.fstat(self._descriptor).st_size < self.begin:
                 self.begin = 0
 
@@ -111,7 +111,7 @@ class Spool:
             os.close(self._descriptor)
 
     def _free(self, until: int) -> None:
-        """Frees what is before this place, in whole parts. The lock is held."""
+        """Frees what is before this offset, in whole parts. The lock is held."""
         until -= until % _PART
         if until <= self.begin:
             return
@@ -135,15 +135,15 @@ class SpoolStream(Stream):
         self._spool = spool
         self._held_since = math.inf
         self._has_more = False
-        spool.join(_READER)
+        spool.add_reader(_READER)
 
     def due(self) -> float:
-        """When `carry` is to be called again (monotonic seconds): for a line without an end, and while more is left."""
+        """When `copy_new` is to be called again, for a line without an end or for more text (monotonic seconds)."""
         if self._has_more:
             return 0.0
         return self._held_since + PARTIAL_S
 
-    def carry(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
+    def copy_new(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
         """Copies what was written since the last call, at most `_MAX_AT_ONCE` of it.
 
         What a console that does not read leaves too far behind is left out, and said in its place. With `ended` the
@@ -167,25 +167,25 @@ class SpoolStream(Stream):
                     break
                 if size - self.file.tell() > CHUNK:
                     self._skip_to(size - CHUNK)
-            if not self._carry_chunk():
+            if not self._copy_chunk():
                 break
         self._has_more = until < size and self.file.tell() >= until
         self._put(self._without_open_line(b"", time.monotonic(), last=ended))
         return True
 
-    def _carry_chunk(self) -> bool:
+    def _copy_chunk(self) -> bool:
         """Copies one read; returns whether there was anything."""
         assert self.file is not None
-        place = self.file.tell()
+        offset = self.file.tell()
         content = self.file.read(CHUNK)
-        if place < self._spool.begin:
+        if offset < self._spool.begin:
             # Another reader is so far ahead that this was given back, maybe while it was read.
-            self._skip_to(max(self._spool.begin, os.fstat(self.file.fileno()).st_size - CHUNK), place)
+            self._skip_to(max(self._spool.begin, os.fstat(self.file.fileno()).st_size - CHUNK), offset)
             return True
         try:
             self._put(self._without_open_line(content, time.monotonic(), last=False))
         finally:  # also what a console that is gone does not take
-            self._spool.give_back(_READER, self.file.tell())
+            self._spool.release(_READER, self.file.tell())
         return bool(content)
 
     def _begin_anew(self) -> None:
@@ -193,17 +193,17 @@ class SpoolStream(Stream):
         self.file.seek(0)
         self._put(self.partial)
         self.partial, self._held_since = b"", math.inf
-        self._spool.begin_anew(_READER)
+        self._spool.restart_reader(_READER)
 
-    def _skip_to(self, place: int, before: int | None = None) -> None:
-        """Leaves out what is before `place`, from `before` or from here."""
+    def _skip_to(self, offset: int, before: int | None = None) -> None:
+        """Leaves out what is before `offset`, from `before` or from here."""
         assert self.file is not None
         if before is None:
             before = self.file.tell()
-        self.file.seek(place)
-        self._spool.give_back(_READER, place)
+        self.file.seek(offset)
+        self._spool.release(_READER, offset)
         held, self.partial, self._held_since = self.partial, b"", math.inf
-        line = console_line(f"the console did not read; bytes not shown: {place - before}", time.time())
+        line = console_line(f"the console did not read; bytes not shown: {offset - before}", time.time())
         self._put(held + f"\n{line}\n".encode())
 
     def _without_open_line(self, content: bytes, now: float, last: bool) -> bytes:

@@ -161,16 +161,16 @@ def culprits_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence:
     Raises:
         ProtocolError: the evidence does not fit.
     """
-    blame = all_nodes.find(nodes, all_ranks)
-    found = {"finding": blame.finding.value, "blamed": list(blame.ranks), "waiting": len(blame.waiting)}
-    if not blame.ranks:
+    finding = all_nodes.find(nodes, all_ranks)
+    found = {"finding": finding.kind.value, "blamed": list(finding.culprits), "waiting": len(finding.waiting)}
+    if not finding.culprits:
         return found
     own = fault_by(evidence) if evidence is not None else None
-    if own is not None and own["rank"] == fault.get("rank") and own["rank"] in blame.ranks:
+    if own is not None and own["rank"] == fault.get("rank") and own["rank"] in finding.culprits:
         # Of several that are to blame the one that its own node found stands, with what that node says of it.
         return found
-    view = next(view for node in nodes for view in node.views if view.rank == blame.ranks[0])
-    return found | {"rank": view.rank, "what": f"{HANGS}it {collective.sentence(blame, view.scene)}"}
+    view = next(view for node in nodes for view in node.views if view.rank == finding.culprits[0])
+    return found | {"rank": view.rank, "what": f"{HANGS}it {collective.sentence(finding, view.scene)}"}
 
 
 def _decided_on(fault: Facts, inputs: Facts) -> Fault:

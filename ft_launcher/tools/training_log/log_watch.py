@@ -64,7 +64,7 @@ class _Stream:
         self._spool = spool
         self._begin = 0
         if spool is not None:
-            self._begin = spool.join(_READER)
+            self._begin = spool.add_reader(_READER)
         self._file: IO[bytes] | None = None
 
     def read(self, log: RankLog, now_ns: int, is_late: Callable[[], bool]) -> None:
@@ -96,12 +96,12 @@ class _Stream:
                 break
             log.note_lines(self.lines.split(content), self.lines.open_line, now_ns)
         if self._spool is not None:
-            self._spool.give_back(_READER, self._file.tell())
+            self._spool.release(_READER, self._file.tell())
 
     def leave(self) -> None:
         """Leaves the spool, which from now on keeps nothing for this reader. A second call does nothing."""
         if self._spool is not None:
-            self._spool.leave(_READER)
+            self._spool.remove_reader(_READER)
 
     def close(self) -> None:
         """Leaves the spool and closes the file."""
@@ -125,7 +125,7 @@ class _Stream:
         self.lines = Lines()
         log.skipped(now_ns)
         if self._spool is not None:
-            self._spool.begin_anew(_READER)
+            self._spool.restart_reader(_READER)
 
 
 class LogWatch:

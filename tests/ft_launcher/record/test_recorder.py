@@ -47,7 +47,7 @@ def verdict(limit: str, condemned: bool) -> Verdict:
 def test_a_rank_that_is_asked_to_restart_did_not_fail(
     recorder: Recorder, tmp_path: Path, limit: str, condemned: bool, event: str
 ) -> None:
-    recorder.heard(0, 1, 3, verdict(limit, condemned), tmp_path / "none")
+    recorder.monitor_reported(0, 1, 3, verdict(limit, condemned), tmp_path / "none")
     (line,) = lines(recorder, event)
     assert (line["rank"], line["limit"]) == (3, limit)
 
@@ -75,7 +75,7 @@ def test_each_node_says_which_of_its_ranks_failed_in_consequence(
 ) -> None:
     """Their tracebacks are on the console of their own node alone; the fault is another node's, or a node is lost."""
     decision = Decision(Action.RESTART, "restart 1 of 3", restarts_left=2)
-    recorder.failed_elsewhere(0, "rank 3 on b hangs: it is stopped", decision, [0, 1])
+    recorder.failed_on_other_node(0, "rank 3 on b hangs: it is stopped", decision, [0, 1])
     told = capsys.readouterr().err.splitlines()
     assert told[0].endswith(" ft_launcher: rank 3 on b hangs: it is stopped")
     assert told[1:] == [

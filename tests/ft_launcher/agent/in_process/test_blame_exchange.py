@@ -91,7 +91,7 @@ def test_all_nodes_answered_before_it(nodes: Nodes, guilty: int) -> None:
     nodes.round.interrupt(AFTERWARDS)
     found = news(nodes.host)
     assert isinstance(found, Blamed)
-    assert (found.number, found.blame.ranks, len(found.blame.waiting)) == (NUMBER, (guilty,), 3)
+    assert (found.number, found.blame.culprits, len(found.blame.waiting)) == (NUMBER, (guilty,), 3)
     assert found.text.startswith(f"rank {guilty} on ")
     assert found.text.endswith(
         " never entered all_reduce 4 of group 0, and 3 ranks wait for it; it is at train.py:9 in load"
@@ -110,7 +110,7 @@ def test_a_node_that_answers_too_late_says_nothing(nodes: Nodes, guilty: int) ->
     nodes.guest.answer(0, [replace(rank(2), snapshot=None), replace(rank(3), snapshot=None)])
     found = news(nodes.host)
     assert isinstance(found, Blamed)
-    assert found.blame.ranks == ((1,) if guilty == 1 else ())
+    assert found.blame.culprits == ((1,) if guilty == 1 else ())
 
 
 def test_another_reason_says_itself_who_is_to_blame(nodes: Nodes) -> None:
@@ -140,7 +140,7 @@ def test_progress_after_all(nodes: Nodes) -> None:
     nodes.round.interrupt(NO_PROGRESS)
     found = news(nodes.host)
     assert isinstance(found, Blamed)
-    assert found.blame.ranks == (3,)
+    assert found.blame.culprits == (3,)
 
 
 def test_nobody_waits(nodes: Nodes) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.decide.attribution.error_text import chain, excerpt, of_error_file, of_output, place, raised_by_program
+from ft_launcher.decide.attribution.error_text import (
+    chain,
+    excerpt,
+    location,
+    of_error_file,
+    of_output,
+    raised_by_program,
+)
 from rank_monitor.contract.wire.messages import RankException
 
 
@@ -80,7 +87,7 @@ def test_argparse_refuses_a_command_line() -> None:
 def test_what_is_no_traceback_is_read_all_the_same(text: str) -> None:
     exception = RankException("ValueError", "bad", text, 0.0)
     assert chain(exception)[-1].text == "ValueError: bad"
-    assert place(text) == "" and not raised_by_program(text) and len(excerpt(text)) <= 5
+    assert location(text) == "" and not raised_by_program(text) and len(excerpt(text)) <= 5
 
 
 def line_of(source: str) -> int:
@@ -89,8 +96,8 @@ def line_of(source: str) -> int:
 
 def test_the_place_is_the_innermost_frame() -> None:
     here = line_of('    raise ValueError("bad\\nluck")')
-    assert place(raised(plain).traceback) == f"{__file__}:{here}"
-    assert place(raised(cannot_be_read).traceback) == "/a/train.py:1"
+    assert location(raised(plain).traceback) == f"{__file__}:{here}"
+    assert location(raised(cannot_be_read).traceback) == "/a/train.py:1"
 
 
 @pytest.mark.parametrize(("fault", "by_program"), [(plain, True), (meanwhile, False), (cannot_be_read, False)])
@@ -195,7 +202,7 @@ RICH = f"{HEAD}\n{TAIL}\nmypkg.errors.BadError: no data\n"
 def test_what_it_printed_last(text: str, kind: str, message: str, at: str) -> None:
     found = of_output(text)
     assert found is not None
-    assert (found.type, found.message, place(found.traceback)) == (kind, message, at)
+    assert (found.type, found.message, location(found.traceback)) == (kind, message, at)
 
 
 def test_what_led_to_it_is_part_of_it() -> None:

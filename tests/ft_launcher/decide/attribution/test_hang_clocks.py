@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ft_launcher.decide.attribution.fault import HangKind
-from ft_launcher.decide.attribution.hang_clocks import Hang, HangClocks, RankLook, of_record, to_record
+from ft_launcher.decide.attribution.hang_clocks import Hang, HangClocks, RankSample, of_record, to_record
 from ft_launcher.decide.attribution.rank_view import GroupState, RankView
 from ft_launcher.decide.attribution.scene import Scene
 from rank_monitor.contract.errors import ProtocolError
@@ -29,22 +29,22 @@ def view(rank: int, frame: str, entered: int, finished: int, process: Mapping[st
     return RankView(Scene(rank, [frame], process), groups, {"0": [0, 1, 2]})
 
 
-def waits(rank: int, idle_s: float | None = 39.0, entered: int = 7, **more: Any) -> RankLook:
+def waits(rank: int, idle_s: float | None = 39.0, entered: int = 7, **more: Any) -> RankSample:
     """A rank that waits in its last collective since then. On a GPU it spins: it is never still."""
-    return RankLook(view(rank, IN_COLLECTIVE, entered, entered - 1), idle_s, **more)
+    return RankSample(view(rank, IN_COLLECTIVE, entered, entered - 1), idle_s, **more)
 
 
-def absent(rank: int, entered: int = 6, idle_s: float = 0.0, frame: str = COMPUTES, **more: Any) -> RankLook:
+def absent(rank: int, entered: int = 6, idle_s: float = 0.0, frame: str = COMPUTES, **more: Any) -> RankSample:
     """A rank that computes in its own code, for which the others wait."""
-    return RankLook(view(rank, frame, entered, entered), idle_s, **more)
+    return RankSample(view(rank, frame, entered, entered), idle_s, **more)
 
 
-def judged(*ranks: RankLook, all_ranks: bool = True) -> Hang | None:
+def judged(*ranks: RankSample, all_ranks: bool = True) -> Hang | None:
     """What a first look says."""
     return HangClocks(LIMIT_S).judge(ranks, all_ranks, 1000.0)
 
 
-def waited(*ranks: RankLook, all_ranks: bool = True) -> float | None:
+def waited(*ranks: RankSample, all_ranks: bool = True) -> float | None:
     hang = judged(*ranks, all_ranks=all_ranks)
     if hang is None:
         return None
@@ -59,7 +59,7 @@ def test_it_counts_from_the_moment_when_the_last_rank_that_did_come_entered() ->
     assert hang is not None and (hang.waited_s, hang.limit_s, hang.is_over_limit) == (39.0, LIMIT_S, False)
     hang = judged(waits(0, 100.0), absent(1), waits(2, 40.0))
     assert hang is not None and hang.is_over_limit
-    assert (hang.whose([0, 1, 2]), hang.why(1)) == (1, "2 ranks wait for it in a collective")
+    assert (hang.rank_to_end([0, 1, 2]), hang.reason_for(1)) == (1, "2 ranks wait for it in a collective")
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_it_counts_from_the_moment_when_the_last_rank_that_did_come_entered() ->
         (absent(1, has_own_limit=True), None),
         (absent(1, frame="python3.12/pdb.py:300 in interaction"), None),
         (absent(1, frame="IPython/terminal/debugger.py:40 in cmdloop"), None),
-        (RankLook(view(1, COMPUTES, 6, 6, {"state": "R (running)", "traced": True})), None),
-        (RankLook(view(1, COMPUTES, 6, 6, STOPPED)), 39.0),
+        (RankSample(view(1, COMPUTES, 6, 6, {"state": "R (running)", "traced": True})), None),
+        (RankSample(view(1, COMPUTES, 6, 6, STOPPED)), 39.0),
     ],
     ids=[
         *("computes", "reported long ago", "reports", "in a section with a limit of its own", "in pdb", "in ipdb"),
         *("under gdb or strace", "is stopped"),
     ],
 )
-def test_what_the_rank_that_does_not_come_does(rank: RankLook, waited_s: float | None) -> None:
+def test_what_the_rank_that_does_not_come_does(rank: RankSample, waited_s: float | None) -> None:
     assert waited(waits(0), rank, waits(2)) == waited_s
 
 
@@ -98,7 +98,7 @@ def test_a_collective_that_is_finished_sets_it_back() -> None:
     third = clocks.judge(ranks, True, 1010.0)
     fourth = clocks.judge([waits(0, 65.0, entered=8), absent(1, entered=7)], True, 1015.0)
     assert third is not None and fourth is not None and (third.waited_s, fourth.waited_s) == (0.0, 5.0)
-    clocks.begin()
+    clocks.reset()
     fresh = clocks.judge([waits(0, 39.0, entered=90), absent(1, entered=89)], True, 2000.0)
     assert fresh is not None and fresh.waited_s == 39.0, "what was finished between two standstills is no matter"
 
@@ -107,7 +107,7 @@ def test_one_that_is_finished_in_another_group_does_not() -> None:
     clocks = HangClocks(LIMIT_S)
     for finished, now in ((3, 1000.0), (4, 1010.0)):
         beside = {"other": GroupState(finished, finished)}
-        busy = RankLook(replace(absent(1).view, groups={**absent(1).view.groups, **beside}))
+        busy = RankSample(replace(absent(1).view, groups={**absent(1).view.groups, **beside}))
         hang = clocks.judge([waits(0), busy], True, now)
         assert hang is not None and hang.waited_s == 39.0
 
@@ -115,13 +115,13 @@ def test_one_that_is_finished_in_another_group_does_not() -> None:
 @pytest.mark.parametrize(
     ("ranks", "limit_s"),
     [
-        ([waits(0, entered=1), RankLook(view(1, COMPUTES, 0, 0))], 3600.0),
+        ([waits(0, entered=1), RankSample(view(1, COMPUTES, 0, 0))], 3600.0),
         ([waits(0, entered=2), absent(1, entered=1)], LIMIT_S),
-        ([waits(0, entered=1), RankLook(replace(view(1, COMPUTES, 0, 0), iteration=0))], LIMIT_S),
+        ([waits(0, entered=1), RankSample(replace(view(1, COMPUTES, 0, 0), iteration=0))], LIMIT_S),
     ],
     ids=["none is finished", "one is finished", "an iteration was reported"],
 )
-def test_the_limit_before_the_first_collective_is_an_hour(ranks: Sequence[RankLook], limit_s: float) -> None:
+def test_the_limit_before_the_first_collective_is_an_hour(ranks: Sequence[RankSample], limit_s: float) -> None:
     hang = HangClocks(LIMIT_S).judge(ranks, True, 0.0)
     assert hang is not None and hang.limit_s == limit_s
     longer = HangClocks(5000.0).judge(ranks, True, 0.0)
@@ -129,9 +129,9 @@ def test_the_limit_before_the_first_collective_is_an_hour(ranks: Sequence[RankLo
 
 
 def test_a_job_that_is_stopped_as_a_whole_does_not_hang() -> None:
-    stopped = [RankLook(view(rank, IN_COLLECTIVE, 7, 6, STOPPED), 500.0, still_s=500.0) for rank in range(3)]
+    stopped = [RankSample(view(rank, IN_COLLECTIVE, 7, 6, STOPPED), 500.0, still_s=500.0) for rank in range(3)]
     assert waited(*stopped) is None
-    assert waited(RankLook(view(0, COMPUTES, 6, 6, STOPPED), 500.0, still_s=500.0)) is None
+    assert waited(RankSample(view(0, COMPUTES, 6, 6, STOPPED), 500.0, still_s=500.0)) is None
 
 
 IN_PDB = absent(1, frame="python3.12/pdb.py:300 in interaction")
@@ -141,26 +141,29 @@ IN_PDB = absent(1, frame="python3.12/pdb.py:300 in interaction")
     "before",
     [
         (waits(0, 500.0), IN_PDB),
-        tuple(RankLook(view(rank, COMPUTES, 6, 6, STOPPED), 500.0, still_s=500.0) for rank in range(2)),
+        tuple(RankSample(view(rank, COMPUTES, 6, 6, STOPPED), 500.0, still_s=500.0) for rank in range(2)),
     ],
     ids=["a rank was debugged", "the job was stopped"],
 )
-def test_after_a_debugger_and_a_stop_the_clock_begins_anew(before: Sequence[RankLook]) -> None:
+def test_after_a_debugger_and_a_stop_the_clock_begins_anew(before: Sequence[RankSample]) -> None:
     """The others have waited meanwhile; the rank goes on where it was, and needs its time for that."""
     clocks = HangClocks(LIMIT_S)
     assert clocks.judge(before, True, 1000.0) is None
     soon, later = (clocks.judge([waits(0, 500.0), absent(1)], True, now) for now in (1005.0, 1040.0))
     assert soon is not None and later is not None and (soon.waited_s, later.waited_s) == (5.0, LIMIT_S)
-    clocks.begin()
+    clocks.reset()
     fresh = clocks.judge([waits(0), absent(1)], True, 1041.0)
     assert fresh is not None and fresh.waited_s == 39.0
 
 
 def test_ranks_that_have_returned_are_not_waited_for_when_nobody_waits() -> None:
-    gone = RankLook(replace(view(1, "", 6, 6), ended=True), None)
-    assert waited(RankLook(view(0, COMPUTES, 6, 6), 39.0, still_s=38.0), gone) == 38.0
+    gone = RankSample(replace(view(1, "", 6, 6), ended=True), None)
+    assert waited(RankSample(view(0, COMPUTES, 6, 6), 39.0, still_s=38.0), gone) == 38.0
     hang = judged(waits(0), gone)
-    assert hang is not None and (hang.whose([0]), hang.why(0)) == (0, "it waits in a collective for rank 1")
+    assert hang is not None and (hang.rank_to_end([0]), hang.reason_for(0)) == (
+        0,
+        "it waits in a collective for rank 1",
+    )
 
 
 # The ranks of other nodes.
@@ -168,9 +171,9 @@ def test_ranks_that_have_returned_are_not_waited_for_when_nobody_waits() -> None
 
 def test_a_rank_of_another_node() -> None:
     hang = judged(waits(0), absent(5), waits(2, 45.0))
-    assert hang is not None and (hang.whose([0, 2]), hang.waited_s) == (0, 39.0)
-    assert hang.why(0) == "it waits in a collective for rank 5"
-    assert hang.whose([7]) is None
+    assert hang is not None and (hang.rank_to_end([0, 2]), hang.waited_s) == (0, 39.0)
+    assert hang.reason_for(0) == "it waits in a collective for rank 5"
+    assert hang.rank_to_end([7]) is None
 
 
 def test_where_other_nodes_do_not_answer_only_a_rank_that_surely_is_missing_hangs() -> None:
@@ -183,7 +186,7 @@ def test_there_and_back() -> None:
         back = of_record(json.loads(json.dumps(to_record(state))))
         assert replace(back, view=state.view) == state
         assert (back.view.scene.frames, back.view.groups) == (state.view.scene.frames, state.view.groups)
-    traced = RankLook(view(1, COMPUTES, 6, 6, {"state": "R", "traced": True}))
+    traced = RankSample(view(1, COMPUTES, 6, 6, {"state": "R", "traced": True}))
     assert of_record(to_record(traced)).is_debugged
     for wrong in ({}, None, to_record(waits(0)) | {"idle_s": "x"}, to_record(waits(0)) | {"still_s": None}):
         with pytest.raises(ProtocolError):
@@ -195,14 +198,14 @@ def test_there_and_back() -> None:
 
 def test_all_are_in_one_collective_that_does_not_end() -> None:
     hang = judged(waits(0), waits(1), waits(2, 50.0))
-    assert hang is not None and hang.blame is not None and hang.blame.finding is HangKind.TRANSPORT
-    assert (hang.waited_s, hang.whose([2])) == (39.0, 2)
-    assert hang.why(2) == "all ranks are in one collective that does not end"
+    assert hang is not None and hang.finding is not None and hang.finding.kind is HangKind.TRANSPORT
+    assert (hang.waited_s, hang.rank_to_end([2])) == (39.0, 2)
+    assert hang.reason_for(2) == "all ranks are in one collective that does not end"
 
 
 def test_where_nobody_is_named_the_whole_job_must_stand_still() -> None:
     """By their stacks both wait; the recorder, which would say in what, is not there."""
-    ranks = [RankLook(view(rank, IN_COLLECTIVE, 0, 0), 500.0, still_s=40.0) for rank in range(2)]
+    ranks = [RankSample(view(rank, IN_COLLECTIVE, 0, 0), 500.0, still_s=40.0) for rank in range(2)]
     assert waited(*ranks) == 40.0
     assert waited(ranks[0], replace(ranks[1], still_s=3.0)) == 3.0
     assert waited(ranks[0], replace(ranks[1], has_own_limit=True)) is None
@@ -211,8 +214,8 @@ def test_where_nobody_is_named_the_whole_job_must_stand_still() -> None:
 # Nobody waits.
 
 
-def alone(rank: int = 0, idle_s: float | None = 500.0, **more: Any) -> RankLook:
-    return RankLook(view(rank, COMPUTES, 6, 6), idle_s, **{"still_s": 39.0, **more})
+def alone(rank: int = 0, idle_s: float | None = 500.0, **more: Any) -> RankSample:
+    return RankSample(view(rank, COMPUTES, 6, 6), idle_s, **{"still_s": 39.0, **more})
 
 
 @pytest.mark.parametrize(
@@ -225,21 +228,21 @@ def alone(rank: int = 0, idle_s: float | None = 500.0, **more: Any) -> RankLook:
         (alone(idle_s=None), None),
         (alone(report_age_s=2.0), 2.0),
         (alone(has_own_limit=True), None),
-        (RankLook(view(0, "python3.12/bdb.py:90 in trace", 6, 6), 500.0, still_s=500.0), None),
+        (RankSample(view(0, "python3.12/bdb.py:90 in trace", 6, 6), 500.0, still_s=500.0), None),
     ],
     ids=[
         *("still", "idle since", "active", "runs Python", "without stamps", "reports", "in its own section"),
         "in a debugger",
     ],
 )
-def test_a_rank_that_stands_still_alone(rank: RankLook, waited_s: float | None) -> None:
+def test_a_rank_that_stands_still_alone(rank: RankSample, waited_s: float | None) -> None:
     assert waited(rank) == waited_s
 
 
 def test_the_longest_standstill_counts() -> None:
     hang = judged(alone(0), alone(1, still_s=45.0), alone(2, still_s=1.0))
-    assert hang is not None and (hang.rank, hang.waited_s, hang.whose([0, 1, 2])) == (1, 45.0, 1)
-    assert hang.why(1) == "its main thread runs no Python, and it uses no CPU time and reads and writes nothing"
+    assert hang is not None and (hang.rank, hang.waited_s, hang.rank_to_end([0, 1, 2])) == (1, 45.0, 1)
+    assert hang.reason_for(1) == "its main thread runs no Python, and it uses no CPU time and reads and writes nothing"
 
 
 def test_one_that_waits_for_others_is_not_alone() -> None:

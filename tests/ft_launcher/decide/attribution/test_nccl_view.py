@@ -10,7 +10,7 @@ import pytest
 
 from ft_launcher.decide.attribution import FaultKind, RankEvidence
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, of_record, to_record
-from ft_launcher.decide.attribution.fault import Blame, HangKind
+from ft_launcher.decide.attribution.fault import HangFinding, HangKind
 from ft_launcher.decide.attribution.first_failure import attribute, find
 from ft_launcher.decide.attribution.nccl_view import Late, NcclProcess, NcclView, refined
 from ft_launcher.decide.attribution.nccl_view import of_record as of_answer
@@ -21,7 +21,7 @@ from rank_monitor.contract.wire.launcher_messages import Snapshot, Verdict
 IN_IT = "all 8 ranks are in all_reduce 4 of group dp"
 NETWORK = f"{IN_IT}, and it does not end: the network, or a device"
 NAMED = f"is given up by NCCL's RAS, which cannot reach it, while {IN_IT}"
-TRANSPORT = Blame(HangKind.TRANSPORT, (), NETWORK, tuple(range(8)))
+TRANSPORT = HangFinding(HangKind.TRANSPORT, (), NETWORK, tuple(range(8)))
 PIDS = {rank: 100 + rank for rank in range(8)}
 IN_CONTAINERS = {rank: 100 + rank % 4 for rank in range(8)}
 NODES = {rank: f"node{rank // 4}" for rank in range(8)}
@@ -80,9 +80,9 @@ CUT_OFF = view(*(peer(rank) for rank in range(7)))
     ],
 )  # fmt: skip
 def test_whom_an_answer_names(answers: list[NcclView], ranks: tuple[int, ...], text: str) -> None:
-    blame = refined(TRANSPORT, answers, PIDS)
-    assert (blame.finding, blame.ranks, blame.text) == (HangKind.TRANSPORT, ranks, text)
-    assert blame.waiting == tuple(rank for rank in range(8) if rank not in ranks)
+    finding = refined(TRANSPORT, answers, PIDS)
+    assert (finding.kind, finding.culprits, finding.text) == (HangKind.TRANSPORT, ranks, text)
+    assert finding.waiting == tuple(rank for rank in range(8) if rank not in ranks)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_whom_an_answer_names(answers: list[NcclView], ranks: tuple[int, ...], t
     ],
 )
 def test_pids_that_are_the_same_on_both_nodes(missing: NcclProcess, ranks: tuple[int, ...]) -> None:
-    assert refined(TRANSPORT, [view(missing)], IN_CONTAINERS, NODES).ranks == ranks
+    assert refined(TRANSPORT, [view(missing)], IN_CONTAINERS, NODES).culprits == ranks
 
 
 REPLACED = {0: 100, 1: 101, 2: 102, 3: 140, 4: 100, 5: 101, 6: 102, 7: 103}
@@ -120,26 +120,26 @@ def test_a_process_that_was_replaced_is_given_up_for_ever(pids: dict[int, int], 
 
 
 def test_one_node_of_several_knows_a_rank_only_by_its_number_among_all() -> None:
-    assert refined(TRANSPORT, [view(peer(7, size=4))], PIDS, NODES).ranks == ()
-    assert refined(TRANSPORT, [view(peer(7))], PIDS, NODES).ranks == (7,)
+    assert refined(TRANSPORT, [view(peer(7, size=4))], PIDS, NODES).culprits == ()
+    assert refined(TRANSPORT, [view(peer(7))], PIDS, NODES).culprits == (7,)
 
 
 def test_of_one_that_was_ended_before_the_answer_none_is_expected() -> None:
     silent = view(peer(3, False), peer(5, False))
     assert refined(TRANSPORT, [silent], PIDS, ended=[3]).text == f"{NETWORK}; NCCL's RAS got no answer from rank 5"
     assert refined(TRANSPORT, [silent], PIDS, ended=[3, 5]).text == NETWORK
-    assert refined(TRANSPORT, [view(peer(3))], PIDS, ended=[3]).ranks == (3,)
+    assert refined(TRANSPORT, [view(peer(3))], PIDS, ended=[3]).culprits == (3,)
 
 
 def test_nodes_are_named() -> None:
-    blame = refined(TRANSPORT, [view(peer(3), peer(5), peer(6))], PIDS, NODES)
-    assert "cannot reach rank 3 on node0, ranks 5-6 on node1, while" in blame.text
+    finding = refined(TRANSPORT, [view(peer(3), peer(5), peer(6))], PIDS, NODES)
+    assert "cannot reach rank 3 on node0, ranks 5-6 on node1, while" in finding.text
 
 
 @pytest.mark.parametrize("finding", [finding for finding in HangKind if finding is not HangKind.TRANSPORT])
 def test_another_finding_stands(finding: HangKind) -> None:
-    blame = Blame(finding, (2,), "text", (0, 1))
-    assert refined(blame, [view(peer(3))], PIDS) == blame
+    finding = HangFinding(finding, (2,), "text", (0, 1))
+    assert refined(finding, [view(peer(3))], PIDS) == finding
 
 
 # With the evidence of a cycle.

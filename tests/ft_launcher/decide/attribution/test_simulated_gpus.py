@@ -23,9 +23,9 @@ def test_nobody_but_the_rank_that_sleeps(has_buffers: bool, marks_batches: bool)
             continue
         sleeper = chance.choice(list(programs))
         programs[sleeper].insert(chance.randint(0, len(programs[sleeper])), SLEEP)
-        blame = find(Job(programs, groups, has_buffers).views(marks_batches))
-        assert set(blame.ranks) <= {sleeper}, f"seed {seed}: {blame}; {programs}"
-        named += bool(blame.ranks)
+        finding = find(Job(programs, groups, has_buffers).views(marks_batches))
+        assert set(finding.culprits) <= {sleeper}, f"seed {seed}: {finding}; {programs}"
+        named += bool(finding.culprits)
     assert named > RUNS / 10
 
 
@@ -42,5 +42,9 @@ def test_a_pipeline_whose_last_stage_sleeps() -> None:
         6: stage(("recv", 5), ("send", 7), ("recv", 7), ("send", 5)),
         7: [*stage(("recv", 6)), SLEEP, *stage(("send", 6))],
     }
-    blame = find(Job(programs, {"pp": [4, 5, 6, 7]}, has_buffers=False).views(marks_batches=True))
-    assert (blame.ranks, blame.text, blame.waiting) == ((7,), "never sent what rank 6 is to receive", (4, 5, 6))
+    finding = find(Job(programs, {"pp": [4, 5, 6, 7]}, has_buffers=False).views(marks_batches=True))
+    assert (finding.culprits, finding.text, finding.waiting) == (
+        (7,),
+        "never sent what rank 6 is to receive",
+        (4, 5, 6),
+    )

@@ -14,7 +14,7 @@ from torch.multiprocessing import start_processes
 from torch.utils.data import DataLoader, Dataset
 
 from ft_client.rank.monitoring import exception_report
-from ft_launcher.decide.attribution.error_text import excerpt, of_output, place
+from ft_launcher.decide.attribution.error_text import excerpt, location, of_output
 from ft_launcher.decide.attribution.fault import FaultClass
 from ft_launcher.decide.attribution.first_failure import what_was_raised
 from ft_launcher.decide.attribution.hints import NodeEvidence
@@ -198,7 +198,7 @@ def test_what_a_program_printed_of_it(where: Callable[[Callable[[str], BaseExcep
     found = of_output("step 1\n" + printed)
     assert found is not None
     assert of_exception(found, NodeEvidence()).fault_class is FaultClass.MEMORY
-    assert place(found.traceback)
+    assert location(found.traceback)
     assert any("fail" in line or NO_ROOM in line for line in excerpt(found.traceback))
 
 

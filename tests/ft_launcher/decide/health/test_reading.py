@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ft_launcher.decide.health.check import State
-from ft_launcher.decide.health.reading import Order, Reading, node_state, too_late, understand
+from ft_launcher.decide.health.reading import Order, Reading, node_state, reading_of_exit, reading_of_timeout
 
 ASKED = Order("gpu", ("a",), answers=True, late="unknown")
 COMMAND = Order("node_check", ("a",), answers=False, late="unhealthy")
@@ -52,7 +52,7 @@ def test_verdict(states: tuple[State, ...], healthy: bool, reason: str) -> None:
     ],
 )
 def test_an_end(order: Order, output: bytes, code: int, state: str, reason: str) -> None:
-    reading, memory = understand(order, output, code, 1.5)
+    reading, memory = reading_of_exit(order, output, code, 1.5)
     assert (reading.check, reading.state, reading.reason, reading.took_s) == (order.check, state, reason, 1.5)
     assert memory == ({"a": 1} if output == ANSWER else {})
 
@@ -66,6 +66,6 @@ def test_an_end(order: Order, output: bytes, code: int, state: str, reason: str)
     ],
 )
 def test_no_answer(order: Order, output: bytes, pid: int | None, state: str, reason: str) -> None:
-    reading = too_late(order, output, 2.0, pid)
+    reading = reading_of_timeout(order, output, 2.0, pid)
     assert reading.state == state
     assert reason in reading.reason

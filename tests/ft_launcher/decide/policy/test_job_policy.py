@@ -73,7 +73,7 @@ def test_the_next_ranks_hear_of_a_suspect_result_and_17_names_the_device() -> No
     for code, finding in ((16, "reproducible"), (17, "persistent_error")):
         doubt = ResultInDoubt(finding, 5, 7, "a", "cuda:GPU-1")
         agreed = replace(FAULT, exit_code=code, doubt=doubt)
-        case = Case(crossed(FaultReport(agreed)), {}, 0.0, elsewhere=True)
+        case = Case(crossed(FaultReport(agreed)), {}, 0.0, other_hardware=True)
         answer = make_policy(RestartSettings(), 0)(case, 0.0)
         if code == 16:
             assert answer.relocates and answer.exit_code is None
@@ -93,11 +93,11 @@ def test_the_age_of_a_restart_crosses_the_clocks_of_two_nodes() -> None:
     assert later.exit_code is None
 
 
-def test_a_wait_and_a_forgiven_limit_come_along() -> None:
+def test_a_wait_and_a_relaxed_limit_come_along() -> None:
     answer = judged(replace(FAULT, limit="step", learned_limit=True), {}, 3, CycleLife(0.1), backoff=(4.0, 60.0))
     assert answer.wait_s == 4.0
-    assert received(answer).forgiven_limit == "step"
-    assert received(judged(FAULT, {}, 3, CycleLife(0.1))).forgiven_limit == ""
+    assert received(answer).relaxed_limit == "step"
+    assert received(judged(FAULT, {}, 3, CycleLife(0.1))).relaxed_limit == ""
 
 
 @pytest.mark.parametrize("fault_class", FaultClass)

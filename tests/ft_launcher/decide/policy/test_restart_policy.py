@@ -40,9 +40,9 @@ STUCK = History(mark=4, no_progress=3)
 
 
 def decide(
-    fault: Fault, history: History, settings: RestartSettings, budget: int, now: float, elsewhere: bool = False
+    fault: Fault, history: History, settings: RestartSettings, budget: int, now: float, other_hardware: bool = False
 ) -> Decision:
-    return restart_policy.decide(fault, Question(settings, budget, history, elsewhere=elsewhere), now)
+    return restart_policy.decide(fault, Question(settings, budget, history, other_hardware=other_hardware), now)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_when_the_budget_is_whole_again(
 
 
 def test_a_restart_that_is_not_charged_says_nothing_of_the_budget() -> None:
-    question = Question(ONCE, 3, History(), CycleLife(10.0, 4), elsewhere=True)
+    question = Question(ONCE, 3, History(), CycleLife(10.0, 4), other_hardware=True)
     decision, _ = restart_policy.answer(MOVE, question, now=2.0)
     assert not decision.charged and decision.budget == ""
 
@@ -181,15 +181,15 @@ def test_restarted_below_the_limit_or_without_one(history: History, settings: Re
 @pytest.mark.parametrize("moves", [0, 1, MAX_MOVES])
 def test_a_move_to_other_hardware_is_not_charged(moves: int) -> None:
     history = History((1.0,), moves=moves, young=3)
-    decision = decide(MOVE, history, RestartSettings(backoff=(1.0, 60.0)), 1, now=5.0, elsewhere=True)
+    decision = decide(MOVE, history, RestartSettings(backoff=(1.0, 60.0)), 1, now=5.0, other_hardware=True)
     assert (decision.action, decision.charged, decision.restarts_left) == (Action.RESTART, False, 0)
     assert "not charged" in decision.reason and decision.wait_s == 0
 
 
 def test_too_many_moves_in_a_row_are_charged() -> None:
     history = History(moves=MAX_MOVES + 1)
-    assert decide(MOVE, history, ONCE, 1, now=5.0, elsewhere=True).charged
-    decision = decide(MOVE, history, ONCE, 0, now=5.0, elsewhere=True)
+    assert decide(MOVE, history, ONCE, 1, now=5.0, other_hardware=True).charged
+    decision = decide(MOVE, history, ONCE, 0, now=5.0, other_hardware=True)
     assert (decision.action, decision.exit_code) == (Action.GIVE_UP, 16)
 
 
@@ -219,14 +219,14 @@ def test_it_goes_on_although_the_budget_is_spent() -> None:
 def test_suspected_hardware_is_left_where_there_is_other() -> None:
     suspect = replace(CRASH, fault_class=FaultClass.HARDWARE)
     assert is_suspect(suspect) and is_suspect(MOVE) and not is_suspect(CRASH)
-    decision = decide(suspect, History(), ONCE, 0, now=0.0, elsewhere=True)
+    decision = decide(suspect, History(), ONCE, 0, now=0.0, other_hardware=True)
     assert decision.action is Action.RESTART and not decision.charged and "another node" in decision.reason
     often = History(same_class=MAX_UNCHARGED + 1)
-    decision = decide(suspect, often, ONCE, 1, now=0.0, elsewhere=True)
+    decision = decide(suspect, often, ONCE, 1, now=0.0, other_hardware=True)
     assert decision.charged and decision.reason == "restart 1 of 1, on other hardware"
-    assert decide(suspect, often, ONCE, 0, now=0.0, elsewhere=True).action is Action.GIVE_UP
+    assert decide(suspect, often, ONCE, 0, now=0.0, other_hardware=True).action is Action.GIVE_UP
     assert decide(suspect, History(), ONCE, 1, now=0.0).reason == "restart 1 of 1"
-    assert decide(CRASH, History(), ONCE, 1, now=0.0, elsewhere=True).reason == "restart 1 of 1"
+    assert decide(CRASH, History(), ONCE, 1, now=0.0, other_hardware=True).reason == "restart 1 of 1"
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ FAULTS = st.builds(
 
 
 @given(FAULTS, HISTORIES, st.integers(0, 8), st.booleans())
-def test_every_decision_is_whole(fault: Fault, history: History, budget: int, elsewhere: bool) -> None:
-    decision = decide(fault, history, RestartSettings(backoff=(1.0, 8.0)), budget, 1000.0, elsewhere)
+def test_every_decision_is_whole(fault: Fault, history: History, budget: int, other_hardware: bool) -> None:
+    decision = decide(fault, history, RestartSettings(backoff=(1.0, 8.0)), budget, 1000.0, other_hardware)
     assert decision.reason and json.dumps(decision.reason)
     assert (decision.exit_code is None) == (decision.action is Action.RESTART)
     assert 0 <= decision.restarts_left <= budget

@@ -17,7 +17,7 @@ def shown(*steps: tuple[str, bytes, float]) -> list[str]:
     """What each step shows: a stream's name, what came, and when."""
     screen = Screen()
     streams = {name: ConsoleLines(f"[{name}]: ", screen) for name, _, _ in steps}
-    return [streams[name].take(content, at) for name, content, at in steps]
+    return [streams[name].feed(content, at) for name, content, at in steps]
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_when_it_is_due_and_how_it_ends() -> None:
     screen = Screen()
     lines = ConsoleLines("", screen)
     assert lines.due() == float("inf")
-    lines.take(b"a", NOW)
-    lines.take(b"b", NOW + 0.1)
+    lines.feed(b"a", NOW)
+    lines.feed(b"b", NOW + 0.1)
     assert lines.due() == LATER, "since the first of what is held, or one dot after the other would show nothing"
-    assert lines.take(b"", LATER) == "ab"
+    assert lines.feed(b"", LATER) == "ab"
     assert lines.due() == float("inf")
-    assert lines.take(b"", LATER, last=True) == "\n" and screen.open_line is None
-    assert lines.take(b"", LATER, last=True) == ""
+    assert lines.feed(b"", LATER, last=True) == "\n" and screen.open_line is None
+    assert lines.feed(b"", LATER, last=True) == ""
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.text("x\r\n \u00e4", max_size=6), st.sampled_from([0.0, 1.0]))))
@@ -82,10 +82,10 @@ def test_nothing_is_lost_and_every_line_has_its_prefix(written: list[tuple[str, 
     text = ""
     for name, content, wait_s in written:
         now += wait_s
-        text += "".join(stream.take(b"", now) for stream in streams.values())
-        text += streams[name].take(content.encode(), now)
+        text += "".join(stream.feed(b"", now) for stream in streams.values())
+        text += streams[name].feed(content.encode(), now)
         said[name] += content
-    text += "".join(stream.take(b"", now, last=True) for stream in streams.values())
+    text += "".join(stream.feed(b"", now, last=True) for stream in streams.values())
     owner = {name: "" for name in said}
     for line in filter(None, re.split(r"[\r\n]", text)):
         name, rest = line[1], line[3:]

@@ -25,7 +25,7 @@ class Disk:
 
     def __init__(self, files: FileThread) -> None:
         self.answers, self.is_asked = threading.Event(), threading.Event()
-        assert files.do(self._stand_still)
+        assert files.submit(self._stand_still)
         assert self.is_asked.wait(LIMIT_S)
 
     def _stand_still(self) -> None:
@@ -36,18 +36,18 @@ class Disk:
 def test_works_are_done_in_order() -> None:
     files, done = FileThread(), list[int]()
     for number in range(100):
-        assert files.do(lambda number=number: done.append(number))
-    assert files.ask(lambda: len(done), LIMIT_S) == 100
+        assert files.submit(lambda number=number: done.append(number))
+    assert files.call(lambda: len(done), LIMIT_S) == 100
     assert done == list(range(100)) and files.flush(0.0)
     files.close(LIMIT_S)
-    assert not files.do(done.clear)
+    assert not files.submit(done.clear)
 
 
 def test_an_error_is_the_callers_or_a_line(caplog: pytest.LogCaptureFixture) -> None:
     files = FileThread()
     with pytest.raises(ZeroDivisionError):
-        files.ask(lambda: 1 // 0, LIMIT_S)
-    files.do([].pop)
+        files.call(lambda: 1 // 0, LIMIT_S)
+    files.submit([].pop)
     assert files.flush(LIMIT_S) and "a file cannot be written: IndexError" in caplog.text
 
 
@@ -57,10 +57,10 @@ def test_nobody_waits_for_a_disk_that_stands_still(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             with pytest.raises(NoAnswer):
-                files.ask(lambda: done.append(1), LIMIT_S)
+                files.call(lambda: done.append(1), LIMIT_S)
             assert not files.flush(LIMIT_S)
         disk.answers.set()
-        assert files.ask(lambda: len(done), LIMIT_S) == 3, "done when it answers"
+        assert files.call(lambda: len(done), LIMIT_S) == 3, "done when it answers"
         files.close(LIMIT_S)
     assert [("does not answer" in line, "answers again" in line) for line in caplog.messages] == [
         (True, False),
@@ -69,10 +69,10 @@ def test_nobody_waits_for_a_disk_that_stands_still(caplog: pytest.LogCaptureFixt
 
 
 def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ft_launcher.record.journal.file_thread._MAX_WORKS", 2)
+    monkeypatch.setattr("ft_launcher.record.journal.file_thread._MAX_TASKS", 2)
     files = FileThread()
     disk = Disk(files)
-    assert [files.do(int) for _ in range(3)] == [True, True, False]
+    assert [files.submit(int) for _ in range(3)] == [True, True, False]
     disk.answers.set()
     files.close(LIMIT_S)
 
@@ -110,7 +110,7 @@ def test_where_no_thread_starts_a_slow_disk_is_no_error() -> None:
 
 
 def full(files: FileThread, disk: Disk) -> None:
-    while files.do(int):
+    while files.submit(int):
         pass
 
 
@@ -131,19 +131,19 @@ def closed(files: FileThread, disk: Disk) -> None:
 def test_no_answer_has_its_own_reason(
     monkeypatch: pytest.MonkeyPatch, happens: Callable[[FileThread, Disk], None], why: str
 ) -> None:
-    monkeypatch.setattr("ft_launcher.record.journal.file_thread._MAX_WORKS", 2)
+    monkeypatch.setattr("ft_launcher.record.journal.file_thread._MAX_TASKS", 2)
     files = FileThread()
     disk = Disk(files)
     happens(files, disk)
     with pytest.raises(NoAnswer, match=why):
-        files.ask(int, LIMIT_S)
+        files.call(int, LIMIT_S)
     disk.answers.set()
 
 
 def test_a_work_that_is_slow_itself_is_no_answer_within_the_limit() -> None:
     files, over = FileThread(), threading.Event()
     with pytest.raises(NoAnswer, match=r"not answered within 0\.01 s"):
-        files.ask(over.wait, 0.01)
+        files.call(over.wait, 0.01)
     over.set()
 
 

@@ -56,7 +56,7 @@ def test_a_folder_that_does_not_answer_is_left_alone_afterwards(
     monkeypatch.setattr("ft_launcher.record.logs.logs._RANKS_FILES_S", 0.01)
     files, answers = FileThread(), threading.Event()
     run = RunFolder(str(tmp_path / "logs"), "id", files=files)
-    files.do(answers.wait)
+    files.submit(answers.wait)
     dest, envs = reify(tmp_path, run, Std.ALL, Std.NONE)
     before = {rank: dict(environ) for rank, environ in envs.items()}
     answers.set()

@@ -61,12 +61,12 @@ def test_files_of_the_user_stay_and_what_is_not_shown_is_not_shown(
 def test_memory_is_given_back() -> None:
     spool = Spool("test")
     write(spool.path, b"x" * (5 << 20))
-    spool.give_back("one", (4 << 20) + 7)
+    spool.release("one", (4 << 20) + 7)
     found = os.stat(spool.path)
     assert (found.st_size, found.st_blocks * 512) == (5 << 20, 1 << 20)
     assert Path(spool.path).read_bytes()[4 << 20 :] == b"x" * (1 << 20)
     spool.close()
-    spool.give_back("one", 5 << 20)
+    spool.release("one", 5 << 20)
 
 
 def held(spool: Spool) -> int:
@@ -75,24 +75,24 @@ def held(spool: Spool) -> int:
 
 def test_what_one_reader_has_not_read_is_kept_within_limits() -> None:
     spool = Spool("test")
-    spool.join("slow")
+    spool.add_reader("slow")
     write(spool.path, b"x" * (20 << 20))
-    spool.give_back("fast", 3 << 20)
+    spool.release("fast", 3 << 20)
     assert held(spool) == 20 << 20
-    spool.give_back("slow", 2 << 20)
+    spool.release("slow", 2 << 20)
     assert held(spool) == 18 << 20
-    spool.give_back("fast", 20 << 20)
+    spool.release("fast", 20 << 20)
     assert held(spool) == MAX_BEHIND
-    spool.leave("slow")
-    spool.give_back("fast", 20 << 20)
+    spool.remove_reader("slow")
+    spool.release("fast", 20 << 20)
     assert held(spool) == 0
     spool.close()
 
 
 def test_where_nobody_reads_only_the_end_is_kept() -> None:
     spool = Spool("test")
-    spool.join("gone")
-    spool.leave("gone")
+    spool.add_reader("gone")
+    spool.remove_reader("gone")
     write(spool.path, b"x" * (20 << 20))
     spool.trim()
     assert (held(spool), spool.begin) == (MAX_BEHIND, 4 << 20)
@@ -103,7 +103,7 @@ def test_where_nobody_reads_only_the_end_is_kept() -> None:
     write(spool.path, b"x" * (20 << 20))
     spool.trim()
     # A reader that notices only now that it was emptied begins where there is still text.
-    spool.begin_anew("late")
+    spool.restart_reader("late")
     assert (held(spool), spool.begin) == (MAX_BEHIND, 7 << 20)
     spool.close()
     spool.trim()
@@ -134,11 +134,11 @@ def test_a_rank_that_empties_its_stream_is_shown_again(tmp_path: Path, monkeypat
     output = SpooledOutput.instead_of_console(stdouts, stderrs)
     (stream,) = output.streams
     write(stdouts[0], b"before\n" + b"x" * (2 << 20) + b"\n")
-    while stream.carry(lambda to: True) and stream.due() == 0.0:
+    while stream.copy_new(lambda to: True) and stream.due() == 0.0:
         pass
     Path(stdouts[0]).write_bytes(b"")
     write(stdouts[0], b"after\n")
-    stream.carry(lambda to: True, ended=True)
+    stream.copy_new(lambda to: True, ended=True)
     output.close()
     assert console.read_bytes().endswith(b"x\nafter\n")
 
@@ -149,8 +149,8 @@ def test_of_a_backlog_the_end_is_shown_and_how_much_is_not(tmp_path: Path, monke
     output = SpooledOutput.instead_of_console(stdouts, stderrs)
     (stream,) = output.streams
     write(stdouts[0], b"x" * MAX_BEHIND + b"\nlast\n")
-    stream.carry(lambda to: False)
-    assert stream.carry(lambda to: False, ended=True)
+    stream.copy_new(lambda to: False)
+    assert stream.copy_new(lambda to: False, ended=True)
     output.close()
     shown = console.read_bytes()
     assert b"bytes not shown: " in shown and shown.endswith(b"x\nlast\n") and len(shown) < 1 << 17

@@ -94,7 +94,7 @@ def test_what_the_console_has_read_is_kept_for_the_watch_and_an_emptied_file_is_
     watch = LogWatch(PATTERN, None, {0: [spool.path]}, {spool.path: spool})
     with Path(spool.path).open("ab") as file:
         file.write(b"step 1\n" + b"x" * (log_watch._MAX_BEHIND - 20) + b"\n")
-    spool.give_back("console", log_watch._MAX_BEHIND)
+    spool.release("console", log_watch._MAX_BEHIND)
     watch.start()
     try:
         assert iterations(news(watch)) == [(0, 1)]
