@@ -7,5 +7,5 @@ from ft_launcher.cli import launch
 if __name__ == "__main__":
     rank = launch()  # as `program` does, which would be one frame more below every rank's script
     with rank:
-        rank.take()()
+        rank.prepare_program()()
     rank.end()

@@ -51,7 +51,7 @@ def program() -> NoReturn:
     """The entry point. Ranks that are forked run here, in the outermost frame of ours; see `launch`."""
     rank = launch()
     with rank:
-        rank.take()()
+        rank.prepare_program()()
     rank.end()
 
 

@@ -36,7 +36,7 @@ class ByteBudget:
     left: float = _BURST_BYTES
     at_s: float = 0.0
 
-    def take(self, size: int, now_s: float) -> bool:
+    def charge(self, size: int, now_s: float) -> bool:
         """Whether a message of `size` bytes is within the budget at `now_s`; if so it is charged."""
         self.left = min(float(_BURST_BYTES), self.left + (now_s - self.at_s) * _BYTES_PER_S)
         self.at_s = now_s
@@ -54,7 +54,7 @@ class AgentChannel:
         connection: this end, not blocking.
         on_message: called with each message of the agent; raises ProtocolError if that is invalid.
         on_close: called when the other end closed.
-        complain: called with the reason why a message is refused.
+        on_refused: called with the reason why a message is refused.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class AgentChannel:
         connection: socket.socket,
         on_message: Callable[[Received], None],
         on_close: Callable[[], None],
-        complain: Callable[[str], None],
+        on_refused: Callable[[str], None],
     ) -> None:
         self._loop, self._connection = loop, connection
         self._on_message = on_message
         self._on_close = on_close
-        self._complain = complain
+        self._on_refused = on_refused
         self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
         self._sequence = 0
         self._budgets: dict[object, ByteBudget] = {}
@@ -92,11 +92,11 @@ class AgentChannel:
         budget: object = type(message)
         if isinstance(message, RestartReport):
             budget = message.phase
-        if self._budgets.setdefault(budget, ByteBudget()).take(len(data), time.monotonic()):
+        if self._budgets.setdefault(budget, ByteBudget()).charge(len(data), time.monotonic()):
             self._send(data)
         else:
             kind = type(message).__name__
-            self._complain(f"{kind} above {_BYTES_PER_S} bytes a second: not passed on to the launcher")
+            self._on_refused(f"{kind} above {_BYTES_PER_S} bytes a second: not passed on to the launcher")
 
     def _send(self, data: bytes) -> None:
         self._unsent.append(data)
@@ -125,9 +125,9 @@ class AgentChannel:
         try:
             self._on_message(codec.decode(taken[0]))
         except ProtocolError as error:
-            self._complain(f"from the agent: {error}")
+            self._on_refused(f"from the agent: {error}")
         except Exception as error:  # values that make no sense: a monitor that ended by them would watch nothing
-            self._complain(f"from the agent: {type(error).__name__}: {error}")
+            self._on_refused(f"from the agent: {type(error).__name__}: {error}")
 
 
 def _shortened(message: Message) -> Message:

@@ -60,7 +60,7 @@ class FlightRecorder:
         self._usual_gap_s: float | None = None
         """What it says of the time between two collectives, once it was read."""
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forgets the rank: another one is watched from now on."""
         self._close()
         self._answer, self._answer_to, self._groups, self._asked_at = b"", 0.0, None, 0.0
@@ -136,7 +136,7 @@ class FlightRecorder:
 
     def _close(self) -> None:
         if self._connection is not None:
-            self._loop.forget(self._connection.fileno())
+            self._loop.unwatch(self._connection.fileno())
             self._connection.close()
             self._connection = None
 

@@ -84,7 +84,7 @@ class AskLookUp:
 
 
 @dataclass(frozen=True)
-class TellStandstill:
+class NotifyStandstill:
     """Tell the agent that the rank stands still: only the launcher can see whether that is a hang."""
 
 
@@ -96,7 +96,7 @@ class Note:
 
 
 Action: TypeAlias = (
-    DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | AskUsualGap | AskLookUp | TellStandstill | Note
+    DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | AskUsualGap | AskLookUp | NotifyStandstill | Note
 )
 """What the server is to do. It performs them in their order."""
 
@@ -150,10 +150,10 @@ class HangDetector:
         self._slack_ns = max(_MIN_SLACK_NS, nanoseconds(settings.oversleep_slack))
         self._pulse_ns = self._slack_ns // 2
         self._grace_ns = nanoseconds(settings.termination_grace_time)
-        self._last_actions: list[Action] = []
+        self._kill_actions: list[Action] = []
         self.watch = RankWatch(settings, None, 0)
         self._alarm: DetectorState | None = None
-        self._step_since_ns = self._step_ns = 0
+        self._condemned_ns = self._grace_left_ns = 0
         self._stall_dumped_at_ns: int | None = None
         self._gap_asked_ns: int | None = None
         self._wake_ns: int | None = None
@@ -180,15 +180,15 @@ class HangDetector:
         actions = self._note_oversleep(now_ns)
         message = received.message
         if isinstance(message, CycleStart):
-            actions += self._begin(message, now_ns)
+            actions += self._begin_cycle(message, now_ns)
         elif isinstance(message, StopJudging):
             self.watch.end()
-            self._step(DetectorEvent.RESET)
+            self._transition(DetectorEvent.RESET)
         else:
             self.watch.note(message, received.sent_ns, now_ns)
             if isinstance(message, Hello) and self._alarm is DetectorState.INTERRUPTED:
                 # The request to restart may have been lost with the connection before: it is sent again.
-                self._step(DetectorEvent.CLEAR)
+                self._transition(DetectorEvent.CLEAR)
         self._after_change(now_ns)
         return actions
 
@@ -196,7 +196,7 @@ class HangDetector:
         """What `on_message` does for a heartbeat, at less cost."""
         if self._alarm is not None or not self.watch.got_first_sign:
             return self.on_message(Received(Heartbeat(), 0, sent_ns), now_ns)
-        self.watch.beat(min(sent_ns, now_ns))  # deadlines only move away: the next tick will see
+        self.watch.heartbeat(min(sent_ns, now_ns))  # deadlines only move away: the next tick will see
         return self._note_oversleep(now_ns)
 
     def on_lost(self, now_ns: int) -> list[Action]:
@@ -210,7 +210,7 @@ class HangDetector:
         """Handles the end of the rank's process."""
         actions = self._note_oversleep(now_ns)
         self.watch.exited(now_ns)
-        self._step(DetectorEvent.RESET)
+        self._transition(DetectorEvent.RESET)
         self._after_change(now_ns)
         return actions
 
@@ -218,9 +218,9 @@ class HangDetector:
         """Judges the deadlines. To be called at `next_deadline()`, after all waiting messages have been handled."""
         actions = self._note_oversleep(now_ns)
         if self._alarm is DetectorState.CONDEMNED:
-            if now_ns >= self._stepped():
-                self._step(DetectorEvent.OVER)
-                actions += self._last_actions
+            if now_ns >= self._grace_over_ns():
+                self._transition(DetectorEvent.OVER)
+                actions += self._kill_actions
         elif self._alarm is not DetectorState.KILLED:
             actions += self._judge(now_ns)
             actions += self._judge_stall(now_ns)
@@ -241,16 +241,16 @@ class HangDetector:
             return pulse_ns
         return min(self._wake_ns, pulse_ns)
 
-    def longest_delay_ns(self) -> int:
+    def max_delay_ns(self) -> int:
         """How long a message of the rank may stay unread: a small part of any limit, and 0 during an alarm."""
         if self._alarm is not None:
             return 0
-        return self.watch.limits.longest_delay_ns
+        return self.watch.limits.max_delay_ns
 
     # How it decides.
 
-    def _begin(self, start: CycleStart, now_ns: int) -> list[Action]:
-        self._step(DetectorEvent.RESET)
+    def _begin_cycle(self, start: CycleStart, now_ns: int) -> list[Action]:
+        self._transition(DetectorEvent.RESET)
         self._stall_dumped_at_ns = self._gap_asked_ns = None
         try:
             self.watch = RankWatch(self._settings, start, now_ns)
@@ -259,30 +259,30 @@ class HangDetector:
             return [Note(f"the limits of cycle {start.cycle} are not used: {error}")]
         return []
 
-    def _step(self, event: DetectorEvent) -> None:
+    def _transition(self, event: DetectorEvent) -> None:
         self._alarm = ALARMS.get((self._alarm, event), self._alarm)
 
     def _after_change(self, now_ns: int) -> None:
         if self._alarm in (DetectorState.SUSPECT, DetectorState.INTERRUPTED):
             first = self.watch.first_deadline()
             if first is None or now_ns < first.at_ns - _lead(first):
-                self._step(DetectorEvent.CLEAR)
+                self._transition(DetectorEvent.CLEAR)
         self._arm()
 
     def _judge(self, now_ns: int) -> list[Action]:
         first = self.watch.first_deadline()
         if first is None or now_ns < first.at_ns - _lead(first):
-            self._step(DetectorEvent.CLEAR)
+            self._transition(DetectorEvent.CLEAR)
             return []
         dump: list[Action] = []
         if self._alarm is None and self._settings.dump_stacks:
             dump.append(DumpStacks())
         if now_ns < first.at_ns:
-            self._step(DetectorEvent.LEAD)
+            self._transition(DetectorEvent.LEAD)
             return dump
         if self._alarm is DetectorState.INTERRUPTED or not waits_for_look_ups(first):
             return dump + self._judge_missed(first, now_ns)
-        self._step(DetectorEvent.LEAD)
+        self._transition(DetectorEvent.LEAD)
         return [*dump, AskLookUp()]
 
     def on_look_up(self, asks_resolver: bool, now_ns: int) -> list[Action]:
@@ -290,18 +290,18 @@ class HangDetector:
         first = self.watch.first_deadline()
         if first is None or now_ns < first.at_ns:
             return []
-        if self.watch.look_ups.spare(first, asks_resolver, now_ns):
-            actions = self._tell_look_up(first, now_ns)
+        if self.watch.look_ups.postpone(first, asks_resolver, now_ns):
+            actions = self._report_look_up(first, now_ns)
         else:
             actions = self._judge_missed(first, now_ns)
         self._arm()
         return actions
 
-    def _tell_look_up(self, spared: Deadline, now_ns: int) -> list[Action]:
+    def _report_look_up(self, spared: Deadline, now_ns: int) -> list[Action]:
         start, look_ups = self.watch.start, self.watch.look_ups
-        if start is None or look_ups.is_told:
+        if start is None or look_ups.is_reported:
             return []
-        look_ups.is_told = True
+        look_ups.is_reported = True
         waited_s = limits.waited_s(spared, now_ns)
         return [Note(words_for(start.rank, limits.setting(spared), waited_s))]
 
@@ -312,7 +312,7 @@ class HangDetector:
         if missed.limit == HARD:
             return self._condemn_wrapped(missed, now_ns)
         if self._alarm is not DetectorState.INTERRUPTED:
-            self._step(DetectorEvent.ASK)
+            self._transition(DetectorEvent.ASK)
             return [Interrupt(self._verdict(missed, now_ns, condemned=False))]
         return self._judge_asked(missed, now_ns)
 
@@ -332,8 +332,8 @@ class HangDetector:
         return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [SendSignal(signal.SIGTERM), Kill()])
 
     def _condemn(self, missed: Deadline, now_ns: int, number: int, grace_ns: int, last: list[Action]) -> list[Action]:
-        self._step(DetectorEvent.DUE)
-        self._step_since_ns, self._step_ns, self._last_actions = now_ns, grace_ns, last
+        self._transition(DetectorEvent.DUE)
+        self._condemned_ns, self._grace_left_ns, self._kill_actions = now_ns, grace_ns, last
         return [SendVerdict(self._verdict(missed, now_ns, condemned=True)), SendSignal(number)]
 
     def on_usual_gap(self, usual_gap_s: float | None, now_ns: int) -> list[Action]:
@@ -356,20 +356,20 @@ class HangDetector:
             self._gap_asked_ns = stall.since_ns
             actions.append(AskUsualGap())
         elif now_ns >= stall.at_ns:
-            self.watch.warned()
+            self.watch.stall_reported()
             actions.append(SendVerdict(self._verdict(stall, now_ns, condemned=False)))
         return actions
 
     def _judge_standstill(self, now_ns: int) -> list[Action]:
-        look_at_ns = self.watch.look_at_ns()
-        if look_at_ns is None or now_ns < look_at_ns:
+        check_at_ns = self.watch.check_at_ns()
+        if check_at_ns is None or now_ns < check_at_ns:
             return []
-        self.watch.told_standstill()
-        return [TellStandstill()]
+        self.watch.standstill_notified()
+        return [NotifyStandstill()]
 
-    def _stepped(self) -> int:
+    def _grace_over_ns(self) -> int:
         """When the present step of an alarm is over. Pauses extend it."""
-        return self._step_since_ns + self._step_ns + self.watch.paused_since(self._step_since_ns)
+        return self._condemned_ns + self._grace_left_ns + self.watch.paused_since(self._condemned_ns)
 
     def _arm(self) -> None:
         self._running = not self.watch.ended and self._alarm is not DetectorState.KILLED
@@ -377,7 +377,7 @@ class HangDetector:
             self._wake_ns = None
             return
         if self._alarm is DetectorState.CONDEMNED:
-            self._wake_ns = self._stepped()
+            self._wake_ns = self._grace_over_ns()
             return
         wakes = []
         first = self.watch.first_deadline()
@@ -394,9 +394,9 @@ class HangDetector:
                 wakes.append(stall.at_ns)
             else:
                 wakes.append(stall.at_ns - _lead(stall))
-        look_at_ns = self.watch.look_at_ns()
-        if look_at_ns is not None:
-            wakes.append(look_at_ns)
+        check_at_ns = self.watch.check_at_ns()
+        if check_at_ns is not None:
+            wakes.append(check_at_ns)
         self._wake_ns = min(wakes, default=None)
 
     def _note_oversleep(self, now_ns: int) -> list[Action]:

@@ -23,12 +23,12 @@ LOG = "log"
 """The limit of what a rank prints."""
 NS_PER_S = 1_000_000_000
 
-LONGEST_UNREAD_NS = 250_000_000
+MAX_UNREAD_NS = 250_000_000
 """A message may stay unread for so long. A verdict is not delayed by it: the monitor reads everything before it judges.
 What a rank sends to the launcher is."""
 # A rank is read at least this many times within its smallest limit.
 _PARTS = 4
-LONGEST_S = 1e9
+MAX_LIMIT_S = 1e9
 """About 32 years: longer than any training. Nanoseconds of a larger number may not fit into 64 bits."""
 
 
@@ -78,9 +78,9 @@ class WatchLimits:
         return max(self._all(), default=None)
 
     @functools.cached_property
-    def longest_delay_ns(self) -> int:
+    def max_delay_ns(self) -> int:
         """How long a message may stay unread without harm to any limit, in nanoseconds."""
-        return min([LONGEST_UNREAD_NS, *(nanoseconds(value) // _PARTS for value in self._all())])
+        return min([MAX_UNREAD_NS, *(nanoseconds(value) // _PARTS for value in self._all())])
 
     def _all(self) -> list[float]:
         candidates = (self.initial, self.subsequent, self.out_of_section, *self.sections.values())
@@ -101,8 +101,8 @@ def _checked(name: str, value: object) -> float | None:
 
 
 def nanoseconds(seconds: float) -> int:
-    """A duration in seconds as whole nanoseconds, for arithmetic with moments. At most `LONGEST_S`."""
-    return round(min(seconds, LONGEST_S) * NS_PER_S)
+    """A duration in seconds as whole nanoseconds, for arithmetic with moments. At most `MAX_LIMIT_S`."""
+    return round(min(seconds, MAX_LIMIT_S) * NS_PER_S)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ restart it costs more than the answer, and the new process looks up the same nam
     no look-up ----asks a resolver----> LOOKS UP -----no longer-----> ANSWERED ---the limit passes again--> it acts
                                         |      ^                      |
                                         |      +---asks a resolver----+
-                                        +---LONGEST_S over: the limit acts
+                                        +---MAX_WAIT_S over: the limit acts
 
 A sign of life that is later than the first look-up seen begins this again. Moments are monotonic nanoseconds.
 """
@@ -20,7 +20,7 @@ from dataclasses import replace
 from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.limits import NS_PER_S, Deadline, nanoseconds
 
-LONGEST_S = 60.0
+MAX_WAIT_S = 60.0
 """glibc asks for one name for 10 s with one server and 28 s with three, its most (resolv.conf(5): two attempts of 5 s).
 torch before 2.9 makes several look-ups in a row. A rank that looks up names again and again is spared no longer."""
 _PERIOD_NS = NS_PER_S // 10
@@ -72,7 +72,7 @@ def words_for(rank: int, setting: str, waited_s: float) -> str:
     """
     return (
         f"rank {rank} waits for a resolver: its main thread looks up a name, without progress for {waited_s:.2f} s. "
-        f"{setting} waits for the answer, {LONGEST_S:g} s at most. What ends such look-ups: docs/nodes.md."
+        f"{setting} waits for the answer, {MAX_WAIT_S:g} s at most. What ends such look-ups: docs/nodes.md."
     )
 
 
@@ -84,16 +84,16 @@ class LookUps:
         """When a limit first waited for one since the last sign of life; before any moment: none has."""
         self._until_ns = 0
         self._is_answered = False
-        self.is_told = True
+        self.is_reported = True
         """Whether the user has been told of the look-up."""
 
     def postponed(self, deadline: Deadline) -> Deadline:
         """Returns a deadline as it is while the limits of the rank wait for a look-up."""
-        if not (waits_for_look_ups(deadline) and self._has_spared(deadline)):
+        if not (waits_for_look_ups(deadline) and self._has_postponed(deadline)):
             return deadline
         return replace(deadline, at_ns=max(deadline.at_ns, self._until_ns))
 
-    def spare(self, deadline: Deadline, asks: bool, now_ns: int) -> bool:
+    def postpone(self, deadline: Deadline, asks: bool, now_ns: int) -> bool:
         """Returns whether a limit that has passed does not act yet.
 
         Once a rank that was seen in a look-up is in none, its limit begins anew: nobody knows when the answer came.
@@ -101,11 +101,11 @@ class LookUps:
         Args:
             asks: whether the rank waits for a resolver now.
         """
-        if not self._has_spared(deadline):
+        if not self._has_postponed(deadline):
             if not asks:
                 return False
-            self._first_seen_ns, self.is_told = now_ns, False
-        if asks and now_ns < self._first_seen_ns + nanoseconds(LONGEST_S):
+            self._first_seen_ns, self.is_reported = now_ns, False
+        if asks and now_ns < self._first_seen_ns + nanoseconds(MAX_WAIT_S):
             self._until_ns, self._is_answered = now_ns + _PERIOD_NS, False
         elif not asks and not self._is_answered:
             self._until_ns, self._is_answered = now_ns + nanoseconds(deadline.limit_s), True
@@ -113,6 +113,6 @@ class LookUps:
             return False
         return True
 
-    def _has_spared(self, deadline: Deadline) -> bool:
+    def _has_postponed(self, deadline: Deadline) -> bool:
         """Whether the rank was seen in a look-up since what the deadline counts from."""
         return deadline.since_ns <= self._first_seen_ns

@@ -38,7 +38,7 @@ class Loop:
         elif known != events:
             self._epoll.modify(descriptor, events)
 
-    def forget(self, descriptor: int) -> None:
+    def unwatch(self, descriptor: int) -> None:
         """Stops watching a descriptor; harmless if it was not watched. To be called before the descriptor is closed."""
         if self._callbacks.pop(descriptor, None) is not None:
             del self._events[descriptor]

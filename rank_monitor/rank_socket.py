@@ -25,15 +25,15 @@ from rank_monitor.loop import Loop
 
 # Each connection costs the monitor a descriptor, and any process of the same user can open one. Above this number the
 # oldest without a hello is closed.
-_MAX_UNGREETED = 8
+_MAX_WITHOUT_HELLO = 8
 # A rank that sends faster than its monitor reads must not keep the monitor from judging.
 _MAX_BATCH = 500
 # How much is read before a refused connection is closed; its peer may go on sending.
-_MAX_UNREAD = 16
-# Heartbeats so close that `_BEATS` of them take less than this are a burst: each is read as it arrives.
-_SHORTEST_DELAY_NS = 4_000_000
+_MAX_READ_BEFORE_CLOSE = 16
+# Heartbeats so close that `_MAX_UNREAD_HEARTBEATS` of them take less than this are a burst: each is read as it arrives.
+_MIN_DELAY_NS = 4_000_000
 # Heartbeats that may wait unread. A connection holds about two hundred; what does not fit is lost.
-_BEATS = 16
+_MAX_UNREAD_HEARTBEATS = 16
 _BUFFER = bytearray(codec.MAX_MESSAGE + 1)  # one for the process: a monitor has one rank, and shares untouched pages
 
 
@@ -43,35 +43,38 @@ class RankSocket:
     Args:
         loop: where its descriptors are watched.
         listener: owned by the agent; used here only within a cycle, so that no message comes before its cycle.
-        beat: called with the moment each heartbeat was sent.
-        heard: called with every other message of the rank, as decoded and as bytes.
-        greeted: called with the peer's credentials, before its hello is passed on; raises ProtocolError to refuse it.
-        lost: called when the rank's connection closed.
-        complain: called with the reason when something is refused.
-        longest_delay_ns: returns how long a message of the rank may stay unread.
+        on_heartbeat: called with the moment each heartbeat was sent.
+        on_message: called with every other message of the rank, as decoded and as bytes.
+        on_hello: called with the peer's credentials, before its hello is passed on; raises ProtocolError to refuse it.
+        on_lost: called when the rank's connection closed.
+        on_refused: called with the reason when something is refused.
+        max_delay_ns: returns how long a message of the rank may stay unread.
     """
 
     def __init__(
         self,
         loop: Loop,
         listener: socket.socket,
-        beat: Callable[[int], None],
-        heard: Callable[[Received, bytes], None],
-        greeted: Callable[[Peer], None],
-        lost: Callable[[], None],
-        complain: Callable[[str], None],
-        longest_delay_ns: Callable[[], int],
+        on_heartbeat: Callable[[int], None],
+        on_message: Callable[[Received, bytes], None],
+        on_hello: Callable[[Peer], None],
+        on_lost: Callable[[], None],
+        on_refused: Callable[[str], None],
+        max_delay_ns: Callable[[], int],
     ) -> None:
         self._loop = loop
         self._listener = listener
-        self._beat, self._heard = beat, heard
-        self._greeted, self._lost, self._complain = greeted, lost, complain
-        self._longest_delay_ns = longest_delay_ns
+        self._on_heartbeat = on_heartbeat
+        self._on_message = on_message
+        self._on_hello = on_hello
+        self._on_lost = on_lost
+        self._on_refused = on_refused
+        self._max_delay_ns = max_delay_ns
         self._client: socket.socket | None = None
-        self._ungreeted: dict[socket.socket, Peer] = {}
+        self._without_hello: dict[socket.socket, Peer] = {}
         self._oldest_hello_ns: int | None = None
         self._sequence = 0
-        self._beats = self._read_ns = 0
+        self._heartbeats = self._read_ns = 0
         self.unread_until_ns: int | None = None
         """When `drain` is to be called next because the rank is left unread; None while it is not."""
 
@@ -85,14 +88,14 @@ class RankSocket:
     def end(self) -> None:
         """Accepts no connection until the next cycle. The rank's present connection stays open."""
         if self._oldest_hello_ns is not None:
-            self._loop.forget(self._listener.fileno())
+            self._loop.unwatch(self._listener.fileno())
         self._oldest_hello_ns = None
-        for connection in list(self._ungreeted):
+        for connection in list(self._without_hello):
             self._close(connection)
 
     def drop(self) -> None:
         """Closes every connection, without calling `lost`."""
-        for connection in list(self._ungreeted):
+        for connection in list(self._without_hello):
             self._close(connection)
         if self._client is not None:
             self._close(self._client)
@@ -109,19 +112,19 @@ class RankSocket:
         """
         if self._client is None and self._oldest_hello_ns is not None:
             self._accept()
-            for connection in list(self._ungreeted):
-                if connection in self._ungreeted:  # not closed by the one before
-                    self._greet(connection)
-        self._take_batch()
+            for connection in list(self._without_hello):
+                if connection in self._without_hello:  # not closed by the one before
+                    self._receive_hello(connection)
+        self._receive_batch()
 
-    def _take_batch(self) -> None:
+    def _receive_batch(self) -> None:
         for _ in range(_MAX_BATCH):
-            if not self._take_one():
+            if not self._receive_one():
                 break
         self._delay_reading()
 
     def _on_client(self) -> None:
-        self._take_one()  # one each time: to find nothing more costs more than to be called again
+        self._receive_one()  # one each time: to find nothing more costs more than to be called again
         self._delay_reading()
 
     def _delay_reading(self) -> None:
@@ -129,11 +132,11 @@ class RankSocket:
 
         The end of the connection is still seen: epoll reports EPOLLHUP without being asked for it (epoll_ctl(2)).
         """
-        client, before_ns, beats = self._client, self._read_ns, self._beats
+        client, before_ns, heartbeats = self._client, self._read_ns, self._heartbeats
         if client is None:
             return
-        self._read_ns, self._beats = time.monotonic_ns(), 0
-        delay_ns = batch_delay_ns(beats, self._read_ns - before_ns, self._longest_delay_ns())
+        self._read_ns, self._heartbeats = time.monotonic_ns(), 0
+        delay_ns = batch_delay_ns(heartbeats, self._read_ns - before_ns, self._max_delay_ns())
         if (delay_ns > 0) != (self.unread_until_ns is not None):
             self._loop.watch(client.fileno(), self._on_client, readable=delay_ns == 0)
         if delay_ns:
@@ -141,7 +144,7 @@ class RankSocket:
         else:
             self.unread_until_ns = None
 
-    def _take_one(self) -> bool:
+    def _receive_one(self) -> bool:
         """Receives and handles one message. Returns whether there may be more."""
         client = self._client
         if client is None:
@@ -154,26 +157,26 @@ class RankSocket:
             length = 0
         sent_ns = codec.heartbeat_sent_ns(_BUFFER, length)
         if sent_ns is not None:
-            self._beats += 1
-            self._beat(sent_ns)
+            self._heartbeats += 1
+            self._on_heartbeat(sent_ns)
         elif length or not channel.closed(client):
-            self._take(client, bytes(_BUFFER[:length]))
+            self._handle(client, bytes(_BUFFER[:length]))
         else:
             self._close(client)
-            self._lost()
+            self._on_lost()
             return False
         return True
 
-    def _take(self, connection: socket.socket, data: bytes) -> None:
+    def _handle(self, connection: socket.socket, data: bytes) -> None:
         try:
-            self._heard(codec.decode(data), data)
+            self._on_message(codec.decode(data), data)
         except ProtocolError as error:
             self._refuse(connection, str(error))
         except Exception as error:  # an edge: whatever a rank sends, its watch goes on
             self._refuse(connection, f"{type(error).__name__}: {error}")
 
     def _accept(self) -> None:
-        self._take_batch()  # a connection that is dead must not count as a live one
+        self._receive_batch()  # a connection that is dead must not count as a live one
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -181,17 +184,17 @@ class RankSocket:
                 return
             connection.setblocking(False)
             peer = channel.peer(connection)
-            self._ungreeted[connection] = peer
+            self._without_hello[connection] = peer
             if peer.uid != os.getuid():
                 self._refuse(connection, f"uid {peer.uid} is not the owner of this monitor", close=True)
             elif self._client is not None:
                 self._refuse(connection, "the rank is connected already", close=True)
             else:
-                self._loop.watch(connection.fileno(), partial(self._greet, connection))
-                if len(self._ungreeted) > _MAX_UNGREETED:
-                    self._refuse(next(iter(self._ungreeted)), "too many connections without a hello", close=True)
+                self._loop.watch(connection.fileno(), partial(self._receive_hello, connection))
+                if len(self._without_hello) > _MAX_WITHOUT_HELLO:
+                    self._refuse(next(iter(self._without_hello)), "too many connections without a hello", close=True)
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _receive_hello(self, connection: socket.socket) -> None:
         """The first message of a connection decides whether it is the rank's."""
         try:
             taken = channel.receive(connection)
@@ -200,19 +203,19 @@ class RankSocket:
             if not taken[0]:
                 self._close(connection)
                 return
-            self._must_be_hello(connection, codec.decode(taken[0]))
+            self._check_hello(connection, codec.decode(taken[0]))
         except OSError:
             self._close(connection)
         except ProtocolError as error:
             self._refuse(connection, str(error), close=True)
         else:
-            del self._ungreeted[connection]
+            del self._without_hello[connection]
             self._client = connection
             self._loop.watch(connection.fileno(), self._on_client)
-            self._take(connection, taken[0])
-            self._take_batch()
+            self._handle(connection, taken[0])
+            self._receive_batch()
 
-    def _must_be_hello(self, connection: socket.socket, received: Received) -> None:
+    def _check_hello(self, connection: socket.socket, received: Received) -> None:
         """Raises ProtocolError if a first message does not make the connection the rank's."""
         if self._client is not None:
             raise ProtocolError("the rank is connected already")
@@ -220,14 +223,14 @@ class RankSocket:
             raise ProtocolError("the first message must be a hello")
         if received.sent_ns < (self._oldest_hello_ns or 0):
             raise ProtocolError("this hello is of an earlier cycle")
-        self._greeted(self._ungreeted[connection])
+        self._on_hello(self._without_hello[connection])
 
     def _refuse(self, connection: socket.socket, reason: str, close: bool = False) -> None:
-        self._complain(reason)
+        self._on_refused(reason)
         self._send(connection, Refused(reason[:1000]))
         if close:
             with contextlib.suppress(OSError):  # what is left unread would turn our answer into a reset
-                for _ in range(_MAX_UNREAD):
+                for _ in range(_MAX_READ_BEFORE_CLOSE):
                     if channel.receive(connection) is None:
                         break
             self._close(connection)
@@ -240,25 +243,25 @@ class RankSocket:
             pass  # it is gone, as reading will show
 
     def _close(self, connection: socket.socket) -> None:
-        self._loop.forget(connection.fileno())
-        self._ungreeted.pop(connection, None)
+        self._loop.unwatch(connection.fileno())
+        self._without_hello.pop(connection, None)
         if connection is self._client:
             self._client = self.unread_until_ns = None
         connection.close()
 
 
-def batch_delay_ns(beats: int, passed_ns: int, longest_delay_ns: int) -> int:
+def batch_delay_ns(heartbeats: int, passed_ns: int, max_delay_ns: int) -> int:
     """Nanoseconds until the rank's messages need to be read again; 0: each is to be read as it arrives. Pure.
 
     Args:
-        beats: number of heartbeats that were just read.
+        heartbeats: number of heartbeats that were just read.
         passed_ns: time since the previous reading.
-        longest_delay_ns: upper limit of the result.
+        max_delay_ns: upper limit of the result.
     """
-    if beats == 0:
+    if heartbeats == 0:
         return 0
-    interval_ns = passed_ns // beats
-    delay_ns = min(_BEATS * interval_ns, longest_delay_ns)
-    if delay_ns >= max(_SHORTEST_DELAY_NS, interval_ns * 3 // 2):
+    interval_ns = passed_ns // heartbeats
+    delay_ns = min(_MAX_UNREAD_HEARTBEATS * interval_ns, max_delay_ns)
+    if delay_ns >= max(_MIN_DELAY_NS, interval_ns * 3 // 2):
         return delay_ns
     return 0

@@ -60,9 +60,9 @@ from rank_monitor.hang_detector import (
     Interrupt,
     Kill,
     Note,
+    NotifyStandstill,
     SendSignal,
     SendVerdict,
-    TellStandstill,
 )
 from rank_monitor.limits import NS_PER_S
 from rank_monitor.log import Log
@@ -106,21 +106,27 @@ class MonitorServer:
         log.level, log.name = settings.log_level, f"RankMonitorServer:{local_rank}"
         self._detector = HangDetector(settings)
         self._loop = Loop()
-        self._agent = AgentChannel(self._loop, agent, self._on_agent_message, self._agent_gone, self._complain)
+        self._agent = AgentChannel(
+            self._loop,
+            agent,
+            on_message=self._on_agent_message,
+            on_close=self._on_agent_gone,
+            on_refused=self._on_refused,
+        )
         self._socket = RankSocket(
             self._loop,
             listener,
-            self._beat,
-            self._heard,
-            self._greeted,
-            self._lost,
-            self._complain,
-            self._detector.longest_delay_ns,
+            on_heartbeat=self._on_heartbeat,
+            on_message=self._on_rank_message,
+            on_hello=self._on_hello,
+            on_lost=self._on_lost,
+            on_refused=self._on_refused,
+            max_delay_ns=self._detector.max_delay_ns,
         )
         self._recorder = FlightRecorder(self._loop)
         self._lease = lease
         self._process: RankProcess | None = None
-        self._speaker = 0
+        self._connected_pid = 0
         self._complaints = Complaints(self._log.warning)
         self._done = False
 
@@ -131,7 +137,7 @@ class MonitorServer:
             while not self._done:
                 self.serve_once()
         finally:
-            self._forget_process()
+            self._unwatch_process()
             self._socket.drop()
             self._loop.close()
 
@@ -158,12 +164,12 @@ class MonitorServer:
 
     # The rank.
 
-    def _beat(self, sent_ns: int) -> None:
+    def _on_heartbeat(self, sent_ns: int) -> None:
         actions = self._detector.on_heartbeat(sent_ns, time.monotonic_ns())
         if actions:
             self._act(actions)
 
-    def _heard(self, received: Received, data: bytes) -> None:
+    def _on_rank_message(self, received: Received, data: bytes) -> None:
         """Handles one message of the rank other than a heartbeat.
 
         Raises:
@@ -198,7 +204,7 @@ class MonitorServer:
         """Whether a rank that does not know the settings stamps its progress too rarely for them."""
         return self._settings.stamp_period < FIRST_PERIOD_S
 
-    def _greeted(self, peer: Peer) -> None:
+    def _on_hello(self, peer: Peer) -> None:
         """Takes the peer of the connection (SO_PEERCRED) as the rank: it may be a child of the launcher's process.
 
         Raises:
@@ -206,35 +212,35 @@ class MonitorServer:
         """
         process = self._process
         if process is not None and process.pid == peer.pid:
-            self._speaker = peer.pid
+            self._connected_pid = peer.pid
             return
-        if process is not None and process.pid == self._speaker and not process.ended():
+        if process is not None and process.pid == self._connected_pid and not process.ended():
             raise ProtocolError(f"process {process.pid} is the rank, and lives")
-        self._speaker = peer.pid
+        self._connected_pid = peer.pid
         self._watch_process(peer.pid)
 
-    def _lost(self) -> None:
+    def _on_lost(self) -> None:
         self._act(self._detector.on_lost(time.monotonic_ns()))
 
     def _watch_process(self, pid: int) -> None:
-        self._forget_process()
+        self._unwatch_process()
         try:
             self._process = RankProcess(pid)
         except OSError:  # it has ended, or is of another pid namespace
             return
-        self._loop.watch(self._process.pidfd, self._rank_exited)
+        self._loop.watch(self._process.pidfd, self._on_rank_exit)
         if self._lease is not None:
-            self._loop.watch(self._lease, self._lease_over)
+            self._loop.watch(self._lease, self._on_lease_over)
 
-    def _forget_process(self) -> None:
+    def _unwatch_process(self) -> None:
         if self._lease is not None:  # it stays readable once it is over
-            self._loop.forget(self._lease)
+            self._loop.unwatch(self._lease)
         if self._process is not None:
-            self._loop.forget(self._process.pidfd)
+            self._loop.unwatch(self._process.pidfd)
             self._process.close()
             self._process = None
 
-    def _rank_exited(self) -> None:
+    def _on_rank_exit(self) -> None:
         process = self._process
         if process is None or not process.ended():
             return  # an event of the descriptor that had this number a moment ago
@@ -243,7 +249,7 @@ class MonitorServer:
             return  # a child of it has connected as the rank
         self._socket.drop()  # a child of it may still hold the connection
         self._log.copy(f"process {process.pid} has ended")
-        self._forget_process()
+        self._unwatch_process()
         self._act(self._detector.on_exit(time.monotonic_ns()))
         self._send_times()
 
@@ -251,7 +257,7 @@ class MonitorServer:
         try:
             self._log.copy_to(path)
         except (OSError, ValueError) as problem:
-            self._complain(f"monitor_process_logfile: {problem}")
+            self._on_refused(f"monitor_process_logfile: {problem}")
             return
         if self._process is not None:
             watched = self._process.pid
@@ -266,10 +272,10 @@ class MonitorServer:
         match received.message:
             case CycleStart() as start:
                 self._log.name = f"RankMonitorServer:{start.rank}"
-                self._speaker = 0
+                self._connected_pid = 0
                 self._log.copy_to("")
                 self._socket.begin(0 if start.reconnect else start.started_ns)
-                self._recorder.forget()
+                self._recorder.reset()
                 self._act(self._detector.on_message(received, now_ns))
                 self._watch_process(start.rank_pid)
                 if self._process is None:
@@ -332,18 +338,18 @@ class MonitorServer:
             snapshot = dataclasses.replace(snapshot, frames=process.frames(), process=process.facts())
         return dataclasses.replace(snapshot, groups=self._recorder.groups(_RECORDER_WAIT_S, since))
 
-    def _agent_gone(self) -> None:
+    def _on_agent_gone(self) -> None:
         """Handles a channel that closed without `Bye`: the launcher was killed, and its job's processes must end."""
         self._done = True
         self._job.end(self._log)
 
-    def _lease_over(self) -> None:
+    def _on_lease_over(self) -> None:
         """Ends the ranks when the node's lease has run out: other nodes may be about to form a group without it.
 
         The agent stands still, or is about to do the same. It is notified first, so that it knows why the ranks died.
         """
         assert self._lease is not None
-        self._loop.forget(self._lease)
+        self._loop.unwatch(self._lease)
         start = self._detector.watch.start
         if start is None:
             return
@@ -380,7 +386,7 @@ class MonitorServer:
                 case AskLookUp():
                     asks = self._process is not None and self._process.asks_resolver()
                     self._act(self._detector.on_look_up(asks, time.monotonic_ns()))
-                case TellStandstill():
+                case NotifyStandstill():
                     start = self._detector.watch.start
                     if start is not None:
                         self._agent.send(StandsStill(start.cycle, start.rank))
@@ -411,7 +417,7 @@ class MonitorServer:
         if self._process is not None:
             self._process.signal(number)
 
-    def _complain(self, reason: str) -> None:
+    def _on_refused(self, reason: str) -> None:
         """Logs a refusal once by its kind, and counts it."""
         kind = "".join(letter for letter in reason.partition(":")[0] if not letter.isdigit())
         self._complaints.about(kind, f"Refused: {reason}")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from rank_monitor.limits import nanoseconds
 
-_FIRST_LOOK = 4
+_CHECK_PART = 4
 """The part of the limit after which the launcher is told. A healthy rank stamps in each twentieth of the limit
 (`MonitorSettings.stamp_period`), so nothing is looked at while it runs."""
 
@@ -28,7 +28,7 @@ class Standstill:
         self._stamp_ns: int | None = None
         self._idle_from_ns = 0
         self._printed_ns: int | None = None
-        self._told_ns: int | None = None
+        self._notified_ns: int | None = None
 
     def stamped(self, stamp_ns: int, sent_ns: int) -> None:
         """Notes a stamp. A rank sends the same one again as long as its main thread executes no Python.
@@ -58,7 +58,7 @@ class Standstill:
             return None
         return max(self._idle_from_ns, self.reported_ns(sign_ns) or 0)
 
-    def look_at_ns(self, sign_ns: int | None, paused_since: Callable[[int], int]) -> int | None:
+    def check_at_ns(self, sign_ns: int | None, paused_since: Callable[[int], int]) -> int | None:
         """Returns when the launcher is to be told; None: there is no limit, or it was told of this standstill.
 
         Args:
@@ -66,10 +66,10 @@ class Standstill:
             paused_since: returns how long the machine stood still after a moment.
         """
         since_ns = self.idle_since_ns(sign_ns)
-        if self._limit_s is None or since_ns is None or self._told_ns == since_ns:
+        if self._limit_s is None or since_ns is None or self._notified_ns == since_ns:
             return None
-        return since_ns + nanoseconds(self._limit_s) // _FIRST_LOOK + paused_since(since_ns)
+        return since_ns + nanoseconds(self._limit_s) // _CHECK_PART + paused_since(since_ns)
 
-    def told(self, sign_ns: int | None) -> None:
+    def notified(self, sign_ns: int | None) -> None:
         """Notes that the launcher was told of the present standstill. The next stamp or report begins another."""
-        self._told_ns = self.idle_since_ns(sign_ns)
+        self._notified_ns = self.idle_since_ns(sign_ns)

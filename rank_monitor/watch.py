@@ -34,7 +34,7 @@ from rank_monitor.time_ledger import TimeLedger
 from rank_monitor.watched_wrapper import WatchedWrapper
 
 WARMUP = "warmup"
-_UNUSUAL = 20
+_UNUSUAL_FACTOR = 20
 """So many times the usual time between two collectives is not usual any more: an evaluation or a checkpoint that takes
 as long as some steps is no stall."""
 # Each deadline sums over all pauses, so only the latest are kept.
@@ -102,10 +102,10 @@ class RankWatch:
         Raises:
             ProtocolError: it sets invalid limits, or is a `RestartReport` with invalid numbers; nothing changed.
         """
-        sent_ns = self._clamped(sent_ns, now_ns)
+        sent_ns = self._limited(sent_ns, now_ns)
         match message:
             case Heartbeat():
-                self.beat(sent_ns)
+                self.heartbeat(sent_ns)
             case Sections():
                 self._note_sections(message, sent_ns, now_ns)
             case IterationReached():
@@ -120,7 +120,7 @@ class RankWatch:
             case HangOverdue():
                 self._note_overdue(message, now_ns)
             case Progress():
-                self._note_progress(self._clamped(message.stamp_ns, now_ns), sent_ns)
+                self._note_progress(self._limited(message.stamp_ns, now_ns), sent_ns)
             case Hello():
                 self._note_hello(message, sent_ns, now_ns)
             case Attach():
@@ -137,7 +137,7 @@ class RankWatch:
                 self._connect_armed = False
                 self.ledger.detached(sent_ns)
 
-    def beat(self, sent_ns: int) -> None:
+    def heartbeat(self, sent_ns: int) -> None:
         """Notes a sign of life. `sent_ns` must not be in the future."""
         self.got_first_sign = True
         if self.last_sign_ns is None or sent_ns > self.last_sign_ns:
@@ -165,22 +165,22 @@ class RankWatch:
         del self._pauses[:-_MAX_PAUSES]
         self.ledger.pause(from_ns, until_ns)
 
-    def warned(self) -> None:
+    def stall_reported(self) -> None:
         """Notes that the present stall was reported. The next progress arms the warning again."""
         self._warned = True
 
-    def _clamped(self, moment_ns: int, now_ns: int) -> int:
+    def _limited(self, moment_ns: int, now_ns: int) -> int:
         earliest_ns = 0
         if self.start is not None:
             earliest_ns = self.start.started_ns
         return min(max(moment_ns, earliest_ns), now_ns)
 
     def _note_sections(self, message: Sections, sent_ns: int, now_ns: int) -> None:
-        self.beat(sent_ns)
+        self.heartbeat(sent_ns)
         if message.iteration != NO_ITERATION:
             self._reports_iterations = True
             self.iteration = message.iteration
-        now_open = {name: self._clamped(since_ns, now_ns) for name, since_ns in message.open}
+        now_open = {name: self._limited(since_ns, now_ns) for name, since_ns in message.open}
         if not now_open and (self.sections or not self._out_reported):
             self._out_since_ns = sent_ns
         self._out_reported = True
@@ -197,7 +197,7 @@ class RankWatch:
             return
         if message.iteration != NO_ITERATION:
             self.iteration = message.iteration
-        at_ns, started_ns = self._clamped(message.at_ns, now_ns), self.start.started_ns
+        at_ns, started_ns = self._limited(message.at_ns, now_ns), self.start.started_ns
         self._standstill.printed(at_ns)
         self.ledger.printed(message.iteration, message.steps, message.step_ns, at_ns, started_ns)
 
@@ -208,8 +208,8 @@ class RankWatch:
             ProtocolError: its values make no sense; nothing changed.
         """
         self.wrapper.check(report)
-        if self.wrapper.note(report, self._clamped(report.began_ns, now_ns), since_ns):
-            self._begin_anew(self.wrapper.began_ns)
+        if self.wrapper.note(report, self._limited(report.began_ns, now_ns), since_ns):
+            self._discard_earlier_call(self.wrapper.began_ns)
 
     def _note_phase(self, sent_ns: int) -> None:
         """Notes in the ledger what the wrapper does now."""
@@ -227,7 +227,7 @@ class RankWatch:
         """Notes that the launcher has found a hang: it counts pauses itself, so the deadline has passed already."""
         since_ns = now_ns - nanoseconds(message.waited_s)
         at_ns = min(now_ns, since_ns + nanoseconds(message.limit_s))
-        self._hang_overdue = Deadline(HANG, message.limit_s, since_ns, at_ns, sign=message.why)
+        self._hang_overdue = Deadline(HANG, message.limit_s, since_ns, at_ns, sign=message.reason)
 
     def _note_progress(self, stamp_ns: int, sent_ns: int) -> None:
         self._standstill.stamped(stamp_ns, sent_ns)
@@ -235,7 +235,7 @@ class RankWatch:
             self._stamp_ns = stamp_ns
             self._warned, self.usual_gap_s = False, None
 
-    def _begin_anew(self, now_ns: int) -> None:
+    def _discard_earlier_call(self, now_ns: int) -> None:
         """Discards signs and sections of an earlier call of the training's function, which is called again.
 
         Heartbeats and sections are judged again from the first one of this call.
@@ -261,7 +261,7 @@ class RankWatch:
         if message.attached:
             self.attached, self.detached = True, False
             self.got_first_sign = message.got_first_sign
-            self.last_sign_ns = self._clamped(message.last_sign_ns, now_ns)
+            self.last_sign_ns = self._limited(message.last_sign_ns, now_ns)
             self._connect_armed = False
         elif same_process:
             # Not watched, as it reports itself: it shut its watch down, or became another program (exec).
@@ -309,20 +309,20 @@ class RankWatch:
         limit_s = self._settings.stall_warning
         if limit_s is None or self.wrapper.judged is Judged.NOTHING:
             return None
-        limit_s = max(limit_s, _UNUSUAL * (self.usual_gap_s or 0.0))
+        limit_s = max(limit_s, _UNUSUAL_FACTOR * (self.usual_gap_s or 0.0))
         return self._deadline(STALL, limit_s, max(self._stamp_ns, self.wrapper.since_ns))
 
     # What the launcher is told and asks for to find a hang (`hang_timeout`).
 
-    def look_at_ns(self) -> int | None:
+    def check_at_ns(self) -> int | None:
         """When the launcher is to be told that the rank stands still; None: never, as far as is known now."""
         if not self._shows_standstill:
             return None
-        return self._standstill.look_at_ns(self.last_sign_ns, self.paused_since)
+        return self._standstill.check_at_ns(self.last_sign_ns, self.paused_since)
 
-    def told_standstill(self) -> None:
+    def standstill_notified(self) -> None:
         """Notes that the launcher was told that the rank stands still."""
-        self._standstill.told(self.last_sign_ns)
+        self._standstill.notified(self.last_sign_ns)
 
     def idle_s(self, now_ns: int) -> float | None:
         """Seconds without a stamp or a report of the rank, without pauses; None: it does not show that now."""
@@ -337,7 +337,7 @@ class RankWatch:
     @property
     def has_own_limit(self) -> bool:
         """Whether a section is open that has a limit of its own."""
-        return self.attached and any(self._of_section(name, since_ns) for name, since_ns in self.sections.items())
+        return self.attached and any(self._deadlines_of(name, since_ns) for name, since_ns in self.sections.items())
 
     @property
     def _shows_standstill(self) -> bool:
@@ -364,44 +364,44 @@ class RankWatch:
         if self.detached:
             found += self._if_set("teardown", self._settings.teardown_timeout, self._detached_ns)
         elif self.attached:
-            found += self._of_connection() + self._of_heartbeats() + self._of_sections()
+            found += self._connection_deadlines() + self._heartbeat_deadlines() + self._section_deadlines()
         elif self._connect_armed:
             found += self._if_set("connect", self._settings.connect_timeout, self._connect_since_ns)
         if not self.detached:
-            found += self._of_log()
+            found += self._log_deadlines()
         if self._hang_overdue is not None:
             found.append(self._hang_overdue)
         return found
 
-    def _of_log(self) -> list[Deadline]:
+    def _log_deadlines(self) -> list[Deadline]:
         since_ns = self._log_silent_ns
         # What was printed before is of an earlier process of the rank, or of an earlier call of its function.
         if since_ns is None or self.start is None or since_ns < max(self.start.started_ns, self.wrapper.began_ns):
             return []
         return self._if_set(LOG, self._settings.watch_log_timeout, since_ns)
 
-    def _of_connection(self) -> list[Deadline]:
+    def _connection_deadlines(self) -> list[Deadline]:
         if self.connected:
             return []
         if self._settings.connect_timeout is not None or self.last_sign_ns is None:
             return self._if_set("reconnect", self._settings.connect_timeout or self.limits.largest, self.lost_ns)
         return self._if_set("reconnect", self.limits.largest, self.last_sign_ns)
 
-    def _of_heartbeats(self) -> list[Deadline]:
+    def _heartbeat_deadlines(self) -> list[Deadline]:
         if self.last_sign_ns is None:
             return []
         if self.got_first_sign:
             return self._if_set("subsequent", self.limits.subsequent, self.last_sign_ns)
         return self._if_set("initial", self.limits.initial, self.last_sign_ns)
 
-    def _of_sections(self) -> list[Deadline]:
+    def _section_deadlines(self) -> list[Deadline]:
         if self.sections:
-            return [found for name, since_ns in self.sections.items() for found in self._of_section(name, since_ns)]
+            return [found for name, since_ns in self.sections.items() for found in self._deadlines_of(name, since_ns)]
         if self._out_since_ns is None or not self.limits.any_section:
             return []
         return self._if_set("out_of_section", self.limits.out_of_section, self._out_since_ns)
 
-    def _of_section(self, name: str, since_ns: int) -> list[Deadline]:
+    def _deadlines_of(self, name: str, since_ns: int) -> list[Deadline]:
         by = name
         if name == STEP and self._steps <= self._warmup_steps:
             if self.limits.sections.get(WARMUP) is not None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.restart_phase import JUDGED, Judged, RestartPhase
 from rank_monitor.contract.wire.messages import RestartReport
-from rank_monitor.limits import LONGEST_S, nanoseconds
+from rank_monitor.limits import MAX_LIMIT_S, nanoseconds
 
 MAIN_THREAD, PING = "progress of the main thread", "ping()"
 _ENDS: Mapping[RestartPhase, str] = {
@@ -68,7 +68,7 @@ class WatchedWrapper:
             ProtocolError: the values make no sense.
         """
         soft_s, hard_s, grace_s = report.soft_timeout_s, report.hard_timeout_s, report.grace_s
-        if not (0 < soft_s < hard_s <= LONGEST_S and 0 <= grace_s <= LONGEST_S):
+        if not (0 < soft_s < hard_s <= MAX_LIMIT_S and 0 <= grace_s <= MAX_LIMIT_S):
             raise ProtocolError(f"restart: soft {soft_s!r} s, hard {hard_s!r} s and grace {grace_s!r} s do not fit")
 
     def note(self, report: RestartReport, began_ns: int, since_ns: int) -> bool:

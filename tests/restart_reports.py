@@ -16,8 +16,8 @@ def report(
         "round": 0,
         "began_ns": 0,
         "is_timed": True,
-        "member": 0,
-        "prefix": "in_process/0",
+        "entry_rank": 0,
+        "call_prefix": "in_process/0",
         "limit_s": 30.0,
     }
     limits = {"soft_timeout_s": soft_s, "hard_timeout_s": hard_s, "grace_s": grace_s}

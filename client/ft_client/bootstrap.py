@@ -40,7 +40,7 @@ def rank() -> Rank:
     arguments = sys.argv[1:]
     if not arguments or arguments == ["-m"]:
         sys.exit("usage: python -u -m ft_client.bootstrap [-m] SCRIPT [ARGS]")
-    first_path = _take_first_path()
+    first_path = _pop_first_path()
     return Rank(main_of(arguments, first_path), prepare())
 
 
@@ -96,14 +96,15 @@ def run_function(channel: socket, function: Callable[..., Any], args: tuple[Any,
     from ft_client.rank.start.function import Function
 
     with Rank(Function(channel, (function, args)), report) as rank:
-        rank.take()()
+        rank.prepare_program()()
 
 
 class Rank:
     """The rank's main program as a context manager: how the context is left is reported.
 
-    Run it by `with rank: rank.take()()` in the outermost frame of the process, so that only this one frame of ours is
-    below the script's in its stack: each is seen in every stack dump and counts towards the recursion limit.
+    Run it by `with rank: rank.prepare_program()()` in the outermost frame of the process. So this one frame of ours
+    alone is below the script's frames: each frame of ours would be in every stack dump, and count towards the recursion
+    limit.
 
     Args:
         main: what runs.
@@ -135,12 +136,12 @@ class Rank:
     def __enter__(self) -> Rank:
         return self
 
-    def take(self) -> Callable[[], object]:
+    def prepare_program(self) -> Callable[[], object]:
         """Sets up the faults on purpose that were asked for. Returns what runs the main program; keeps no reference."""
         begin_drill = _set_up_faults()
         begin_drill()
         self._script.release_own_names()
-        return self._main.take()
+        return self._main.prepare_program()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -148,15 +149,15 @@ class Rank:
         if error is None or (isinstance(error, SystemExit) and _is_zero(error.code)):
             self._has_returned = True
             return
-        theirs = self._main.below(self._script.below(trace and trace.tb_next, {Rank.take.__code__}))
+        theirs = self._main.below(self._script.below(trace and trace.tb_next, {Rank.prepare_program.__code__}))
         if not isinstance(error, SystemExit):
             self._script.hide_frames(theirs)
             self._try_to_report(error, theirs, _exit_code(error))
             return
         is_agreed = isinstance(error.code, int) and error.code in self._agreed
-        why = _why_exit(error)
+        why = _handled_error(error)
         if is_agreed or why is None:
-            self._try_to_report(None, None, _exit_code(error), is_told=not is_agreed)
+            self._try_to_report(None, None, _exit_code(error), is_reported=not is_agreed)
         elif why is error:
             self._try_to_report(why, theirs, _exit_code(error))
         else:
@@ -167,18 +168,18 @@ class Rank:
             self._try_to_report(SystemExit(), None)
 
     def _try_to_report(
-        self, error: BaseException | None, trace: TracebackType | None, failed_with: int = 0, is_told: bool = True
+        self, error: BaseException | None, trace: TracebackType | None, failed_with: int = 0, is_reported: bool = True
     ) -> None:
         """Reports how the program ended.
 
         Args:
             failed_with: the exit code, which is reported first; 0: the program did not fail.
-            is_told: whether the error is reported too; not where ranks have agreed to exit.
+            is_reported: whether the error is reported too; not where ranks have agreed to exit.
         """
         try:
             if failed_with and self._reports is not None:
                 self._reports.report_failure(error, trace, failed_with)
-            if is_told:
+            if is_reported:
                 self._report(error, trace)
         except Exception as problem:
             print(f"ft_client: the exception was not reported: {type(problem).__name__}: {problem}", file=sys.stderr)
@@ -198,7 +199,7 @@ def _is_zero(code: object) -> bool:
     return code is None or (isinstance(code, int) and code & 0xFF == 0)
 
 
-def _why_exit(wish: SystemExit) -> BaseException | None:
+def _handled_error(wish: SystemExit) -> BaseException | None:
     """The exception that the program handled by exiting with an error, as hydra and typer do; None if there is none.
 
     These print it themselves. `sys.exit` with a text is itself the error.
@@ -227,7 +228,7 @@ def _set_up_faults() -> Callable[[], None]:
     return lambda: None
 
 
-def _take_first_path() -> str | None:
+def _pop_first_path() -> str | None:
     """Removes the entry of `sys.path` that the interpreter made for us; returns the one it would make for `-m`.
 
     None in safe-path mode, where it makes none.
@@ -242,4 +243,4 @@ if __name__ == "__main__":
     from ft_client import bootstrap  # noqa: PLW0406 (this copy ends here: `__main__` becomes the script's)
 
     with bootstrap.rank() as started:
-        started.take()()
+        started.prepare_program()()

@@ -40,7 +40,7 @@ _DETACH_TIMEOUT_S = 0.1
 # In JSON at most 24,000 bytes: it fits into one message.
 _MAX_DESCRIPTION = 4000
 
-_logged_that_nobody_watches = False
+_warned_unwatched = False
 
 
 class SettingsInForce(MonitorSettings):
@@ -114,7 +114,7 @@ class RankMonitorClient(SignsOfLife):
         self._watched = link is not None
         settings = None
         if link is None:
-            _say_that_nobody_watches()
+            _warn_unwatched()
         else:
             settings = self._attach(link)
         self._knows_limits = settings is not None
@@ -265,10 +265,10 @@ class RankMonitorClient(SignsOfLife):
             RankMonitorClient.active = None
         link, self._link = self._link, None
         if link is not None:
-            link.speak_for(None)
+            link.set_source(None)
             link.post(Detach(), monotonic_ns(), _DETACH_TIMEOUT_S)
 
-    # The speaker of the link.
+    # What the link asks for: a `StateSource`.
 
     def state(self) -> list[tuple[Message, int]]:
         """The whole state of this training for a monitor."""
@@ -293,7 +293,7 @@ class RankMonitorClient(SignsOfLife):
                 messages.append((sections, seen.out_since_ns))
         return messages
 
-    def forget(self) -> None:
+    def disconnect(self) -> None:
         """Makes every call do nothing: another client is in use, or this is a forked child."""
         self._link = None
 
@@ -305,7 +305,7 @@ class RankMonitorClient(SignsOfLife):
         self._open.clear()
         self._attached = False
         self._link = link
-        link.speak_for(self)
+        link.set_source(self)
         settings = link.ask(Attach(self._warmup_steps), now_ns, _WELCOME_WAIT_S)
         self._attached = True
         if link.closed:
@@ -354,8 +354,8 @@ def _count(value: int | None) -> int | None:
     return count
 
 
-def _say_that_nobody_watches() -> None:
-    global _logged_that_nobody_watches
-    if not _logged_that_nobody_watches and not process.is_forked():
-        _logged_that_nobody_watches = True
+def _warn_unwatched() -> None:
+    global _warned_unwatched
+    if not _warned_unwatched and not process.is_forked():
+        _warned_unwatched = True
         logger.warning("not started by ft_launcher: nobody watches this process, monitoring calls do nothing")

@@ -24,7 +24,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     link = process.current()
     if link is not None:
-        link.forget()
+        link.close_in_child()
 
 
 @pytest.fixture

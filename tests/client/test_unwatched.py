@@ -20,7 +20,7 @@ from tests.client.story import STATE, connected_anew
 def test_without_a_launcher_every_call_does_nothing_and_one_line_says_so(
     fresh: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ft_client.rank_monitor_client._logged_that_nobody_watches", False)
+    monkeypatch.setattr("ft_client.rank_monitor_client._warned_unwatched", False)
     for _ in range(2):
         client = RankMonitorClient()
         client.init_workload_monitoring()

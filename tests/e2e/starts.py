@@ -120,6 +120,6 @@ if __name__ == "__main__":
     rank = pool.begin("")
     if rank is not None:
         with rank:
-            rank.take()()
+            rank.prepare_program()()
         rank.end()
     main(Path(sys.argv[1]), sys.argv[2:], pool)

@@ -25,8 +25,8 @@ def say(phase: RestartPhase) -> None:
         soft_timeout_s=60.0,
         hard_timeout_s=90.0,
         grace_s=5.0,
-        member=int(os.environ["RANK"]),
-        prefix="by_hand",
+        entry_rank=int(os.environ["RANK"]),
+        call_prefix="by_hand",
         limit_s=LIMIT_S,
     )
     assert link.post(report, now_ns, timeout_s=20.0)

@@ -25,5 +25,5 @@ if __name__ == "__main__":
     cli.main = main
     rank = cli.launch()
     with rank:
-        rank.take()()
+        rank.prepare_program()()
     rank.end()

@@ -291,7 +291,7 @@ def recorder() -> Iterator[FlightRecorder]:
     loop = Loop()
     asked = FlightRecorder(loop)
     yield asked
-    asked.forget()
+    asked.reset()
     loop.close()
 
 
@@ -304,7 +304,7 @@ def test_an_answer_is_awaited_and_used_again(recorder: FlightRecorder, tmp_path:
     assert recorder.groups()["3"]["entered"] == 2
     server.close()
     assert server.requests == 1
-    recorder.forget()
+    recorder.reset()
     assert recorder.groups() == {}
 
 

@@ -90,7 +90,7 @@ def test_how_long_a_limit_is_spared(story: list[tuple[float, str]], spared: list
             continue
         deadline = look_ups.postponed(Deadline(SOFT, LIMIT_S, ns(since_s), ns(since_s + LIMIT_S)))
         assert deadline.at_ns <= ns(at_s), "it is looked at when the deadline has passed"
-        found.append(look_ups.spare(deadline, what == LOOK, ns(at_s)))
+        found.append(look_ups.postpone(deadline, what == LOOK, ns(at_s)))
     assert found == spared
 
 

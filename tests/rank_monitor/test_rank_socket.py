@@ -12,7 +12,7 @@ import pytest
 
 from rank_monitor.contract.wire.messages import Heartbeat, Hello, Message, Sections
 from rank_monitor.hang_detector import DetectorState
-from rank_monitor.limits import LONGEST_UNREAD_NS, WatchLimits
+from rank_monitor.limits import MAX_UNREAD_NS, WatchLimits
 from rank_monitor.loop import Loop
 from rank_monitor.rank_socket import RankSocket, batch_delay_ns
 from tests.patience import until
@@ -29,7 +29,7 @@ class Listening:
         self.beats: list[int] = []
         self.heard: list[Message] = []
         self.losses = 0
-        self.longest_delay_ns = LONGEST_UNREAD_NS
+        self.max_delay_ns = MAX_UNREAD_NS
         self.loop = Loop()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(b"")
@@ -38,12 +38,12 @@ class Listening:
         self.socket = RankSocket(
             self.loop,
             self.listener,
-            self.beats.append,
-            lambda received, _: self.heard.append(received.message),
-            lambda _: None,
-            self._lose,
-            pytest.fail,
-            lambda: self.longest_delay_ns,
+            on_heartbeat=self.beats.append,
+            on_message=lambda received, _: self.heard.append(received.message),
+            on_hello=lambda _: None,
+            on_lost=self._lose,
+            on_refused=pytest.fail,
+            max_delay_ns=lambda: self.max_delay_ns,
         )
         self.socket.begin(0)
         self.rank = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,7 +98,7 @@ def test_when_nothing_came_meanwhile_the_next_message_is_read_as_it_comes(listen
 
 
 def test_without_patience_every_message_is_read_as_it_comes(listening: Listening) -> None:
-    listening.longest_delay_ns = 0
+    listening.max_delay_ns = 0
     assert not any(listening.beat() for _ in range(10))
     assert len(listening.beats) == 10
 
@@ -151,13 +151,13 @@ def test_batch_delay(beats: int, passed_ms: float, longest_ms: int, expected_ms:
     ],
 )
 def test_no_limit_is_missed_by_a_message_that_lies_unread(limits: dict[str, Any], expected_ms: int) -> None:
-    assert WatchLimits.configured(limited(**limits)).longest_delay_ns == expected_ms * MS
+    assert WatchLimits.configured(limited(**limits)).max_delay_ns == expected_ms * MS
 
 
 def test_nothing_lies_unread_during_an_alarm() -> None:
     line = Timeline(limited(initial_rank_heartbeat_timeout=10.0))
     line.attach()
-    assert line.detector.longest_delay_ns() > 0
+    assert line.detector.max_delay_ns() > 0
     line.until(STARTED_S + 9.95)
     assert line.detector.state is DetectorState.SUSPECT
-    assert line.detector.longest_delay_ns() == 0
+    assert line.detector.max_delay_ns() == 0

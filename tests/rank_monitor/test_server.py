@@ -82,7 +82,7 @@ def test_a_rank_that_attaches_is_welcomed_and_the_agent_is_told(node: Node) -> N
         ControlRequest("restart", "I said so"),
         LimitsSet(None, 9.5, {"step": 3}, None, ["section:step"], {"any": [1, {"thing": None}]}),
         report("running", 60.0, 90.0, 5.0),
-        report("recovering", member=5, round=1, reason="again"),
+        report("recovering", entry_rank=5, round=1, reason="again"),
         InterruptedAgain(1, 15.0, "__exit__ runs", "in close"),
     ],
     ids=lambda message: type(message).__name__,

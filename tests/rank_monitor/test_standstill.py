@@ -15,7 +15,7 @@ from rank_monitor.contract.wire.messages import (
     Progress,
     Sections,
 )
-from rank_monitor.hang_detector import Action, DumpStacks, Interrupt, SendSignal, TellStandstill
+from rank_monitor.hang_detector import Action, DumpStacks, Interrupt, NotifyStandstill, SendSignal
 from tests.rank_monitor.timeline import RANK_PID, STARTED_S, Timeline, limited, ns, verdicts
 from tests.restart_reports import report
 
@@ -37,7 +37,7 @@ def standing_still(**values: object) -> Timeline:
 
 
 def told(actions: list[Action]) -> int:
-    return sum(isinstance(action, TellStandstill) for action in actions)
+    return sum(isinstance(action, NotifyStandstill) for action in actions)
 
 
 def test_the_launcher_is_told_once_when_a_quarter_of_the_limit_has_passed() -> None:

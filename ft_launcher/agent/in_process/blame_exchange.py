@@ -107,7 +107,7 @@ class BlameOfInterruption:
         """Notes where the wrapper is: which call, and which round of it. Listens to questions from the first on."""
         if self._round is None:
             self._exchange.listen()
-        self._round = BlameQuestion(report.prefix, report.round)
+        self._round = BlameQuestion(report.call_prefix, report.round)
 
     def suspected(self, now: float) -> None:
         """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""

@@ -121,10 +121,10 @@ class InProcess:
     def heard(self, local_rank: int, report: RestartReport) -> None:
         """Handles a report of a rank's wrapper."""
         # A report of another rank may come late, when a further call has begun: it must not end the stores of that.
-        is_entering = report.phase in ENTERING and report.prefix and report.prefix not in self._servers
+        is_entering = report.phase in ENTERING and report.call_prefix and report.call_prefix not in self._servers
         if is_entering and self._ports is not None:
-            self._serve_rounds(report.prefix, self._ports)
-        if report.prefix:
+            self._serve_rounds(report.call_prefix, self._ports)
+        if report.call_prefix:
             self._blames.heard(report)
         self._do(self._decide(Heard(local_rank, report)) or [])
 

@@ -93,7 +93,7 @@ class RankSlot:
             return True
         # On the way into the next round of the same call.
         is_in_call = self.phase in AT_WORK or self.phase is RestartPhase.JOINING
-        return not (is_in_call and report.prefix == self.last.prefix)
+        return not (is_in_call and report.call_prefix == self.last.call_prefix)
 
 
 @dataclass
@@ -248,7 +248,7 @@ class RecoveryLevels:
         if last is None:
             self._slots[local_rank].is_next = True
             return self._start_next()
-        if last.phase is not RestartPhase.JOINING or self._is_finished(last.prefix):
+        if last.phase is not RestartPhase.JOINING or self._is_finished(last.call_prefix):
             return []
         return [self._notify(local_rank, last)]
 
@@ -259,10 +259,10 @@ class RecoveryLevels:
         if last.phase is RestartPhase.GAVE_UP:
             return [TakeOver(local_rank, self._gave_up(local_rank))]
         if last.phase is RestartPhase.LEFT:
-            if self._any_goes_on() or self._is_finished(last.prefix):
+            if self._any_goes_on() or self._is_finished(last.call_prefix):
                 return []
             return [TakeOver(local_rank, self._why_nobody_goes_on())]
-        if self._is_left_behind(slot) and self._is_finished(last.prefix):
+        if self._is_left_behind(slot) and self._is_finished(last.call_prefix):
             return []
         why_not = self._why_not(last)
         if slot.exit_code == 0 and (why_not or self._all_ended_well()):
@@ -274,16 +274,18 @@ class RecoveryLevels:
 
     def _notify(self, local_rank: int, last: RestartReport) -> NotifyLoss:
         joins = last.phase is RestartPhase.JOINING
-        return NotifyLoss(local_rank, last.member, last.prefix, _limit_s(last), joins)
+        return NotifyLoss(local_rank, last.entry_rank, last.call_prefix, _limit_s(last), joins)
 
     def _notify_again(self, report: RestartReport) -> list[Step]:
         """Notifies a further call of the wrapped function of ranks that are gone: its start would wait for them."""
         steps = list[Step]()
         for number, slot in enumerate(self._slots):
             is_gone = slot.is_lost and slot.exit_code is not None
-            if is_gone and slot.last and report.prefix and slot.last.prefix != report.prefix:
-                slot.last = replace(slot.last, prefix=report.prefix)
-                steps.append(NotifyLoss(number, slot.last.member, report.prefix, _limit_s(report), joins=False))
+            if is_gone and slot.last and report.call_prefix and slot.last.call_prefix != report.call_prefix:
+                slot.last = replace(slot.last, call_prefix=report.call_prefix)
+                steps.append(
+                    NotifyLoss(number, slot.last.entry_rank, report.call_prefix, _limit_s(report), joins=False)
+                )
         return steps
 
     def _start_next(self) -> list[Step]:
@@ -297,7 +299,7 @@ class RecoveryLevels:
 
     def _start_again(self, local_rank: int) -> list[Step]:
         slot = self._slots[local_rank]
-        if not self._state.rejoin or self._is_finished(slot.last.prefix if slot.last else None):
+        if not self._state.rejoin or self._is_finished(slot.last.call_prefix if slot.last else None):
             return []
         # It ended well without having taken part: another start would do the same.
         if slot.is_new and slot.exit_code == 0:
@@ -309,12 +311,12 @@ class RecoveryLevels:
 
     def _why_not(self, last: RestartReport) -> str:
         """Why level 1 cannot handle the death of a rank whose last report is `last`; empty: it can."""
-        if not last.prefix:
+        if not last.call_prefix:
             return "its wrapper uses a store in which the launcher cannot notify the others"
         for number, other in enumerate(self._slots):
             if other.last is last or other.is_lost or other.is_new or other.phase in GONE:
                 continue
-            if other.last is None or other.phase not in AT_WORK or other.last.prefix != last.prefix:
+            if other.last is None or other.phase not in AT_WORK or other.last.call_prefix != last.call_prefix:
                 return f"{self._name(number)} is not in the wrapped function"
         if self._any_goes_on():
             return ""
@@ -353,7 +355,7 @@ class RecoveryLevels:
             # A restart in which all ranks took part shows that they can start.
             slot.starts = 0
         if going_on:
-            prefix = going_on[0].prefix
+            prefix = going_on[0].call_prefix
         else:
             prefix = ""
         first = max(self._state.failed, reached - _MAX_ENDS)
@@ -375,7 +377,7 @@ class RecoveryLevels:
         last = slot.last
         if last is None or last.phase not in AT_WORK:
             return False
-        same_call = [other.last for other in self._slots if other.last and other.last.prefix == last.prefix]
+        same_call = [other.last for other in self._slots if other.last and other.last.call_prefix == last.call_prefix]
         restarted = [other for other in same_call if other.phase in _RUNS or other.phase is RestartPhase.DONE]
         return any(other.round > last.round for other in restarted)
 
@@ -385,7 +387,7 @@ class RecoveryLevels:
     def _is_finished(self, prefix: str | None) -> bool:
         """Whether a rank has reported that this call is done; None: any call."""
         finalized = [slot.last for slot in self._slots if slot.last and slot.phase is RestartPhase.DONE]
-        return any(prefix in (None, last.prefix) for last in finalized)
+        return any(prefix in (None, last.call_prefix) for last in finalized)
 
     def _why_late(self, local_rank: int) -> str:
         """Why level 1 has failed when the deadline of a rank has passed."""

@@ -175,7 +175,7 @@ def _of_slot(slot: RankSlot, rank: int) -> dict[str, Any]:
     found = {name: value for name, value in vars(slot).items() if name not in _OF_EACH and value != at_start[name]}
     if slot.last is not None:
         found |= _of_report(slot.last)
-        if slot.last.member == rank:
+        if slot.last.entry_rank == rank:
             del found["member"]
     return found
 
@@ -205,8 +205,8 @@ class _Message:
             soft_timeout_s=0.0,
             hard_timeout_s=0.0,
             grace_s=0.0,
-            member=self.member,
-            prefix=self.prefix,
+            entry_rank=self.member,
+            call_prefix=self.prefix,
             limit_s=self.limit_s,
             reason=self.reason,
         )
@@ -268,9 +268,9 @@ def _slot(wrapper: Mapping[str, Any], rank: int) -> RankSlot:
 def _of_report(report: RestartReport) -> dict[str, Any]:
     message = _Message(
         state=_STATES[report.phase],
-        member=report.member,
+        member=report.entry_rank,
         iteration=report.round,
-        prefix=report.prefix,
+        prefix=report.call_prefix,
         limit_s=report.limit_s,
         reason=report.reason,
     )

@@ -34,7 +34,7 @@ _END_S = 1.0
 _START = (
     "import sys; getattr(sys.flags, 'safe_path', False) or sys.path.pop(0); path = sys.path[:];"
     " sys.path.append({root!r}); from ft_launcher.node.zygote.fork_server import main; rank = main(path)\n"
-    "with rank: rank.take()()\n"
+    "with rank: rank.prepare_program()()\n"
     "rank.end()"
 )
 

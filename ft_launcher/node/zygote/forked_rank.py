@@ -118,8 +118,8 @@ def become(order: ForkOrder, bootstrap: str, path: Sequence[str]) -> None:
 class ForkedRank:
     """The main program of a forked rank as a context: an exception that ends it is shown as the interpreter would.
 
-    For the outermost frame of the process: `with rank: rank.take()()`, then `rank.end()`. So no frame keeps objects
-    of the script alive when the process ends.
+    For the outermost frame of the process: `with rank: rank.prepare_program()()`, then `rank.end()`. So no frame keeps
+    objects of the script alive when the process ends.
 
     Args:
         make: makes the program, which reports how it ends.
@@ -134,10 +134,10 @@ class ForkedRank:
     def __enter__(self) -> ForkedRank:
         return self
 
-    def take(self) -> Callable[[], object]:
+    def prepare_program(self) -> Callable[[], object]:
         """Makes the program; returns what to call."""
         self._program = self._make()
-        main: Callable[[], object] = self._program.take()
+        main: Callable[[], object] = self._program.prepare_program()
         return main
 
     def __exit__(

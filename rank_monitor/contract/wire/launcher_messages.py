@@ -95,7 +95,7 @@ class HangOverdue(Message, kind=55):
 
     limit_s: float
     waited_s: float
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)

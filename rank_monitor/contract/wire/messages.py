@@ -94,8 +94,8 @@ class RestartReport(Message, kind=98):
     soft_timeout_s: float
     hard_timeout_s: float
     grace_s: float
-    member: int
-    prefix: str
+    entry_rank: int
+    call_prefix: str
     limit_s: float
     reason: str = ""
 
@@ -206,7 +206,7 @@ class InterruptedAgain(Message, kind=28):
 
     iteration: int
     waited_s: float
-    why: str
+    reason: str
     stack: str
 
 

@@ -212,7 +212,7 @@ def do_connected() -> bool:
 def do_say(phase: str) -> bool:
     """What the wrapper would report."""
     link = process.current()
-    return link is not None and link.post(report(phase, prefix=""), time.monotonic_ns(), 1.0)
+    return link is not None and link.post(report(phase, call_prefix=""), time.monotonic_ns(), 1.0)
 
 
 def do_hang() -> None:

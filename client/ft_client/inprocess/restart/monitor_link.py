@@ -74,8 +74,8 @@ class MonitorLink:
             soft_timeout_s=self._soft_s,
             hard_timeout_s=self._hard_s,
             grace_s=timeouts.termination_grace_time.total_seconds(),
-            member=member,
-            prefix=prefix,
+            entry_rank=member,
+            call_prefix=prefix,
             limit_s=timeouts.restart_limit_s,
         )
         self._last: tuple[RestartReport, int] = report, monotonic_ns()
@@ -203,7 +203,7 @@ class MonitorLink:
             states.append((report, since_ns))
         return states
 
-    def asked(self, message: InterruptAsked, sent_ns: int) -> None:
+    def on_interrupt_asked(self, message: InterruptAsked, sent_ns: int) -> None:
         """Handles the monitor's request to restart; a request from before the present call is ignored."""
         report = self._last[0]
         if report.phase is not RestartPhase.RUNNING or sent_ns < report.began_ns:

@@ -25,7 +25,7 @@ _SINCE = (3, 12)
 _TASKS = "/proc/self/task"
 # As torch names it; the kernel cuts such a name after 15 bytes.
 _SERVER = "pt_workerserver"
-_WORDS = "is multi-threaded, use of "
+_WARNING_TEXT = "is multi-threaded, use of "
 
 
 class _ForkWarning:
@@ -36,9 +36,9 @@ class _ForkWarning:
 
     def match(self, text: str) -> bool:
         """Called by the interpreter with the text of a warning. Returns whether that is the one."""
-        if _WORDS not in text:
+        if _WARNING_TEXT not in text:
             return False
-        _take_out()
+        _remove_filter()
         return True
 
 
@@ -53,7 +53,7 @@ def keep_away() -> None:
 
 
 def _before() -> None:
-    _take_out()  # one that was left: the fork had failed, and nothing was warned of
+    _remove_filter()  # one that was left: the fork had failed, and nothing was warned of
     with contextlib.suppress(OSError):
         tasks = os.listdir(_TASKS)  # noqa: PTH208 (pathlib costs each rank 4 ms at its start)
         if len(tasks) > 1 and len(tasks) - 1 == hidden_thread.count() + _servers(tasks):
@@ -61,8 +61,8 @@ def _before() -> None:
 
 
 def _in_child() -> None:
-    _take_out()
-    hidden_thread.forget()
+    _remove_filter()
+    hidden_thread.reset()
 
 
 def _servers(tasks: list[str]) -> int:
@@ -75,7 +75,7 @@ def _name_of(task: str) -> str:
         return comm.read().strip()
 
 
-def _take_out() -> None:
+def _remove_filter() -> None:
     filters = _filters()
     if _FILTER in filters:
         filters.remove(_FILTER)

@@ -21,7 +21,7 @@ def count() -> int:
     return len(_alive)
 
 
-def forget() -> None:
+def reset() -> None:
     """Called in a forked child, which has none of its parent's threads."""
     _alive.clear()
 

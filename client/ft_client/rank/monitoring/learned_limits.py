@@ -17,7 +17,7 @@ from rank_monitor.contract.wire.messages import LimitsSet
 INITIAL, SUBSEQUENT, OUT_OF_SECTION, SECTION = "initial", "subsequent", "out_of_section", "section:"
 STEP = "step"
 _NS = 1e9  # in a second
-_LONGEST_S = 1e8
+_MAX_LIMIT_S = 1e8
 """Three years: a longer limit is a mistake."""
 
 
@@ -167,9 +167,9 @@ def positive(name: str, value: object) -> float:
     Raises:
         ValueError: it is not such a number; the text has `name`.
     """
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_S:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _MAX_LIMIT_S:
         return float(value)
-    raise ValueError(f"{name} is {value!r}, not a finite number above zero, at most {_LONGEST_S:g}")
+    raise ValueError(f"{name} is {value!r}, not a finite number above zero, at most {_MAX_LIMIT_S:g}")
 
 
 class Observed:
@@ -235,7 +235,7 @@ class Observed:
         return {name: took_ns / _NS for name, took_ns in found.items() if took_ns}
 
 
-def taught(longest: Mapping[str, float], settings: MonitorSettings) -> dict[str, float]:
+def learned_from(longest: Mapping[str, float], settings: MonitorSettings) -> dict[str, float]:
     """The limits learned from the longest intervals (seconds)."""
     return floored({name: took_s * settings.safety_factor for name, took_s in longest.items()}, settings)
 
@@ -245,7 +245,7 @@ def floored(learned: Mapping[str, float], settings: MonitorSettings) -> dict[str
     return {name: max(limit, settings.learned_limit_floor) for name, limit in learned.items()}
 
 
-class Multipliers:
+class LimitFactors:
     """Factors for learned limits that killed a rank in the cycle before.
 
     Each applies to what is loaded, or else once to what is learned anew, so that the same pause does not kill twice.

@@ -19,11 +19,11 @@ from ft_client.rank.monitoring.learned_limits import (
     SECTION,
     SUBSEQUENT,
     LearnedLimits,
-    Multipliers,
+    LimitFactors,
     floored,
+    learned_from,
     learned_in,
     positive,
-    taught,
 )
 from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import MonitorSettings
@@ -39,7 +39,7 @@ class LimitsInForce:
     def __init__(self) -> None:
         self.now = LearnedLimits()
         self._settings: MonitorSettings | None = None
-        self._multipliers = Multipliers(_factors_of_environment())
+        self._factors = LimitFactors(_factors_of_environment())
 
     def settle(self, settings: MonitorSettings) -> None:
         """Takes over the settings. Limits that were loaded or learned before replace the configured ones."""
@@ -120,12 +120,12 @@ class LimitsInForce:
 
     def _learn(self, longest: Mapping[str, float]) -> None:
         assert self._settings is not None
-        self._adopt(self.now.averaged(taught(longest, self._settings)), loaded=False)
+        self._adopt(self.now.averaged(learned_from(longest, self._settings)), loaded=False)
 
     def _adopt(self, learned: Mapping[str, float], loaded: bool) -> None:
         limits = dict(learned)
         if self._settings is not None:
-            limits, lines = self._multipliers(floored(learned, self._settings), loaded)
+            limits, lines = self._factors(floored(learned, self._settings), loaded)
             for line in lines:
                 logger.warning("%s", line)
         self.now = self.now.adopting(limits)

@@ -1,6 +1,6 @@
 """The one connection of this process to its monitor. It never blocks, counts lost messages and reconnects by itself.
 
-The client sends through it, the watchdog receives. The training's state is given by a `Speaker`: after a loss or a
+The client sends through it, the watchdog receives. The training's state is given by a `StateSource`: after a loss or a
 reconnection the whole state is sent again, so no message needs to be kept.
 """
 
@@ -36,7 +36,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
 _POST_AGAIN_S = 0.01
 
 
-class Speaker(Protocol):
+class StateSource(Protocol):
     """What gives the training's state to the link: the client. Its methods are called from any thread."""
 
     iteration: int
@@ -44,8 +44,8 @@ class Speaker(Protocol):
     def state(self) -> list[tuple[Message, int]]:
         """The whole state for a monitor, hello first, each message with its moment."""
 
-    def forget(self) -> None:
-        """Called when another speaker takes its place, and in a forked child."""
+    def disconnect(self) -> None:
+        """Called when another source takes its place, and in a forked child."""
 
 
 class WrapperLink(Protocol):
@@ -64,11 +64,11 @@ class WrapperLink(Protocol):
     def state(self) -> list[tuple[Message, int]]:
         """The whole state of the wrapper for a monitor, each message with its moment."""
 
-    def asked(self, message: InterruptAsked, sent_ns: int) -> None:
+    def on_interrupt_asked(self, message: InterruptAsked, sent_ns: int) -> None:
         """Called when the monitor asks for a restart in process."""
 
 
-def _nowhere(data: bytes, flags: int) -> NoReturn:
+def _not_connected(data: bytes, flags: int) -> NoReturn:
     raise ConnectionError("no connection to the monitor")
 
 
@@ -91,13 +91,13 @@ class Link:
         self.settings: MonitorSettings | None = None
         self.refused = ""
         self.closed = False
-        self.speaker: Speaker | None = None
+        self.source: StateSource | None = None
         self.wrapper_link: WrapperLink | None = None
         self.stamp_ns: int | None = None
         """When the main thread last executed bytecode, as far as the watchdog knows."""
         self._path, self._own = path, own
         self._socket: socket.socket | None = None
-        self._transmit: Callable[[bytes, int], int] = _nowhere
+        self._transmit: Callable[[bytes, int], int] = _not_connected
         self._connecting = _thread.allocate_lock()
         self._not_before_ns = 0
         self._pause_s = _FIRST_PAUSE_S
@@ -124,11 +124,11 @@ class Link:
             time.sleep(_POST_AGAIN_S)
         return True
 
-    def speak_for(self, speaker: Speaker | None) -> None:
-        """Sets the speaker that gives the state; None: this process is connected and not watched."""
-        former, self.speaker = self.speaker, speaker
-        if former is not None and former is not speaker:
-            former.forget()
+    def set_source(self, source: StateSource | None) -> None:
+        """Sets the source that gives the state; None: this process is connected and not watched."""
+        previous, self.source = self.source, source
+        if previous is not None and previous is not source:
+            previous.disconnect()
 
     def ask(self, message: Message, sent_ns: int, timeout_s: float) -> MonitorSettings | None:
         """Sends a message and waits up to `timeout_s` seconds for the `Welcome`. Returns its settings, or None."""
@@ -152,16 +152,16 @@ class Link:
         finally:
             self._connecting.release()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Closes the parent's connection in a forked child. No other is made."""
         self.closed = True
         self._disconnect()
         self.wrapper_link = None
-        self.speak_for(None)
+        self.set_source(None)
 
     # Called in the watchdog's thread.
 
-    def attend(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float) -> None:
         """Receives from the monitor for up to `timeout_s` seconds; reconnects when the connection is lost. Blocks."""
         connection = self._socket
         if connection is None or connection.fileno() < 0:
@@ -173,11 +173,11 @@ class Link:
             return
         poll = select.poll()
         poll.register(connection, select.POLLIN)
-        lost = poll.poll(timeout_s * 1000) and not self._listen(connection) and self._socket is connection
+        lost = poll.poll(timeout_s * 1000) and not self._drain(connection) and self._socket is connection
         if lost and not self.reconnect():
             time.sleep(min(timeout_s, self._pause_s))
 
-    def restate(self) -> None:
+    def resend_state(self) -> None:
         """Sends the whole state again over the present connection."""
         self.dirty = self.stale = False
         for data in self._state():
@@ -188,9 +188,9 @@ class Link:
     # Within.
 
     def _state(self) -> list[bytes]:
-        speaker, wrapper_link = self.speaker, self.wrapper_link
-        if speaker:
-            state = speaker.state()
+        source, wrapper_link = self.source, self.wrapper_link
+        if source:
+            state = source.state()
         else:
             state = [(Hello(os.getpid()), time.monotonic_ns())]
         if wrapper_link is not None:
@@ -229,37 +229,37 @@ class Link:
             return False
         self._transmit = connection.send
         if self.dirty:
-            self.restate()
+            self.resend_state()
         return True
 
     def _disconnect(self) -> None:
         """Closes the connection. If it was refused, that is final for any process but the rank itself."""
-        self._transmit = _nowhere
+        self._transmit = _not_connected
         connection, self._socket = self._socket, None
         if connection is None:
             return
         if not self.closed:
-            self._listen(connection)
+            self._drain(connection)
         with contextlib.suppress(OSError):  # the script may have closed every descriptor
             connection.close()
         if self.refused and not self._own:
             self.closed = True
             self._answered.set()
 
-    def _listen(self, connection: socket.socket) -> bool:
+    def _drain(self, connection: socket.socket) -> bool:
         """Handles the messages that wait. Returns whether the connection is still open."""
         try:
             taken = channel.receive(connection)
             while taken is not None:
                 if not taken[0]:
                     return False
-                self._heard(taken[0])
+                self._on_message(taken[0])
                 taken = channel.receive(connection)
         except OSError:
             return False
         return True
 
-    def _heard(self, data: bytes) -> None:
+    def _on_message(self, data: bytes) -> None:
         try:
             received = codec.decode(data)
             message = received.message
@@ -272,6 +272,6 @@ class Link:
             elif isinstance(message, InterruptAsked):
                 wrapper_link = self.wrapper_link
                 if wrapper_link is not None:
-                    wrapper_link.asked(message, received.sent_ns)
+                    wrapper_link.on_interrupt_asked(message, received.sent_ns)
         except FtError:
             self.losses += 1

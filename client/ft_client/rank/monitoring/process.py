@@ -67,7 +67,7 @@ def _in_child() -> None:
     global _link, _forked
     _forked = True
     if _link is not None:
-        _link.forget()
+        _link.close_in_child()
         _link = None
 
 

@@ -110,13 +110,13 @@ class Watchdog:
             self._tick(now_ns)
             self._due_ns = now_ns + period_ns
         if self._link.dirty or self._link.stale:
-            self._link.restate()
-        self._link.attend(min(self._due_ns - now_ns, period_ns) / 1e9)
+            self._link.resend_state()
+        self._link.poll(min(self._due_ns - now_ns, period_ns) / 1e9)
 
     def period_s(self) -> float:
         """Seconds from one stamp to the next: at most what the settings allow, and what a wrapper asks for."""
         settings, wrapper_link = self._link.settings, self._link.wrapper_link
-        unseen = not (self._backends or self._link.speaker)  # a process group is to be noticed soon
+        unseen = not (self._backends or self._link.source)  # a process group is to be noticed soon
         if settings is None or unseen or self._environ is not None:
             period_s = FIRST_PERIOD_S
         else:
@@ -145,8 +145,8 @@ class Watchdog:
         iteration = megatron_iteration()
         if iteration is not None and iteration != self._iteration:
             self._iteration = iteration
-            if link.speaker is not None:
-                link.speaker.iteration = iteration
+            if link.source is not None:
+                link.source.iteration = iteration
             # The training reached it after the last tick; nobody knows when, and a sign of life must not be early.
             link.send(codec.encode(IterationReached(iteration), next(link.sequence), before_ns))
         if self._environ is not None and self._has_trained(now_ns):
@@ -158,7 +158,7 @@ class Watchdog:
 
     def _has_trained(self, now_ns: int) -> bool:
         """Whether the program has reported a step, or has had a process group for so long that it has taken some."""
-        if self._link.speaker is not None and self._link.speaker.iteration != NO_ITERATION:
+        if self._link.source is not None and self._link.source.iteration != NO_ITERATION:
             return True
         return self._group_seen_ns is not None and now_ns - self._group_seen_ns >= _IMPORTED_S * 1e9
 

@@ -47,7 +47,7 @@ class Function:
             function._source = socket.socket(fileno=pickle_at)
         return function
 
-    def take(self) -> Callable[[], object]:
+    def prepare_program(self) -> Callable[[], object]:
         """Returns what runs the function."""
         return self.run
 
@@ -64,7 +64,7 @@ class Function:
         except SystemExit as wish:
             if wish.code:
                 raise
-        _watch_no_more()
+        _end_watch()
         try:
             data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
@@ -100,7 +100,7 @@ class Function:
         return taken
 
 
-def _watch_no_more() -> None:
+def _end_watch() -> None:
     """Ends the watch: the training is over, and the launcher limits what follows."""
     module = sys.modules.get("ft_client.rank_monitor_client")
     if module:

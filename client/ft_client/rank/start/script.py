@@ -47,7 +47,7 @@ class Script:
             self._name, *self._script_arguments = arguments
         self._first_path = first_path
 
-    def take(self) -> Callable[[], object]:
+    def prepare_program(self) -> Callable[[], object]:
         """Makes this process what it is when an interpreter begins the script. Returns what runs the script."""
         forget_bootstrap()
         sys.orig_argv[:] = without_bootstrap(sys.orig_argv, self._arguments)
@@ -97,7 +97,7 @@ class Script:
         return partial(exec, code, names)
 
 
-_OUR_FRAMES = frozenset({Script.take.__code__, Script._file.__code__})
+_OUR_FRAMES = frozenset({Script.prepare_program.__code__, Script._file.__code__})
 
 
 def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackType | None:
@@ -113,7 +113,7 @@ def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackT
 class Main(Protocol):
     """The main program of this process: a script, or a function."""
 
-    def take(self) -> Callable[[], object]:
+    def prepare_program(self) -> Callable[[], object]:
         """Returns what runs it. What that raises is not handled."""
 
     def below(self, trace: TracebackType | None) -> TracebackType | None:

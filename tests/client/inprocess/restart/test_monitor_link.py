@@ -74,7 +74,9 @@ def ask(monitor: FakeMonitor, reason: str, sent_ns: int | None = None) -> None:
 def told(monitor: FakeMonitor, count: int) -> list[tuple[str, int, bool, float]]:
     """The phases of the first reports."""
     reports = monitor.wait_for(RestartReport, count)
-    assert {(one.soft_timeout_s, one.grace_s, one.member, one.prefix) for one in reports} == {(1.0, 0.1, 3, "p/")}
+    assert {(one.soft_timeout_s, one.grace_s, one.entry_rank, one.call_prefix) for one in reports} == {
+        (1.0, 0.1, 3, "p/")
+    }
     return [(one.phase.value, one.round, one.is_timed, one.hard_timeout_s) for one in reports]
 
 

@@ -10,13 +10,13 @@ import pytest
 from ft_client.rank.monitoring.learned_limits import (
     HeartbeatTimeouts,
     LearnedLimits,
-    Multipliers,
+    LimitFactors,
     Observed,
     SectionTimeouts,
     floored,
+    learned_from,
     learned_in,
     positive,
-    taught,
 )
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import LimitsSet
@@ -79,7 +79,7 @@ def test_steps_of_the_warm_up_teach_only_when_there_are_no_others(
 
 
 def test_a_learned_limit_is_the_longest_times_the_factor_and_at_least_the_floor() -> None:
-    assert taught({"initial": 100.0, "subsequent": 0.2}, SETTINGS) == {"initial": 500.0, "subsequent": 10.0}
+    assert learned_from({"initial": 100.0, "subsequent": 0.2}, SETTINGS) == {"initial": 500.0, "subsequent": 10.0}
 
 
 def test_what_was_learned_before_is_merged_by_mean() -> None:
@@ -170,7 +170,7 @@ def test_a_loaded_limit_is_not_below_the_floor() -> None:
 
 
 def test_multipliers_apply_to_what_is_loaded_or_else_once_to_what_is_learned() -> None:
-    factors = Multipliers({"subsequent": 2.0, "section:step": 4.0})
+    factors = LimitFactors({"subsequent": 2.0, "section:step": 4.0})
     assert factors({"subsequent": 10.0, "initial": 10.0}, loaded=True)[0] == {"subsequent": 20.0, "initial": 10.0}
     assert factors({"subsequent": 15.0}, loaded=False) == ({"subsequent": 15.0}, [])
     assert factors({"subsequent": 10.0}, loaded=True)[0] == {"subsequent": 20.0}

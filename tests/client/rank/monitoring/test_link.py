@@ -20,7 +20,7 @@ from tests.patience import until
 
 
 class Training:
-    """A speaker whose state is one open section."""
+    """A source whose state is one open section."""
 
     def __init__(self) -> None:
         self.iteration = 7
@@ -29,7 +29,7 @@ class Training:
     def state(self) -> list[tuple[Message, int]]:
         return [(Hello(os.getpid(), attached=True), 1), (Sections((("step", 5),), self.iteration), 6)]
 
-    def forget(self) -> None:
+    def disconnect(self) -> None:
         self.forgotten = True
 
 
@@ -52,7 +52,7 @@ def attend_until(link: Link, condition: Callable[[], object], what: str) -> None
     """Does the watchdog's turns."""
 
     def turn() -> object:
-        link.attend(0.01)
+        link.poll(0.01)
         return condition()
 
     until(turn, what)
@@ -105,7 +105,7 @@ def test_a_full_queue_loses_messages_and_the_connection_stays(fake: FakeMonitor)
 def test_a_lost_connection_comes_back_with_the_whole_state(fake: FakeMonitor) -> None:
     link = Link(fake.path, own=True)
     training = Training()
-    link.speak_for(training)
+    link.set_source(training)
     link.reconnect()
     fake.wait_for(Sections)
     fake.drop()
@@ -196,13 +196,13 @@ def test_bytes_that_are_no_message_are_counted(fake: FakeMonitor) -> None:
 def test_a_forked_child_lets_go_and_the_parents_connection_lives(fake: FakeMonitor) -> None:
     link = Link(fake.path, own=True)
     training = Training()
-    link.speak_for(training)
+    link.set_source(training)
     link.reconnect()
     fake.wait_for(Hello)
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            link.forget()
+            link.close_in_child()
             os._exit(0 if training.forgotten and not beat(link) and not link.reconnect() else 1)
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0

@@ -109,7 +109,7 @@ def test_limits_lost_in_a_full_queue_are_said_again(monitor: FakeMonitor, client
     assert link.stale
     monitor.resume()
     until(lambda: monitor.kinds()[-1:] == ["Heartbeat"], "all was read")
-    link.restate()
+    link.resend_state()
     assert monitor.wait_for(LimitsSet)[0].subsequent == 20.0
 
 

@@ -54,7 +54,7 @@ def test_the_period_is_a_quarter_of_a_stall_and_a_twentieth_of_a_hang(
     link.settings = settings
     watchdog = Watchdog(link)
     assert watchdog.period_s() == min(5.0, period_s), "nothing is known of the training yet"
-    link.speaker = RankMonitorClient()
+    link.source = RankMonitorClient()
     assert watchdog.period_s() == period_s
 
 
@@ -122,7 +122,7 @@ def test_a_megatron_training_reports_its_iteration_by_itself(
     watchdog = Watchdog(link)
     watchdog.start()
     assert monitor.wait_for(IterationReached) == [IterationReached(12)]
-    link.forget()
+    link.close_in_child()
 
 
 GROUP_MADE = """

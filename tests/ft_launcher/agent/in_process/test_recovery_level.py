@@ -62,7 +62,7 @@ class Node:
         found = list[Step]()
         for local_rank in local_ranks or range(self.ranks):
             self.now += 1
-            found += self.on(Heard(local_rank, reported(phase, local_rank, number, prefix=prefix))) or []
+            found += self.on(Heard(local_rank, reported(phase, local_rank, number, call_prefix=prefix))) or []
         return found
 
     def die(self, local_rank: int, exit_code: int = -9) -> list[Step] | None:
@@ -87,7 +87,9 @@ class Node:
 
 
 def reported(phase: str, local_rank: int, number: int = 0, **others: Any) -> RestartReport:
-    return report(phase, round=number, member=4 + local_rank, **({"prefix": PREFIX, "limit_s": LIMIT_S} | others))
+    return report(
+        phase, round=number, entry_rank=4 + local_rank, **({"call_prefix": PREFIX, "limit_s": LIMIT_S} | others)
+    )
 
 
 @pytest.fixture
@@ -153,7 +155,7 @@ def test_codes_for_the_launcher_reach_it(node: Node, state: str, code: int) -> N
 
 def test_a_store_that_the_launcher_cannot_reach() -> None:
     node = Node()
-    node.say("assigning", prefix="")
+    node.say("assigning", call_prefix="")
     assert node.die(0, 0) is None
     assert "store" in taken_over(node.die(1))
 
@@ -163,7 +165,7 @@ def test_all_must_be_in_the_same_call(what: str) -> None:
     node = Node()
     node.say("assigning", 0, 1)
     if what != "never came":
-        node.say("done" if what == "is done" else "assigning", 2, prefix=PREFIX if "done" in what else "call/1")
+        node.say("done" if what == "is done" else "assigning", 2, call_prefix=PREFIX if "done" in what else "call/1")
     assert "rank 6 is not in the wrapped function" in taken_over(node.die(1))
 
 
@@ -470,7 +472,7 @@ def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
     node.loss_notified(1)
     node.restart(0, 2)
     node.say("done", 0, 2, number=1)
-    found = node.say("assigning", 0, 2, prefix="call/1")
+    found = node.say("assigning", 0, 2, call_prefix="call/1")
     assert found == [NotifyLoss(1, 5, "call/1", LIMIT_S, joins=False)]
     assert node.loss_notified(1) == []
 

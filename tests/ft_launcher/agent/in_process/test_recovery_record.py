@@ -38,7 +38,9 @@ def recorded(*happened: Happened) -> list[dict[str, Any]]:
 
 def said(phase: str, number: int, *but: int) -> list[Happened]:
     return [
-        Heard(rank, report(phase, member=rank, round=number, limit_s=660.0)) for rank in range(RANKS) if rank not in but
+        Heard(rank, report(phase, entry_rank=rank, round=number, limit_s=660.0))
+        for rank in range(RANKS)
+        if rank not in but
     ]
 
 

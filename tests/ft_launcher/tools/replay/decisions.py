@@ -112,7 +112,7 @@ def in_process() -> list[Line]:
 
     def say(phase: str, number: int, *ranks: int) -> None:
         for rank in ranks:
-            happens(Heard(rank, report(phase, member=rank, round=number)))
+            happens(Heard(rank, report(phase, entry_rank=rank, round=number)))
 
     say("assigning", 0, 0, 1, 2)
     happens(Died(2, -9))
