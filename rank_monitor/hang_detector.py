@@ -1,8 +1,22 @@
 """Detects a hang: messages and time in, actions and the next deadline out. Pure.
 
-`server.py` calls it. Facts and deadlines are in `watch.py`; here is when a deadline raises an alarm, and what follows.
-No socket, process or clock is used: `now_ns` is the monitor's CLOCK_MONOTONIC in nanoseconds, messages carry the rank's
-(one clock per machine).
+`server.py` calls it: `on_message`, `on_heartbeat`, `on_lost` and `on_exit` when something happened, `on_tick` when
+`next_deadline` is reached. Each call returns the actions that the server is to perform. `watch.py` holds the facts of
+the rank and makes deadlines of them; the detector says when a deadline raises an alarm, and what follows. Neither uses
+a socket, a process or a clock: `now_ns` is the monitor's CLOCK_MONOTONIC in nanoseconds, and messages carry the rank's,
+which is the same clock (one per machine).
+
+**How a hang becomes a kill.** Each limit in force gives one deadline; the earliest of them counts.
+
+1. 0.1 s before the deadline the rank is SUSPECT: its stacks are asked for, and the agent is notified. Nothing has
+   happened to the rank yet. A sign of life moves the deadline away, and the alarm is gone.
+2. At the deadline a rank without an in-process wrapper is CONDEMNED: the verdict goes to the agent, then SIGCONT and
+   the configured signal to the rank. A sign of life changes nothing any more.
+3. A rank that can restart in process is asked to do so first (INTERRUPTED). If it has not begun to when the hard
+   timeout is over, it is CONDEMNED as well.
+4. A condemned rank that outlives the grace gets SIGKILL (KILLED). Nothing more is done to it.
+
+A limit that passes while the rank looks up a name waits for the answer instead (`look_ups.py`).
 
     WAITING --attach--> WATCHED --detach--> DETACHED        as the rank reports
         \\________________ | _______________/
@@ -13,6 +27,13 @@ No socket, process or clock is used: `now_ns` is the monitor's CLOCK_MONOTONIC i
        INTERRUPTED <-------+-------> CONDEMNED --grace over--> KILLED
       (an in-process       |             ^
        wrapper is there)   +-------------+ no sign of life still
+
+**Pauses.** A monitor that is called much later than it asked to be was stopped itself, or the whole machine was. What
+the rank did meanwhile is not known, so every deadline moves by the pause (`_note_oversleep`). For this to be noticed,
+`next_deadline` is never further away than half of the slack.
+
+**Beside the alarm**, and independent of it, two things are only reported: a stall of the main thread (a warning), and a
+standstill (a question to the launcher, which alone sees all ranks).
 """
 
 from __future__ import annotations
@@ -32,65 +53,76 @@ from rank_monitor.limits import HARD, NS_PER_S, SOFT, Deadline, nanoseconds
 from rank_monitor.look_ups import waits_for_look_ups, words_for
 from rank_monitor.watch import RankWatch
 
-# A dump of the stacks takes about 1 ms. Asked for this early, it is there at the deadline, on a busy machine as well,
-# and the kill is not late.
 _LEAD_NS = NS_PER_S // 10
-# Before a restart in process all ranks of the job are asked, through a store, and none of them shows anything after it.
+"""How long before a deadline the rank is suspect. A dump of the stacks takes about 1 ms; asked for this early, it is
+there at the deadline on a busy machine as well, and the kill is not late."""
 _LEAD_OF_SOFT_NS = 3 * NS_PER_S // 10
-# The pulse is half of the slack: with a slack of 0 the monitor would never sleep.
+"""The same before a request to restart in process. All ranks of the job are asked for their stacks then, through a
+store, and once they are interrupted no stack shows any more who waited for whom."""
 _MIN_SLACK_NS = NS_PER_S // 10
+"""The least `oversleep_slack` that is used. The pulse is half of the slack: with a slack of 0 the monitor would never
+sleep."""
 
 
 @dataclass(frozen=True)
 class DumpStacks:
-    """Ask the rank for its stacks."""
+    """Ask the rank for its stacks and collectives, and notify the agent that a limit is about to pass."""
 
 
 @dataclass(frozen=True)
 class SendVerdict:
-    """Send a verdict to the agent; the server adds process, frames and pid. Precedes the signal to the rank."""
+    """Send a verdict to the agent; the server adds process, frames and pid.
+
+    Precedes the signal to the rank: the agent must know why the rank dies before it sees the death.
+    """
 
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Interrupt:
-    """Ask the in-process wrapper to restart. The rank is killed if it does not restart in time."""
+    """Ask the in-process wrapper of the rank to restart, and send the verdict to the agent.
+
+    The rank is condemned if it does not begin to restart in time.
+    """
 
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class SendSignal:
-    """Send SIGCONT, then `number`: a stopped process handles no other signal than SIGKILL."""
+    """Send SIGCONT, then signal `number`: a stopped process handles no other signal than SIGKILL."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Send SIGKILL."""
+    """Send SIGKILL: the rank has outlived the grace after the first signal."""
 
 
 @dataclass(frozen=True)
 class AskUsualGap:
     """Ask torch's flight recorder how long it usually is from one collective of the rank to the next, and call
-    `on_usual_gap`: a stall is reported if it takes much longer than that."""
+    `on_usual_gap` with the answer. A stall is reported only if it takes much longer than that: an evaluation between
+    two collectives is none."""
 
 
 @dataclass(frozen=True)
 class AskLookUp:
-    """Find out whether the rank waits for a resolver, and call `on_look_up`: a limit that has passed may wait then."""
+    """Find out whether the rank waits for a resolver, and call `on_look_up` with the answer: a limit that has passed
+    then waits for the resolver."""
 
 
 @dataclass(frozen=True)
 class NotifyStandstill:
-    """Tell the agent that the rank stands still: only the launcher can see whether that is a hang."""
+    """Notify the agent that the rank stands still. Only the launcher can see whether that is a hang, and whose: the
+    rank may wait for another rank."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """Write a line to the log."""
+    """Write a line to the monitor's log."""
 
     text: str
 
@@ -102,7 +134,10 @@ Action: TypeAlias = (
 
 
 class DetectorState(Enum):
-    """The state of a rank; see the diagram above."""
+    """The state of a rank; see the diagram above.
+
+    The first three follow from what the rank reports about its watch. The other four are alarms, which hide them.
+    """
 
     WAITING = "waiting"
     WATCHED = "watched"
@@ -143,7 +178,11 @@ ALARMS: dict[tuple[DetectorState | None, DetectorEvent], DetectorState | None] =
 
 
 class HangDetector:
-    """The detector of one rank, cycle after cycle."""
+    """The detector of one rank, cycle after cycle.
+
+    Args:
+        settings: limits and counts as configured, the same for all cycles.
+    """
 
     def __init__(self, settings: MonitorSettings) -> None:
         self._settings = settings
@@ -151,14 +190,22 @@ class HangDetector:
         self._pulse_ns = self._slack_ns // 2
         self._grace_ns = nanoseconds(settings.termination_grace_time)
         self._kill_actions: list[Action] = []
+        """What follows when the grace of a condemned rank is over."""
         self.watch = RankWatch(settings, None, 0)
+        """The facts of the present cycle; a new one for each `CycleStart`."""
         self._alarm: DetectorState | None = None
-        self._condemned_ns = self._grace_left_ns = 0
+        self._condemned_ns = self._grace_in_force_ns = 0
+        """When the rank was condemned, and how long from then to `_kill_actions`."""
         self._stall_dumped_at_ns: int | None = None
+        """The deadline of the stall for which stacks were asked: once for each stall."""
         self._gap_asked_ns: int | None = None
+        """The beginning of the stall for which the usual time between collectives was asked."""
         self._wake_ns: int | None = None
+        """When `on_tick` has something to do; None: nothing is known."""
         self._running = False
+        """Whether there is anything to judge: not between two cycles, after the rank's end, or once it is killed."""
         self._called_ns = 0
+        """When the server last called, for `_note_oversleep`."""
 
     @property
     def state(self) -> DetectorState:
@@ -172,10 +219,10 @@ class HangDetector:
         return DetectorState.WAITING
 
     def on_message(self, received: Received, now_ns: int) -> list[Action]:
-        """Handles a message of the rank, or one of the agent about its cycle.
+        """Handles a message of the rank, or one of the agent about the rank's cycle. Returns what the server is to do.
 
         Raises:
-            ProtocolError: its values make no sense; nothing changed.
+            ProtocolError: the values of the message make no sense; nothing changed.
         """
         actions = self._note_oversleep(now_ns)
         message = received.message
@@ -193,10 +240,14 @@ class HangDetector:
         return actions
 
     def on_heartbeat(self, sent_ns: int, now_ns: int) -> list[Action]:
-        """What `on_message` does for a heartbeat, at less cost."""
+        """Does what `on_message` does for a heartbeat, at less cost.
+
+        Without an alarm a heartbeat only moves deadlines away, so `next_deadline` is not computed again: the next tick
+        finds that nothing is due. The first heartbeat and those during an alarm go the long way.
+        """
         if self._alarm is not None or not self.watch.got_first_sign:
             return self.on_message(Received(Heartbeat(), 0, sent_ns), now_ns)
-        self.watch.heartbeat(min(sent_ns, now_ns))  # deadlines only move away: the next tick will see
+        self.watch.heartbeat(min(sent_ns, now_ns))
         return self._note_oversleep(now_ns)
 
     def on_lost(self, now_ns: int) -> list[Action]:
@@ -215,7 +266,10 @@ class HangDetector:
         return actions
 
     def on_tick(self, now_ns: int) -> list[Action]:
-        """Judges the deadlines. To be called at `next_deadline()`, after all waiting messages have been handled."""
+        """Judges the deadlines. To be called at `next_deadline()`, after all waiting messages have been handled.
+
+        An earlier or a later call does no harm: what is due is found by `now_ns`.
+        """
         actions = self._note_oversleep(now_ns)
         if self._alarm is DetectorState.CONDEMNED:
             if now_ns >= self._grace_over_ns():
@@ -229,10 +283,11 @@ class HangDetector:
         return actions
 
     def next_deadline(self) -> int | None:
-        """When `on_tick` should be called next; None while no rank runs.
+        """Returns when `on_tick` should be called next (monotonic ns); None while no rank runs.
 
-        Never later than a short pulse, so that a pause of the whole machine shows, however far the deadline is and
-        even if there is none: a message that waited through the pause may bring one that is over.
+        Never further away than half of the slack (the pulse), even if no deadline is in force. Otherwise a pause of the
+        whole machine could not be told from a long sleep, and a message that waited through the pause may bring a
+        deadline that is over already.
         """
         if not self._running:
             return None
@@ -242,7 +297,8 @@ class HangDetector:
         return min(self._wake_ns, pulse_ns)
 
     def max_delay_ns(self) -> int:
-        """How long a message of the rank may stay unread: a small part of any limit, and 0 during an alarm."""
+        """Returns for how many nanoseconds a message of the rank may stay unread: a small part of any limit. 0 during
+        an alarm, where the next message decides. Asked by `rank_socket.py` after each reading."""
         if self._alarm is not None:
             return 0
         return self.watch.limits.max_delay_ns
@@ -250,6 +306,8 @@ class HangDetector:
     # How it decides.
 
     def _begin_cycle(self, start: CycleStart, now_ns: int) -> list[Action]:
+        """Begins with fresh facts. Limits in `start` that make no sense are left out, and the configured ones hold: a
+        watch with other limits is better than none."""
         self._transition(DetectorEvent.RESET)
         self._stall_dumped_at_ns = self._gap_asked_ns = None
         try:
@@ -260,9 +318,11 @@ class HangDetector:
         return []
 
     def _transition(self, event: DetectorEvent) -> None:
+        """Changes the alarm by the table `ALARMS`; an event without a row changes nothing."""
         self._alarm = ALARMS.get((self._alarm, event), self._alarm)
 
     def _after_change(self, now_ns: int) -> None:
+        """Ends an alarm that the change has made void, and computes anew when `on_tick` is due."""
         if self._alarm in (DetectorState.SUSPECT, DetectorState.INTERRUPTED):
             first = self.watch.first_deadline()
             if first is None or now_ns < first.at_ns - _lead(first):
@@ -270,6 +330,7 @@ class HangDetector:
         self._arm()
 
     def _judge(self, now_ns: int) -> list[Action]:
+        """Raises the alarm of the earliest deadline, as far as its moment has come."""
         first = self.watch.first_deadline()
         if first is None or now_ns < first.at_ns - _lead(first):
             self._transition(DetectorEvent.CLEAR)
@@ -286,7 +347,13 @@ class HangDetector:
         return [*dump, AskLookUp()]
 
     def on_look_up(self, asks_resolver: bool, now_ns: int) -> list[Action]:
-        """Handles the answer to `AskLookUp`: the limit that has passed waits for the look-up, or acts."""
+        """Handles the answer to `AskLookUp`. Called by the server within the action, so the limit has just passed.
+
+        Args:
+            asks_resolver: whether the rank's main thread waits for a resolver. Then the limit waits too, for as long as
+                `look_ups.py` says; otherwise it acts now.
+            now_ns: monotonic nanoseconds, after the answer.
+        """
         first = self.watch.first_deadline()
         if first is None or now_ns < first.at_ns:
             return []
@@ -298,6 +365,7 @@ class HangDetector:
         return actions
 
     def _report_look_up(self, spared: Deadline, now_ns: int) -> list[Action]:
+        """Returns the log line about a look-up that limits wait for: once for each look-up."""
         start, look_ups = self.watch.start, self.watch.look_ups
         if start is None or look_ups.is_reported:
             return []
@@ -306,6 +374,7 @@ class HangDetector:
         return [Note(words_for(start.rank, limits.setting(spared), waited_s))]
 
     def _judge_missed(self, missed: Deadline, now_ns: int) -> list[Action]:
+        """Condemns the rank for a limit that has passed; one that can restart in process is asked to do so first."""
         if not self.watch.wrapper.is_there:
             number = self._settings.rank_termination_signal
             return self._condemn(missed, now_ns, number, self._grace_ns, [Kill()])
@@ -317,7 +386,11 @@ class HangDetector:
         return self._judge_asked(missed, now_ns)
 
     def _judge_asked(self, missed: Deadline, now_ns: int) -> list[Action]:
-        """Judges a rank whose wrapper was asked to restart the training and has not begun to."""
+        """Judges a rank whose wrapper was asked to restart the training and has not begun to.
+
+        The wrapper has the time from the soft to the hard timeout. A missed soft timeout is reported as the hard one
+        then: the hard timeout is what ends the rank.
+        """
         wrapper = self.watch.wrapper
         at_ns = missed.at_ns + wrapper.slack_ns
         if now_ns < at_ns:
@@ -327,23 +400,33 @@ class HangDetector:
         return self._condemn_wrapped(missed, now_ns)
 
     def _condemn_wrapped(self, missed: Deadline, now_ns: int) -> list[Action]:
-        """Condemns a rank with a wrapper: SIGTERM, and after the wrapper's grace SIGTERM and SIGKILL."""
+        """Condemns a rank with a wrapper: SIGTERM, and after the wrapper's own grace SIGTERM and SIGKILL."""
         grace_ns = nanoseconds(self.watch.wrapper.report.grace_s)
         return self._condemn(missed, now_ns, signal.SIGTERM, grace_ns, [SendSignal(signal.SIGTERM), Kill()])
 
     def _condemn(self, missed: Deadline, now_ns: int, number: int, grace_ns: int, last: list[Action]) -> list[Action]:
+        """Condemns the rank: verdict and signal `number` now, `last` when `grace_ns` are over."""
         self._transition(DetectorEvent.DUE)
-        self._condemned_ns, self._grace_left_ns, self._kill_actions = now_ns, grace_ns, last
+        self._condemned_ns = now_ns
+        self._grace_in_force_ns = grace_ns
+        self._kill_actions = last
         return [SendVerdict(self._verdict(missed, now_ns, condemned=True)), SendSignal(number)]
 
     def on_usual_gap(self, usual_gap_s: float | None, now_ns: int) -> list[Action]:
-        """Handles the answer to `AskUsualGap`; None: it is not known."""
+        """Handles the answer to `AskUsualGap`. Called by the server within the action.
+
+        Args:
+            usual_gap_s: seconds from one collective to the next; None: the recorder does not know.
+            now_ns: monotonic nanoseconds, after the answer.
+        """
         self.watch.usual_gap_s = usual_gap_s
         actions = self._judge_stall(now_ns)
         self._arm()
         return actions
 
     def _judge_stall(self, now_ns: int) -> list[Action]:
+        """Judges the main thread, which a stall only warns of: stacks before the limit, then the question how long the
+        rank usually takes, and a verdict that does not condemn if that is exceeded too."""
         stall = self.watch.stall()
         if stall is None or now_ns < stall.at_ns - _lead(stall):
             return []
@@ -361,6 +444,7 @@ class HangDetector:
         return actions
 
     def _judge_standstill(self, now_ns: int) -> list[Action]:
+        """Notifies the agent once of each standstill, when a quarter of `hang_timeout` has passed without a sign."""
         check_at_ns = self.watch.check_at_ns()
         if check_at_ns is None or now_ns < check_at_ns:
             return []
@@ -368,10 +452,11 @@ class HangDetector:
         return [NotifyStandstill()]
 
     def _grace_over_ns(self) -> int:
-        """When the present step of an alarm is over. Pauses extend it."""
-        return self._condemned_ns + self._grace_left_ns + self.watch.paused_since(self._condemned_ns)
+        """When the grace of a condemned rank is over. Pauses extend it: the rank could not end itself meanwhile."""
+        return self._condemned_ns + self._grace_in_force_ns + self.watch.paused_since(self._condemned_ns)
 
     def _arm(self) -> None:
+        """Computes when `on_tick` has something to do. To be called after every change of the facts or the alarm."""
         self._running = not self.watch.ended and self._alarm is not DetectorState.KILLED
         if not self._running:
             self._wake_ns = None
@@ -400,6 +485,12 @@ class HangDetector:
         self._wake_ns = min(wakes, default=None)
 
     def _note_oversleep(self, now_ns: int) -> list[Action]:
+        """Excludes a pause of this monitor from every deadline, if there was one. Called first in each entry.
+
+        The server was to call at the latest half a slack after its last call, or at `_wake_ns`. If it comes later than
+        that by more than the slack, the process did not run: it was stopped, or the machine was suspended. The pause
+        is counted from the last call.
+        """
         called_ns, self._called_ns = self._called_ns, now_ns
         if now_ns <= called_ns + self._slack_ns or not self._running:
             return []
@@ -416,6 +507,7 @@ class HangDetector:
         ]
 
     def _verdict(self, deadline: Deadline, now_ns: int, condemned: bool) -> Verdict:
+        """Returns the finding about a deadline that has passed, with the state of the rank at `now_ns`."""
         watch, start = self.watch, self.watch.start
         assert start is not None
         return Verdict(
@@ -437,7 +529,7 @@ class HangDetector:
 
 
 def _lead(deadline: Deadline) -> int:
-    """How long before a deadline the stacks are asked for, at most a tenth of the limit."""
+    """Returns how many nanoseconds before a deadline the stacks are asked for: at most a tenth of the limit."""
     if deadline.limit == SOFT:
         most_ns = _LEAD_OF_SOFT_NS
     else:

@@ -1,7 +1,20 @@
 """The monitor's process: one loop that receives messages, asks the detector, acts, and sleeps until the next deadline.
 
-`template.py` runs it. Decisions are made in `hang_detector.py`. A monitor must never stop the training
-that it protects: no message, whatever it holds, ends the loop.
+`template.py` makes a `MonitorServer` in each monitor and calls `run`, which returns when the launcher has ended the
+monitor. The server acts and decides nothing about the rank: `hang_detector.py` turns messages and moments into
+actions, and `_act` performs them.
+
+    rank ---- RankSocket ----+                   +--> HangDetector --> actions --> `_act`
+    agent --- AgentChannel --+--> Loop.wait -----+          signals to the rank (`rank_process.py`)
+    pidfd of the rank -------+    (callbacks)               verdicts and snapshots to the agent
+    timer of the lease ------+                              requests to the rank's in-process wrapper
+
+A monitor must never stop the training that it protects. No message, whatever it holds, ends the loop: what cannot be
+used is refused, logged once and counted.
+
+Threads: none but the main thread. All callbacks run inside `Loop.wait`, one after the other, so nothing here needs a
+lock. What blocks the loop delays a verdict: the longest wait is that for stacks (0.5 s, `rank_process.py`) and for the
+flight recorder (`_RECORDER_WAIT_S`).
 """
 
 from __future__ import annotations
@@ -72,24 +85,29 @@ from rank_monitor.rank_process import RankProcess
 from rank_monitor.rank_socket import RankSocket
 
 _RECENT_S = 0.5
-"""The launcher asks for stacks right after a verdict; those that the verdict asked for are recent enough then."""
+"""Stacks and collectives that were asked for at most this long ago are used again. The launcher asks for them right
+after a verdict, and the verdict has asked for them already."""
 _RECORDER_WAIT_S = 0.3
-"""The flight recorder answers in 10 ms at most; on a busy machine, where all ranks answer at once, later. The launcher
-waits 1 s for stacks and this together."""
-_READ_EARLY_NS = 1_000_000  # to wait for the last part of a millisecond would be another wake-up
+"""How long an answer of the flight recorder is waited for, from the request on. An idle machine answers in 10 ms at
+most; a busy one, where all ranks answer at once, takes longer. The launcher waits 1 s for stacks and collectives
+together (`ft_launcher/node/monitors/monitors.py`)."""
+_READ_EARLY_NS = 1_000_000
+"""A rank that is left unread is read this much before its time: epoll waits in whole milliseconds, and the last part of
+one would cost another wake-up."""
 
 
 class MonitorServer:
-    """The monitor of one local rank, for the whole job.
+    """The monitor of one local rank, for the whole job: a new rank process of each cycle gets the same monitor.
 
     Args:
-        listener: the rank's listening socket.
+        listener: the rank's listening socket. The agent owns it, so it outlives a monitor that is lost.
         agent: this end of the channel to the agent.
         settings: limits and how to act.
-        local_rank: used for the log until the first cycle tells the global rank.
-        job: what is swept when the agent was killed.
-        log: the monitor's log; takes its level and name from here.
-        lease: a timer; once it is readable, the rank must not run any longer. None: there is no such limit.
+        local_rank: stands in the log lines until the first `CycleStart` names the global rank.
+        job: what is killed when the agent was killed.
+        log: the monitor's log; its level and name are set here.
+        lease: descriptor of a kernel timer that the agent extends while the coordinator answers. Once it is readable,
+            the ranks of this node must not run any longer. None: the job has one node, and no lease.
     """
 
     def __init__(
@@ -131,7 +149,8 @@ class MonitorServer:
         self._done = False
 
     def run(self) -> None:
-        """Serves until the agent sends `Bye`. If its channel closes without that, kills every process of the job."""
+        """Serves until the agent sends `Bye`. If the agent's channel closes without `Bye`, the launcher was killed, and
+        every process of its job on this machine is killed too. Blocks; called once."""
         self._agent.send(Ready(os.getpid()))
         try:
             while not self._done:
@@ -142,10 +161,14 @@ class MonitorServer:
             self._loop.close()
 
     def serve_once(self) -> None:
-        """Judges if a deadline is due, then waits for the next event or deadline and handles it."""
+        """Judges if a deadline is due, then waits for the next event or deadline and handles it.
+
+        Before anything is judged, all messages that wait are read: a rank must not be killed for a heartbeat that lies
+        in the socket.
+        """
         timeout_s = self._timeout_s()
         if timeout_s == 0:
-            self._socket.drain()  # never judge while a sign of life waits
+            self._socket.drain()
             now_ns = time.monotonic_ns()
             due_ns = self._detector.next_deadline()
             if due_ns is not None and due_ns <= now_ns:
@@ -154,6 +177,7 @@ class MonitorServer:
         self._loop.wait(timeout_s)
 
     def _timeout_s(self) -> float | None:
+        """Returns how long the loop may sleep, in seconds; 0: something is due now; None: until the next event."""
         due_ns, unread_until_ns = self._detector.next_deadline(), self._socket.unread_until_ns
         if due_ns is None and unread_until_ns is None:
             return None
@@ -165,15 +189,20 @@ class MonitorServer:
     # The rank.
 
     def _on_heartbeat(self, sent_ns: int) -> None:
+        """Called by the rank's socket for each heartbeat. Kept short: a training may send thousands in a second."""
         actions = self._detector.on_heartbeat(sent_ns, time.monotonic_ns())
         if actions:
             self._act(actions)
 
     def _on_rank_message(self, received: Received, data: bytes) -> None:
-        """Handles one message of the rank other than a heartbeat.
+        """Called by the rank's socket for each message other than a heartbeat.
+
+        The detector gets every message first. Then the messages of `FROM_RANK_TO_LAUNCHER` go on to the agent unchanged
+        (`data`), and a change of the connection or of the watch is reported to the agent as `Connected`.
 
         Raises:
-            ProtocolError: a rank may not send such a message, or its values are invalid.
+            ProtocolError: a rank may not send such a message, or its values are invalid. The socket then answers the
+                rank with `Refused`.
         """
         message = received.message
         if isinstance(message, LogTo):
@@ -195,20 +224,29 @@ class MonitorServer:
                 pid = watch.client_pid
             self._agent.send(Connected(pid, watch.attached))
         short_of_stamps = isinstance(message, Hello) and self._needs_stamps_often
-        # The watchdog of a rank in a wrapper wakes by the answer.
+        # The answer to a `RestartReport` wakes the rank's watchdog, which then stamps as often as the wrapper needs.
         if (isinstance(message, (Attach, RestartReport)) or short_of_stamps) and watch.start is not None:
             self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
 
     @property
     def _needs_stamps_often(self) -> bool:
-        """Whether a rank that does not know the settings stamps its progress too rarely for them."""
+        """Whether the settings ask for stamps more often than a rank sends them that does not know the settings.
+
+        A rank learns the settings with `Welcome`, the answer to `Attach`. A program that never asks to be watched sends
+        no `Attach`, so it gets `Welcome` after its hello where it must stamp more often.
+        """
         return self._settings.stamp_period < FIRST_PERIOD_S
 
     def _on_hello(self, peer: Peer) -> None:
-        """Takes the peer of the connection (SO_PEERCRED) as the rank: it may be a child of the launcher's process.
+        """Called by the rank's socket with the sender of a hello. From now on that process is the rank.
+
+        The process that the launcher started may be a shell or a tool like numactl, and the training a child of that
+        process. So the peer of the connection (SO_PEERCRED) is watched in the place of the started process, as long as
+        the started process has not connected itself.
 
         Raises:
-            ProtocolError: another process has connected as the rank before, and lives.
+            ProtocolError: another process has connected as the rank before, and still lives. Two processes of one rank
+                would keep each other alive.
         """
         process = self._process
         if process is not None and process.pid == peer.pid:
@@ -220,20 +258,25 @@ class MonitorServer:
         self._watch_process(peer.pid)
 
     def _on_lost(self) -> None:
+        """Called by the rank's socket when the rank's connection has closed. The process may live: see `reconnect`."""
         self._act(self._detector.on_lost(time.monotonic_ns()))
 
     def _watch_process(self, pid: int) -> None:
+        """Watches a process as the rank, by its pidfd, and the node's lease for as long as there is a process to end.
+
+        Leaves `_process` None where the process has ended already, or is of another pid namespace.
+        """
         self._unwatch_process()
         try:
             self._process = RankProcess(pid)
-        except OSError:  # it has ended, or is of another pid namespace
+        except OSError:
             return
         self._loop.watch(self._process.pidfd, self._on_rank_exit)
         if self._lease is not None:
             self._loop.watch(self._lease, self._on_lease_over)
 
     def _unwatch_process(self) -> None:
-        if self._lease is not None:  # it stays readable once it is over
+        if self._lease is not None:  # a timer that has run out stays readable: the loop would spin
             self._loop.unwatch(self._lease)
         if self._process is not None:
             self._loop.unwatch(self._process.pidfd)
@@ -241,19 +284,25 @@ class MonitorServer:
             self._process = None
 
     def _on_rank_exit(self) -> None:
+        """Called by the loop when the rank's pidfd is readable: the process has ended.
+
+        What the rank sent last is read before its end is noted: its exception may be among that. The agent then gets
+        the final time ledger.
+        """
         process = self._process
         if process is None or not process.ended():
             return  # an event of the descriptor that had this number a moment ago
-        self._socket.drain()  # its last words
+        self._socket.drain()
         if self._process is not process:
-            return  # a child of it has connected as the rank
-        self._socket.drop()  # a child of it may still hold the connection
+            return  # a child of the process has connected as the rank while the socket was drained
+        self._socket.drop()  # a child of the process may still hold the connection
         self._log.copy(f"process {process.pid} has ended")
         self._unwatch_process()
         self._act(self._detector.on_exit(time.monotonic_ns()))
         self._send_times()
 
     def _copy_log_to(self, path: str) -> None:
+        """Starts the copy of the log that an in-process wrapper asks for (`monitor_process_logfile`, NVIDIA's name)."""
         try:
             self._log.copy_to(path)
         except (OSError, ValueError) as problem:
@@ -268,6 +317,14 @@ class MonitorServer:
     # The agent.
 
     def _on_agent_message(self, received: Received) -> None:
+        """Called by the agent's channel for each message.
+
+        The rank's messages are read first wherever the agent's message asks for the state of the rank, or ends the
+        cycle: what the rank sent before belongs into the answer.
+
+        Raises:
+            ProtocolError: an agent does not send such a message.
+        """
         now_ns = time.monotonic_ns()
         match received.message:
             case CycleStart() as start:
@@ -278,8 +335,8 @@ class MonitorServer:
                 self._recorder.reset()
                 self._act(self._detector.on_message(received, now_ns))
                 self._watch_process(start.rank_pid)
-                if self._process is None:
-                    self._socket.drain()  # its last words
+                if self._process is None:  # the rank has ended before its cycle was announced here
+                    self._socket.drain()
                     self._act(self._detector.on_exit(now_ns))
                     self._send_times()
             case StopJudging():
@@ -304,6 +361,7 @@ class MonitorServer:
                 raise ProtocolError(f"{type(other).__name__} is not for an agent to send")
 
     def _snapshot(self, token: int, now_ns: int) -> Snapshot:
+        """Returns what the rank's watch knows now, without stacks and collectives. `token`: of the request."""
         watch = self._detector.watch
         return Snapshot(
             token=token,
@@ -319,18 +377,24 @@ class MonitorServer:
         )
 
     def _send_times(self) -> None:
+        """Sends the time ledger of the rank: on request, at the end of a cycle, and at the end of the process."""
         watch = self._detector.watch
         if watch.start is not None:
             times = watch.ledger.times(time.monotonic_ns()).json()
             self._agent.send(Times(watch.start.cycle, watch.start.rank_pid, times))
 
     def _with_evidence(self, snapshot: Snapshot, stacks: bool) -> Snapshot:
-        """The snapshot with the rank's collectives and stacks; what was asked for `_RECENT_S` ago is used again."""
+        """Returns the snapshot with the rank's collectives (`groups`) and, where `stacks` is set, its frames.
+
+        What was asked for in the last `_RECENT_S` is used again. Both requests go out before either answer is waited
+        for, so the two waits overlap. Blocks for 0.5 s at most. Of a rank that has ended there are only the collectives
+        of the last answer.
+        """
         process, start = self._process, self._detector.watch.start
         if process is None or start is None:
             return dataclasses.replace(snapshot, groups=self._recorder.groups())
         since = time.monotonic() - _RECENT_S
-        if not process.is_stopped():  # then nothing answers
+        if not process.is_stopped():  # a stopped process answers nothing
             self._recorder.ask(start.recorder_socket, since)
         if stacks:
             if self._settings.dump_stacks and not process.has_stacks_since(since):
@@ -339,14 +403,17 @@ class MonitorServer:
         return dataclasses.replace(snapshot, groups=self._recorder.groups(_RECORDER_WAIT_S, since))
 
     def _on_agent_gone(self) -> None:
-        """Handles a channel that closed without `Bye`: the launcher was killed, and its job's processes must end."""
+        """Called by the agent's channel when it has closed without `Bye`: the launcher was killed, and nobody else is
+        left to end the processes of its job. Blocks for up to 10 s."""
         self._done = True
         self._job.end(self._log)
 
     def _on_lease_over(self) -> None:
-        """Ends the ranks when the node's lease has run out: other nodes may be about to form a group without it.
+        """Called by the loop when the node's lease has run out: other nodes may be about to form a group without this
+        node, and two groups that train at once would both write checkpoints.
 
-        The agent stands still, or is about to do the same. It is notified first, so that it knows why the ranks died.
+        The agent stands still, or is about to end the ranks itself. The agent is notified first, so that it knows why
+        the ranks died. The rank is killed at once, then every process that carries the tag of the cycle.
         """
         assert self._lease is not None
         self._loop.unwatch(self._lease)
@@ -361,6 +428,12 @@ class MonitorServer:
     # Acting.
 
     def _act(self, actions: list[Action]) -> None:
+        """Performs the actions of the detector in their order.
+
+        Log lines of verdicts come last, so that no signal waits for a write. Two actions are questions
+        (`AskUsualGap`, `AskLookUp`): the answer goes back to the detector at once, whose further actions are performed
+        within this call.
+        """
         lines = []
         for action in actions:
             match action:
@@ -396,18 +469,20 @@ class MonitorServer:
             self._log.warning(line)
 
     def _dump_stacks(self) -> None:
-        """Tells the agent that a limit of the rank is about to pass, and asks the rank for its stacks."""
+        """Reports to the agent that a limit of the rank is about to pass, and asks the rank for its stacks and its
+        collectives. Does not wait for the answers: the verdict, 0.1 s later, picks them up."""
         start = self._detector.watch.start
         if start is None:
             return
         is_wrapped = self._detector.watch.wrapper.is_there
         self._agent.send(Suspected(start.cycle, start.rank, is_wrapped))
         if self._process is not None:
-            if not self._process.is_stopped():  # then nothing answers
+            if not self._process.is_stopped():  # a stopped process answers nothing
                 self._recorder.ask(start.recorder_socket, time.monotonic() - _RECENT_S)
             self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
 
     def _with_process(self, verdict: Verdict) -> Verdict:
+        """Returns the verdict with what only the acting side knows: pid, frames and the state in /proc."""
         if self._process is None:
             return verdict
         frames = self._process.frames()
@@ -418,6 +493,9 @@ class MonitorServer:
             self._process.signal(number)
 
     def _on_refused(self, reason: str) -> None:
-        """Logs a refusal once by its kind, and counts it."""
+        """Logs a refusal once for each kind, and counts the others: a rank could fill the log otherwise.
+
+        The kind is the reason up to its first colon, without digits: numbers and pids differ each time.
+        """
         kind = "".join(letter for letter in reason.partition(":")[0] if not letter.isdigit())
         self._complaints.about(kind, f"Refused: {reason}")

@@ -1,17 +1,25 @@
-"""The process that forks monitors and the sweeper: it has imported once what they need, and nothing more.
+"""The template: the process that forks monitors and the sweeper. It has imported once what they need, and nothing more.
 
-The launcher, a companion or the alias' server starts it (`contract/processes/spawn.py`); only the launcher's has a
-sweeper. As their parent it also reports when a monitor ends, is stopped or continued. It knows nothing of ranks.
+The launcher, a companion or the alias' server starts it (`contract/processes/spawn.py: Template.start`); only the
+launcher's template has a sweeper. As the parent of all monitors the template also reports when one ends, is stopped or
+continued. It knows nothing of ranks.
 
-The sweeper kills what is left of a job when launcher, zygote, template and monitors were killed. It is forked first of
-all, so that it costs no import, leads a session of its own, and waits in one `read` on a channel whose other end only
-the launcher has: the kernel closes that however the launcher ends.
+**Sequence.** The launcher executes `main` in a new interpreter. The template forks the sweeper, runs one monitor itself
+to warm up (below), removes runtime folders that dead launchers have left, and then serves requests (`ForkMonitor`)
+until `Bye` or until the launcher is gone. In the latter case it kills every process of the job, as each monitor does:
+whoever is left alive is enough.
 
-Before the first monitor is forked, the template runs one itself through one cycle, on sockets of its own (`warm_up`).
-What the interpreter writes into its memory at first use (specialised code, caches of types) is then written once, in
-pages that all monitors share, rather than in each of them: a quarter of a MiB less per monitor.
+**The sweeper** kills what is left of a job when launcher, zygote, template and monitors were all killed at once. It is
+forked first of all, so that it costs no import. It leads a session of its own, and waits in one `read` on a channel
+whose other end the launcher alone has: the kernel closes that end however the launcher ends.
 
-Where there is no template, `main` runs a single monitor.
+**The warm-up.** Before the first monitor is forked, the template runs a monitor itself through one cycle, on sockets of
+its own (`warm_up`). What the interpreter writes into its memory at first use (specialised code, caches of types) is
+then written once, in pages that all monitors share, rather than in each of them: a quarter of a MiB less per monitor.
+
+Threads: none. A template with threads could not fork safely.
+
+Where the template is gone, the launcher executes each further monitor by itself: `main` then runs a single monitor.
 """
 
 from __future__ import annotations
@@ -52,25 +60,37 @@ from rank_monitor.loop import Loop
 from rank_monitor.lost_launcher import MonitoredJob
 from rank_monitor.server import MonitorServer
 
-# CLD_TRAPPED: a tracer stopped it (sigaction(2)); to the rank it makes no difference.
 _CHANGES = {os.CLD_STOPPED: "stopped", os.CLD_TRAPPED: "stopped", os.CLD_CONTINUED: "continued"}
-# A sweeper that does not end must not keep the template, which has no work left.
+"""`si_code` of a child -> the word of `MonitorChanged`. CLD_TRAPPED: a tracer stopped the monitor (sigaction(2)); the
+rank is as unwatched as after a stop."""
 _END_S = 1.0
-_WARM_UP_ROUNDS = 10  # CPython specialises a function in its eighth call
+"""How long the template waits for its sweeper at its own end: a sweeper that does not end must not keep the template,
+which has no work left."""
+_WARM_UP_ROUNDS = 10
+"""How often each message is sent in the warm-up: CPython specialises a function in its eighth call."""
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+"""Signals that a terminal, a user or a scheduler sends to the whole process group, or to all processes of a job."""
 
 
 def ignore_signals() -> None:
-    """Ignores the signals that are meant for the launcher or the ranks (Ctrl-C, a scheduler's): the agent ends us."""
+    """Ignores the signals that are meant for the launcher or the ranks (Ctrl-C, a scheduler's).
+
+    The template and the monitors must outlive the ranks that such a signal ends. The launcher ends them.
+    """
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 class TemplateProcess:
-    """Serves the launcher's requests for monitors until it sends `Bye` or its channel closes."""
+    """Serves the launcher's requests for monitors until the launcher sends `Bye` or its channel closes.
+
+    Args:
+        launcher: descriptor of this end of the channel to the launcher.
+        job: what is killed if the launcher is gone without `Bye`.
+        sweeper: descriptor of the sweeper's end of its channel to the launcher; None: no sweeper is started.
+    """
 
     def __init__(self, launcher: int, job: MonitoredJob, sweeper: int | None = None) -> None:
-        """`sweeper`: the descriptor of the channel between launcher and sweeper; None: no sweeper is started."""
         self._job = job
         self._log = Log("MonitorTemplate")
         self._sweeper = 0
@@ -84,11 +104,14 @@ class TemplateProcess:
         self._sequence = 0
         self._settings = MonitorSettings()
         self._read_from: dict[str, Any] = {}
-        self._monitors: set[int] = set()  # not reaped yet
+        """The JSON of `_settings`: settings that come with every request are read once."""
+        self._monitors: set[int] = set()
+        """Pids of the monitors that are not reaped yet."""
 
     def run(self) -> None:
-        """Serves until the launcher is gone. In a forked monitor this never returns: the monitor exits by itself."""
-        # A signal with the default action or SIG_IGN writes nothing to the wakeup descriptor: it needs a handler.
+        """Serves until the launcher is gone. Blocks. In a forked monitor this never returns: the monitor exits by
+        itself, below a frame of this method."""
+        # Python writes to the wakeup descriptor for signals with a handler only, not for SIG_DFL and SIG_IGN.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         self._loop.watch(self._launcher.fileno(), self._serve)
@@ -101,19 +124,23 @@ class TemplateProcess:
             await_child(self._sweeper, _END_S)
 
     def _serve(self) -> None:
-        """Handles one request."""
+        """Handles one request of the launcher, or the end of the launcher. Called by the loop.
+
+        A request that makes no sense is refused with a log line, and the launcher's `fork_monitor` times out. The
+        descriptors that came with a request are closed here in any case: the monitor has its own copies by the fork.
+        """
         try:
-            # At most three come with a request: listener, agent channel, lease.
-            taken = channel.receive(self._launcher, max_descriptors=3)
+            # At most three descriptors come with a request: listener, agent channel, lease.
+            received = channel.receive(self._launcher, max_descriptors=3)
         except OSError:
-            taken = b"", []
-        data, descriptors = taken or (b"", [])
+            received = b"", []
+        data, descriptors = received or (b"", [])
         try:
             if not data:
                 self._serving = False
                 self._log.warning("The launcher is gone without a goodbye: its processes on this machine are killed.")
                 for pid in self._monitors:
-                    os.kill(pid, signal.SIGCONT)  # a stopped one would not see that it should end
+                    os.kill(pid, signal.SIGCONT)  # a stopped monitor would not see that it should end
                 self._job.end(self._log)
                 return
             message = codec.decode(data).message
@@ -127,7 +154,10 @@ class TemplateProcess:
                 os.close(descriptor)
 
     def _fork(self, request: ForkMonitor, listener: int, agent: int, lease: int | None = None) -> None:
-        """Forks a monitor. The settings are made before the fork, in pages that all monitors share."""
+        """Forks a monitor, and answers with its pid and pidfd. Returns in the template only.
+
+        The settings are made before the fork, in pages that all monitors share.
+        """
         if request.settings != self._read_from:
             self._settings = from_json(MonitorSettings, request.settings, "the launcher")
             self._read_from = request.settings
@@ -137,14 +167,19 @@ class TemplateProcess:
         if pid == 0:
             self._become_monitor(listener, agent, request.local_rank, lease)
         self._monitors.add(pid)
-        pidfd = os.pidfd_open(pid)  # not reaped yet, so it is this one
+        pidfd = os.pidfd_open(pid)  # the pid cannot have been reused: this process has not reaped the child yet
         try:
             self._send(Forked(pid), (pidfd,))
         finally:
             os.close(pidfd)
 
     def _become_monitor(self, listener: int, agent: int, local_rank: int, lease: int | None) -> None:
-        """Never returns."""
+        """Makes this fork of the template a monitor, and runs it. Never returns: the process exits with 0, or with 1
+        after an error.
+
+        What is the template's is closed first: while a copy of the template's channel is open here, the launcher would
+        not see that the template was killed.
+        """
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -156,12 +191,17 @@ class TemplateProcess:
             ends = socket.socket(fileno=listener), socket.socket(fileno=agent)
             MonitorServer(*ends, self._settings, local_rank, self._job, self._log, lease).run()
             code = 0
-        except BaseException:  # the edge of the process: its parent's stack must not go on in it
+        except BaseException:  # the edge of the process: the frames of the template must not go on in the monitor
             with contextlib.suppress(OSError):
                 traceback.print_exc(file=sys.stderr)
         os._exit(code)
 
     def _report_changes(self) -> None:
+        """Reports each monitor that has ended, was stopped or continued. Called by the loop after a SIGCHLD.
+
+        One signal may stand for several children, so all of them are asked for. The sweeper is a child as well; the
+        launcher ignores a change of a pid that is no monitor's.
+        """
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         flags = os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOHANG
@@ -176,11 +216,12 @@ class TemplateProcess:
             if change == "ended":
                 self._monitors.discard(child.si_pid)
             status = child.si_status
-            if child.si_code != os.CLD_EXITED:  # the number of the signal
+            if child.si_code != os.CLD_EXITED:  # then the status is the number of a signal
                 status = -status
             self._send(MonitorChanged(child.si_pid, change, status))
 
     def _send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends a message to the launcher; one that cannot be sent is dropped, since reading shows the same end."""
         self._sequence += 1
         with contextlib.suppress(OSError):
             data = codec.encode(message, self._sequence, time.monotonic_ns())
@@ -188,9 +229,10 @@ class TemplateProcess:
 
 
 def warm_up(job: MonitoredJob, log: Log) -> None:
-    """Runs one cycle, with this process as the rank. Where that fails, monitors start without it. Leaves no file.
+    """Runs a monitor through one cycle in this process, with this process as the rank. Leaves no file. Takes some ms.
 
-    The socket is in the runtime folder: at an abstract name any user of the machine could connect, and fill its queue.
+    Where the warm-up fails, monitors start without it. The socket is in the runtime folder: at an abstract name any
+    user of the machine could connect, and fill the socket's queue.
     """
     path = Path(job.runtime_dir, "warm-up")
     with contextlib.suppress(OSError), channel.listen(path) as listener, channel.connect(path) as rank:
@@ -199,6 +241,8 @@ def warm_up(job: MonitoredJob, log: Log) -> None:
 
 
 def _run_one_cycle(listener: socket.socket, rank: socket.socket, job: MonitoredJob, log: Log) -> None:
+    """Sends what rank and agent send in a cycle, and has a server handle it: two turns of the loop while the cycle
+    runs, then its end."""
     agent, monitor = channel.pair()
     with agent, monitor:
         now_ns = time.monotonic_ns()
@@ -219,12 +263,15 @@ def _send(end: socket.socket, messages: list[Message]) -> None:
 
 
 def fork_sweeper(launcher: socket.socket, unwanted: list[int], job: MonitoredJob, log: Log) -> int:
-    """Starts the sweeper; returns its pid.
+    """Forks the sweeper. Returns its pid, in the calling process only.
 
     Args:
-        launcher: the sweeper's end of the channel to the launcher, closed in this process. The sweeper sends its pid,
-            and ends when it receives anything.
-        unwanted: descriptors of this process that would keep others from seeing its end.
+        launcher: the sweeper's end of the channel to the launcher, closed in this process. The sweeper sends its pid
+            over it, and ends when it receives anything.
+        unwanted: descriptors of this process that the sweeper closes: with a copy in the sweeper, the other end would
+            not see the end of this process.
+        job: what the sweeper kills if the channel closes without a word.
+        log: the sweeper's log.
     """
     pid = fork()
     if pid:
@@ -235,12 +282,12 @@ def fork_sweeper(launcher: socket.socket, unwanted: list[int], job: MonitoredJob
             os.close(descriptor)
         os.setsid()
         _sweep_after(launcher, job, log)
-    finally:  # the frames below are the template's: nothing may come out
+    finally:  # the frames below are the template's: no exception may reach them
         os._exit(0)
 
 
 def _sweep_after(launcher: socket.socket, job: MonitoredJob, log: Log) -> None:
-    """Waits until the launcher says goodbye or is gone; then, in the sweeper, ends the job."""
+    """Runs the sweeper: waits until the launcher says goodbye or is gone. If it is gone, kills the job's processes."""
     proc.name_this_process("ft_sweeper")
     launcher.setblocking(True)
     try:
@@ -254,9 +301,10 @@ def _sweep_after(launcher: socket.socket, job: MonitoredJob, log: Log) -> None:
 
 
 def main() -> None:
-    """Runs the template, or a monitor without one: whichever the last argument describes.
+    """Runs the template, or one monitor without a template. The last argument of the command line says which.
 
-    It is a JSON object, as `contract/processes/spawn.py` writes it.
+    That argument is a JSON object, as `contract/processes/spawn.py: _execute` writes it: the job's tag and runtime
+    folder, and descriptors that this process has inherited. `launcher` among them asks for the template.
     """
     order = json.loads(sys.argv[-1])
     job = MonitoredJob(order["tag"], order["runtime_dir"])

@@ -1,8 +1,22 @@
 """The known facts of one rank in one cycle, and the deadlines that follow from them. Pure.
 
-`hang_detector.py` passes messages in and asks for deadlines; alarms and actions are there. Moments are monotonic
-nanoseconds of the rank, limited to the time from the start of the cycle to the monitor's present.
-`watched_wrapper.py` has the facts of the rank's in-process wrapper.
+`hang_detector.py` passes messages in (`note` and the methods beside it) and asks for deadlines (`first_deadline`,
+`stall`, `check_at_ns`). Alarms and actions are there, and are not known here. Parts with a noun of their own have a
+file: the rank's in-process wrapper (`watched_wrapper.py`), look-ups of names (`look_ups.py`), a standstill
+(`standstill.py`), the account of the rank's time (`time_ledger.py`).
+
+Moments are monotonic nanoseconds of the rank. A rank may send any number as a moment, so each is limited to the time
+from the start of the cycle to the monitor's present: a moment in the future would postpone a deadline for ever.
+
+**Which deadlines are in force** depends on how far the rank is:
+
+- not yet watched: `connect`, until the program calls `init_workload_monitoring()`;
+- watched: `initial` until the first sign of life, then `subsequent`; one for each open section, or `out_of_section`;
+  and `reconnect` while the connection is lost;
+- after `shutdown_workload_monitoring()`: `teardown`;
+- in an in-process wrapper, beside these: `soft_timeout` while the function runs, `hard_timeout` alone while a callback
+  runs, and none at all while the rank waits for other ranks;
+- `log` and `hang`, which the launcher finds and the monitor only carries out.
 """
 
 from __future__ import annotations
@@ -34,11 +48,12 @@ from rank_monitor.time_ledger import TimeLedger
 from rank_monitor.watched_wrapper import WatchedWrapper
 
 WARMUP = "warmup"
+"""The name in `rank_section_timeouts` whose limit judges section `step` in the first steps."""
 _UNUSUAL_FACTOR = 20
-"""So many times the usual time between two collectives is not usual any more: an evaluation or a checkpoint that takes
-as long as some steps is no stall."""
-# Each deadline sums over all pauses, so only the latest are kept.
+"""A stall is reported when it exceeds the usual time between two collectives by this factor. An evaluation or a
+checkpoint that takes as long as some steps is no stall."""
 _MAX_PAUSES = 64
+"""Pauses that are kept, the latest ones: each deadline sums over all of them."""
 
 
 class RankWatch:
@@ -47,7 +62,7 @@ class RankWatch:
     Args:
         settings: limits and counts as configured.
         start: how the cycle began; None between two cycles, when nothing is judged.
-        now_ns: when the monitor was notified of it.
+        now_ns: when the monitor was notified of the start.
 
     Raises:
         ProtocolError: `start` carries invalid limits.
@@ -60,6 +75,9 @@ class RankWatch:
         if start is not None and start.limits is not None:
             self.limits = WatchLimits.of_message(from_json(LimitsSet, start.limits))
         self.ended = self._over = start is None
+        """`ended`: nothing is judged now; a hello of another process of the rank ends that. `_over`: the launcher has
+        ended the cycle, and no hello does."""
+        # A monitor that replaces a lost one takes over a rank that runs already (`CycleStart.reconnect`).
         is_replaced = start is not None and start.reconnect
         self.attached = is_replaced and start is not None and start.attached
         self.detached = False
@@ -67,40 +85,57 @@ class RankWatch:
         self.client_pid = 0
         self.lost_ns = now_ns
         self.last_sign_ns: int | None = None
+        """The last heartbeat, section or iteration, or the beginning of the watch; None: neither is known."""
         self.got_first_sign = False
         self.iteration = NO_ITERATION
         self.sections: dict[str, int] = {}
+        """The open sections, each with the moment of its opening."""
         self.wrapper = WatchedWrapper()
         self._connect_armed = not is_replaced
+        """Whether `connect_timeout` still holds: until the rank is watched for the first time."""
         if start is None:
             self._connect_since_ns = 0
         else:
             self._connect_since_ns = start.started_ns
         self._out_since_ns: int | None = None
+        """Since when no section is open, as far as is known."""
         self._out_reported = False
+        """Whether the rank itself has reported its sections on this connection."""
         self._detached_ns = 0
         self._warmup_steps = settings.num_warmup_iterations
         self._steps = 0
         self._last_step_ns = -1
         self._stamp_ns: int | None = None
+        """When the main thread last executed bytecode; None: the rank sends no stamps."""
         self._warned = False
+        """Whether the present stall was reported."""
         self.usual_gap_s: float | None = None
-        """The usual time between two collectives, if it was asked for since the last stamp."""
+        """The usual time in seconds between two collectives, if it was asked for since the last stamp."""
         self.look_ups = LookUps()
         self._standstill = Standstill(settings.hang_timeout)
         self._hang_overdue: Deadline | None = None
+        """The hang that the launcher has found; a deadline that has passed already."""
         self._log_silent_ns: int | None = None
+        """Since when the rank has printed no step, where the launcher says that this is too long."""
         self._reports_iterations = False
+        """Whether the training reports its iteration itself: then printed steps do not count."""
         self._pauses: list[tuple[int, int]] = []
+        """Stretches in which the monitor or the machine stood still: from, until."""
         self.ledger = TimeLedger(_times_before(start))
 
     # Facts.
 
     def note(self, message: Message, sent_ns: int, now_ns: int) -> None:
-        """Updates the facts from a message of the rank.
+        """Updates the facts from a message of the rank, or of the launcher about what it has found.
+
+        Args:
+            message: any other than `CycleStart` and `StopJudging`, for which the detector makes and ends a watch.
+            sent_ns: when the message was sent, by the rank's clock.
+            now_ns: the monitor's present.
 
         Raises:
-            ProtocolError: it sets invalid limits, or is a `RestartReport` with invalid numbers; nothing changed.
+            ProtocolError: the message sets invalid limits, or is a `RestartReport` with invalid numbers; nothing
+                changed.
         """
         sent_ns = self._limited(sent_ns, now_ns)
         match message:
@@ -138,29 +173,35 @@ class RankWatch:
                 self.ledger.detached(sent_ns)
 
     def heartbeat(self, sent_ns: int) -> None:
-        """Notes a sign of life. `sent_ns` must not be in the future."""
+        """Notes a sign of life. `sent_ns` must not be in the future. A late one never sets the last sign back."""
         self.got_first_sign = True
         if self.last_sign_ns is None or sent_ns > self.last_sign_ns:
             self.last_sign_ns = sent_ns
 
     def lost(self, now_ns: int) -> None:
-        """Notes that the connection closed while the rank lives."""
+        """Notes that the connection closed while the rank lives: `reconnect` is in force from now on."""
         self.connected = False
         self.lost_ns = now_ns
 
     def exited(self, now_ns: int) -> None:
-        """Notes that the rank's process ended: nothing is judged until another process of the rank sends a hello."""
+        """Notes that the rank's process ended: nothing is judged until another process of the rank sends a hello.
+
+        Another process may come within the cycle: a script that the launcher started may start the training again.
+        """
         self.ledger.exited(now_ns)
         self.ended, self.connected = True, False
         self.attached = self.detached = self._connect_armed = False
         self.wrapper = WatchedWrapper()
 
     def end(self) -> None:
-        """Notes that the launcher ends the cycle: nothing is judged until the next."""
+        """Notes that the launcher ends the cycle: nothing is judged until the next one, whoever connects."""
         self.ended = self._over = True
 
     def pause(self, from_ns: int, until_ns: int) -> None:
-        """Excludes a stretch in which the monitor or the machine stood still from every deadline that was running."""
+        """Excludes a stretch in which the monitor or the machine stood still from every deadline that was running.
+
+        Called by the detector alone, which knows when it should have been called.
+        """
         self._pauses.append((from_ns, until_ns))
         del self._pauses[:-_MAX_PAUSES]
         self.ledger.pause(from_ns, until_ns)
@@ -170,12 +211,17 @@ class RankWatch:
         self._warned = True
 
     def _limited(self, moment_ns: int, now_ns: int) -> int:
+        """Returns a moment that the rank sent, limited to the time from the start of the cycle to `now_ns`."""
         earliest_ns = 0
         if self.start is not None:
             earliest_ns = self.start.started_ns
         return min(max(moment_ns, earliest_ns), now_ns)
 
     def _note_sections(self, message: Sections, sent_ns: int, now_ns: int) -> None:
+        """Notes the whole set of open sections. A report that was lost before makes no difference.
+
+        A step counts when its opening is later than that of the last one: the set may name the same step again.
+        """
         self.heartbeat(sent_ns)
         if message.iteration != NO_ITERATION:
             self._reports_iterations = True
@@ -191,7 +237,10 @@ class RankWatch:
         self.ledger.sections(now_open, sent_ns, message.iteration)
 
     def _note_log(self, message: LogStep, now_ns: int) -> None:
-        """Notes a step that the rank printed. What the training reports itself is more exact, and wins."""
+        """Notes a step that the rank printed, as the launcher has read it (`--ft-watch-log`).
+
+        What the training reports itself is more exact: then only the end of the silence is noted.
+        """
         self._log_silent_ns = None
         if self._reports_iterations or self.start is None:
             return
@@ -204,15 +253,17 @@ class RankWatch:
     def _note_restart(self, report: RestartReport, since_ns: int, now_ns: int) -> None:
         """Notes a report of the wrapper. `since_ns`: when its phase began.
 
+        Where another call of the training's function began, what an earlier call left behind is discarded.
+
         Raises:
-            ProtocolError: its values make no sense; nothing changed.
+            ProtocolError: the values of the report make no sense; nothing changed.
         """
         self.wrapper.check(report)
         if self.wrapper.note(report, self._limited(report.began_ns, now_ns), since_ns):
             self._discard_earlier_call(self.wrapper.began_ns)
 
     def _note_phase(self, sent_ns: int) -> None:
-        """Notes in the ledger what the wrapper does now."""
+        """Notes in the ledger what the wrapper does now, so that the time of a restart is not counted as training."""
         match self.wrapper.judged:
             case Judged.HARD:
                 self.ledger.interrupted(sent_ns)
@@ -224,21 +275,25 @@ class RankWatch:
                 self.ledger.returned(sent_ns)
 
     def _note_overdue(self, message: HangOverdue, now_ns: int) -> None:
-        """Notes that the launcher has found a hang: it counts pauses itself, so the deadline has passed already."""
+        """Notes that the launcher has found a hang. The launcher counts pauses itself, so none is added here, and the
+        deadline has passed already: the detector acts at once."""
         since_ns = now_ns - nanoseconds(message.waited_s)
         at_ns = min(now_ns, since_ns + nanoseconds(message.limit_s))
         self._hang_overdue = Deadline(HANG, message.limit_s, since_ns, at_ns, sign=message.reason)
 
     def _note_progress(self, stamp_ns: int, sent_ns: int) -> None:
+        """Notes a stamp of the main thread. A newer one ends a stall; the same one again shows only that the process
+        lives."""
         self._standstill.stamped(stamp_ns, sent_ns)
         if self._stamp_ns is None or stamp_ns > self._stamp_ns:
             self._stamp_ns = stamp_ns
             self._warned, self.usual_gap_s = False, None
 
     def _discard_earlier_call(self, now_ns: int) -> None:
-        """Discards signs and sections of an earlier call of the training's function, which is called again.
+        """Discards what the rank reported in an earlier call of the training's function, which is called again.
 
-        Heartbeats and sections are judged again from the first one of this call.
+        Heartbeats and sections are judged again from the first one of this call. What is later than `now_ns`, the
+        beginning of the call, stays: a reconnected rank may have reported its sections before its restart.
         """
         self.sections = {name: since_ns for name, since_ns in self.sections.items() if since_ns > now_ns}
         if self.last_sign_ns is not None and self.last_sign_ns <= now_ns:
@@ -251,6 +306,11 @@ class RankWatch:
         self._hang_overdue = None
 
     def _note_hello(self, message: Hello, sent_ns: int, now_ns: int) -> None:
+        """Notes that the rank has connected: for the first time, again after a loss, or as another process.
+
+        What a hello says of the watch is the truth, with one exception: a process that is neither the started one nor
+        the one that was connected before says nothing of the watch that another process had begun.
+        """
         if message.restart is not None:
             self.wrapper.check(message.restart)
         self.ledger.begin(sent_ns)
@@ -270,15 +330,17 @@ class RankWatch:
             self.last_sign_ns = sent_ns
         if self._out_since_ns is None:
             self._out_since_ns = self.last_sign_ns
-        self._out_reported = False  # what it says next of its sections is the truth, with the moment it became so
+        # The next report of sections is the truth, with the moment since which it holds.
+        self._out_reported = False
         if message.restart is None:
             self.wrapper.note_none()
         elif message.restart != self.wrapper.report:
             self._note_restart(message.restart, sent_ns, now_ns)
 
     def _note_attach(self, message: Attach, sent_ns: int) -> None:
+        """Notes that the watch begins: `initial` runs from now on. A second watch in one process begins afresh."""
         self.ledger.attached(sent_ns, anew=self.attached or self.detached)
-        if self.attached or self.detached:  # begun anew: what was open is of the watch before
+        if self.attached or self.detached:  # sections that are open are those of the watch before
             self.sections = {}
         self.attached, self.detached, self.got_first_sign = True, False, False
         self.last_sign_ns = sent_ns
@@ -298,12 +360,16 @@ class RankWatch:
     # Deadlines.
 
     def first_deadline(self) -> Deadline | None:
-        """The earliest of all deadlines in force; None when nothing is judged."""
+        """Returns the earliest of all deadlines in force; None when nothing is judged."""
         in_force = map(self.look_ups.postponed, self._deadlines())
         return min(in_force, key=lambda deadline: deadline.at_ns, default=None)
 
     def stall(self) -> Deadline | None:
-        """The deadline of the stall warning; None if the stall was reported or the main thread sends no stamps."""
+        """Returns the deadline of the stall warning; None if nothing is to be warned of.
+
+        There is none without stamps of the main thread, without a connection, once the stall was reported, and while
+        the rank waits for other ranks in a restart.
+        """
         if self.ended or self.detached or self._warned or not self.connected or self._stamp_ns is None:
             return None
         limit_s = self._settings.stall_warning
@@ -312,26 +378,28 @@ class RankWatch:
         limit_s = max(limit_s, _UNUSUAL_FACTOR * (self.usual_gap_s or 0.0))
         return self._deadline(STALL, limit_s, max(self._stamp_ns, self.wrapper.since_ns))
 
-    # What the launcher is told and asks for to find a hang (`hang_timeout`).
+    # What the launcher needs to find a hang (`hang_timeout`): a notice of each standstill, and ages for its snapshot.
 
     def check_at_ns(self) -> int | None:
-        """When the launcher is to be told that the rank stands still; None: never, as far as is known now."""
+        """Returns when the launcher is to be notified that the rank stands still; None: never, as far as is known."""
         if not self._shows_standstill:
             return None
         return self._standstill.check_at_ns(self.last_sign_ns, self.paused_since)
 
     def standstill_notified(self) -> None:
-        """Notes that the launcher was told that the rank stands still."""
+        """Notes that the launcher was notified of the present standstill."""
         self._standstill.notified(self.last_sign_ns)
 
     def idle_s(self, now_ns: int) -> float | None:
-        """Seconds without a stamp or a report of the rank, without pauses; None: it does not show that now."""
+        """Returns the seconds since the last stamp or report of the rank, without pauses; None: the rank sends no
+        stamps, or is in a state in which a standstill means nothing."""
         if not self._shows_standstill:
             return None
         return self._age_s(self._standstill.idle_since_ns(self.last_sign_ns), now_ns)
 
     def report_age_s(self, now_ns: int) -> float | None:
-        """Seconds since its last heartbeat, section, iteration or printed step, without pauses; None: it had none."""
+        """Returns the seconds since the rank's last heartbeat, section, iteration or printed step, without pauses;
+        None: there was none."""
         return self._age_s(self._standstill.reported_ns(self.last_sign_ns), now_ns)
 
     @property
@@ -341,6 +409,7 @@ class RankWatch:
 
     @property
     def _shows_standstill(self) -> bool:
+        """Whether a rank without stamps stands still. Not where it is to wait, or where no stamp could arrive."""
         if self.ended or self.detached or self.wrapper.judged is Judged.NOTHING:
             return False
         return self.connected
@@ -351,12 +420,14 @@ class RankWatch:
         return max(0, now_ns - since_ns - self.paused_since(since_ns)) / NS_PER_S
 
     def _deadlines(self) -> list[Deadline]:
+        """Returns all deadlines in force; see the list at the top of this file."""
         if self.ended or self.start is None or self.wrapper.judged is Judged.NOTHING:
             return []
         if self.wrapper.judged is Judged.HARD:
             hard_s = self.wrapper.report.hard_timeout_s
             return [self._deadline(HARD, hard_s, self.wrapper.since_ns, sign=self.wrapper.expected_end)]
-        # No stamp is expected of a process that sends none (it could start no thread); one that is cut off may hang.
+        # A process that could start no thread sends no stamp, so none is expected of it. A process that is cut off may
+        # hang: that it sends nothing is no excuse.
         has_stamps = self._stamp_ns is not None or not self.connected
         soft_s = self.wrapper.report.soft_timeout_s
         expected = self.wrapper.expected_signs(has_stamps, self._stamp_ns or 0)
@@ -374,13 +445,16 @@ class RankWatch:
         return found
 
     def _log_deadlines(self) -> list[Deadline]:
+        """Returns the deadline of `watch_log_timeout`, if the launcher has reported a silence of this very call."""
         since_ns = self._log_silent_ns
-        # What was printed before is of an earlier process of the rank, or of an earlier call of its function.
+        # An earlier silence is that of an earlier process of the rank, or of an earlier call of its function.
         if since_ns is None or self.start is None or since_ns < max(self.start.started_ns, self.wrapper.began_ns):
             return []
         return self._if_set(LOG, self._settings.watch_log_timeout, since_ns)
 
     def _connection_deadlines(self) -> list[Deadline]:
+        """Returns the deadline for a watched rank to connect again: by `connect_timeout` from the loss on, or else by
+        the largest limit from the last sign of life on, by which a silent rank would be judged anyway."""
         if self.connected:
             return []
         if self._settings.connect_timeout is not None or self.last_sign_ns is None:
@@ -402,6 +476,11 @@ class RankWatch:
         return self._if_set("out_of_section", self.limits.out_of_section, self._out_since_ns)
 
     def _deadlines_of(self, name: str, since_ns: int) -> list[Deadline]:
+        """Returns the deadline of an open section, if it has a limit.
+
+        The first steps take longer than all others: they are judged by the limit of `warmup` if there is one, and never
+        by a `step` limit that was learned.
+        """
         by = name
         if name == STEP and self._steps <= self._warmup_steps:
             if self.limits.sections.get(WARMUP) is not None:
@@ -411,6 +490,7 @@ class RankWatch:
         return self._if_set(SECTION + by, self.limits.sections.get(by), since_ns, name)
 
     def _if_set(self, limit: str, limit_s: float | None, since_ns: int, section: str = "") -> list[Deadline]:
+        """Returns the deadline of a limit, as a list; an empty one where the limit is None."""
         if limit_s is None:
             return []
         return [self._deadline(limit, limit_s, since_ns, section)]
@@ -420,12 +500,15 @@ class RankWatch:
         return Deadline(limit, limit_s, since_ns, at_ns, limit in self.limits.learned, section, sign)
 
     def paused_since(self, since_ns: int) -> int:
-        """Nanoseconds of all pauses after a moment."""
+        """Returns how many nanoseconds the monitor or the machine stood still after a moment."""
         return sum(until - max(start, since_ns) for start, until in self._pauses if until > since_ns)
 
 
 def _times_before(start: CycleStart | None) -> RankTimes | None:
-    """The rank's time ledger as the monitor that was lost had sent it last; None: there is none."""
+    """Returns the rank's time ledger as the monitor that was lost had sent it last; None: there is none.
+
+    One that does not fit is dropped: an account of the time is not worth the watch.
+    """
     if start is None or start.times is None:
         return None
     try:

@@ -155,7 +155,7 @@ def test_codes_for_the_launcher_reach_it(node: Node, state: str, code: int) -> N
 
 def test_a_store_that_the_launcher_cannot_reach() -> None:
     node = Node()
-    node.say("assigning", call_prefix="")
+    node.say("assigning", prefix="")
     assert node.die(0, 0) is None
     assert "store" in taken_over(node.die(1))
 
@@ -165,7 +165,7 @@ def test_all_must_be_in_the_same_call(what: str) -> None:
     node = Node()
     node.say("assigning", 0, 1)
     if what != "never came":
-        node.say("done" if what == "is done" else "assigning", 2, call_prefix=PREFIX if "done" in what else "call/1")
+        node.say("done" if what == "is done" else "assigning", 2, prefix=PREFIX if "done" in what else "call/1")
     assert "rank 6 is not in the wrapped function" in taken_over(node.die(1))
 
 
@@ -472,7 +472,7 @@ def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
     node.loss_notified(1)
     node.restart(0, 2)
     node.say("done", 0, 2, number=1)
-    found = node.say("assigning", 0, 2, call_prefix="call/1")
+    found = node.say("assigning", 0, 2, prefix="call/1")
     assert found == [NotifyLoss(1, 5, "call/1", LIMIT_S, joins=False)]
     assert node.loss_notified(1) == []
 
