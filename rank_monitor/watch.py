@@ -74,9 +74,9 @@ class RankWatch:
         self.limits = WatchLimits.configured(settings)
         if start is not None and start.limits is not None:
             self.limits = WatchLimits.of_message(from_json(LimitsSet, start.limits))
+        # `ended`: nothing is judged now, until another process of the rank sends a hello. `_over`: the launcher has
+        # ended the cycle, and a hello changes nothing.
         self.ended = self._over = start is None
-        """`ended`: nothing is judged now; a hello of another process of the rank ends that. `_over`: the launcher has
-        ended the cycle, and no hello does."""
         # A monitor that replaces a lost one takes over a rank that runs already (`CycleStart.reconnect`).
         is_replaced = start is not None and start.reconnect
         self.attached = is_replaced and start is not None and start.attached
