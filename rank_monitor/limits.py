@@ -1,8 +1,11 @@
 """The limits in force for one rank, a deadline that follows from one, and the texts when it has passed. Pure.
 
-`watch.py` makes the deadlines, and `hang_detector.py` asks for the texts with one of them and the time. The limits are
-the configured ones until the training sets its own; the only message that is read here is `LimitsSet`. Durations are
-seconds, moments monotonic nanoseconds.
+`watch.py` makes the deadlines, and `hang_detector.py` asks for the texts with a deadline and the time. The limits in
+force are the configured ones until the training sends its own, which it has learned or loaded; the only message that is
+read here is `LimitsSet`.
+
+A *limit* is a duration in seconds (float, None: no limit); a *deadline* is a moment in monotonic nanoseconds (int).
+Moments are whole numbers: as a float, nanoseconds since the boot of the machine would be exact for 104 days only.
 """
 
 from __future__ import annotations
@@ -18,23 +21,34 @@ from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.contract.wire.messages import LimitsSet
 
 SECTION = "section:"
+"""The beginning of the name of a section's limit: `section:step`."""
 SOFT, HARD = "soft_timeout", "hard_timeout"
+"""The limits of an in-process wrapper: of progress of its function, and of a callback or a restart that does not
+begin."""
 LOG = "log"
-"""The limit of what a rank prints."""
+"""The limit of what a rank prints (`watch_log_timeout`)."""
 NS_PER_S = 1_000_000_000
 
 MAX_UNREAD_NS = 250_000_000
-"""A message may stay unread for so long. A verdict is not delayed by it: the monitor reads everything before it judges.
-What a rank sends to the launcher is."""
-# A rank is read at least this many times within its smallest limit.
+"""The longest time for which a message may stay unread. A verdict is not delayed by it: the monitor reads everything
+before it judges. What a rank sends to the launcher may be late by so much."""
 _PARTS = 4
+"""How many times a rank is read within its smallest limit at the least."""
 MAX_LIMIT_S = 1e9
 """About 32 years: longer than any training. Nanoseconds of a larger number may not fit into 64 bits."""
 
 
 @dataclass(frozen=True)
 class WatchLimits:
-    """Limits in seconds (None: no limit). `learned` names those that were learned, as in `LimitsSet`."""
+    """The limits in force of one rank, in seconds (None: no limit).
+
+    Attributes:
+        initial: from the beginning of the watch to the first sign of life.
+        subsequent: between two signs of life.
+        sections: by name of the section, while it is open.
+        out_of_section: while no section is open.
+        learned: the names of the limits that were learned, as in `LimitsSet`.
+    """
 
     initial: float | None
     subsequent: float | None
@@ -44,7 +58,7 @@ class WatchLimits:
 
     @classmethod
     def configured(cls, settings: MonitorSettings) -> WatchLimits:
-        """The limits a cycle begins with."""
+        """Returns the limits with which a cycle begins."""
         return cls(
             settings.initial_rank_heartbeat_timeout,
             settings.rank_heartbeat_timeout,
@@ -54,10 +68,10 @@ class WatchLimits:
 
     @classmethod
     def of_message(cls, message: LimitsSet) -> WatchLimits:
-        """The limits the training set.
+        """Returns the limits that the training has sent.
 
         Raises:
-            ProtocolError: one of them is not a number above zero.
+            ProtocolError: a limit is not a finite number above zero.
         """
         return cls(
             _checked("initial", message.initial),
@@ -74,12 +88,12 @@ class WatchLimits:
 
     @property
     def largest(self) -> float | None:
-        """The largest limit of all; None when there is none."""
+        """The largest limit of all; None when there is none. A rank that is cut off is judged by it."""
         return max(self._all(), default=None)
 
     @functools.cached_property
     def max_delay_ns(self) -> int:
-        """How long a message may stay unread without harm to any limit, in nanoseconds."""
+        """For how many nanoseconds a message may stay unread without harm to any limit."""
         return min([MAX_UNREAD_NS, *(nanoseconds(value) // _PARTS for value in self._all())])
 
     def _all(self) -> list[float]:
@@ -88,6 +102,7 @@ class WatchLimits:
 
 
 def _checked(name: str, value: object) -> float | None:
+    """Returns a limit that a rank has sent. Raises ProtocolError: it is neither None nor a finite number above zero."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -101,17 +116,23 @@ def _checked(name: str, value: object) -> float | None:
 
 
 def nanoseconds(seconds: float) -> int:
-    """A duration in seconds as whole nanoseconds, for arithmetic with moments. At most `MAX_LIMIT_S`."""
+    """Returns a duration in seconds as whole nanoseconds, for arithmetic with moments. Cut at `MAX_LIMIT_S`."""
     return round(min(seconds, MAX_LIMIT_S) * NS_PER_S)
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment (monotonic ns) by which something must have happened.
+    """A moment by which something must have happened, and the limit from which it follows.
 
-    `limit` is the name of the limit as `Verdict` has it; `section` the name of the open section it judges, which may
-    be judged by another one's limit (warm-up); `sign` what an in-process wrapper is to show, or what the
-    launcher has found.
+    Attributes:
+        limit: the name of the limit, as `Verdict` has it.
+        limit_s: its length in seconds.
+        since_ns: what the limit counts from: the last sign of life, the opening of the section, and so on.
+        at_ns: the deadline itself: `since_ns` and `limit_s` together, and all pauses in between.
+        learned: whether the limit was learned.
+        section: the name of the open section that is judged. The first steps are judged by the limit of `warmup`, so
+            this may differ from the name in `limit`.
+        sign: what an in-process wrapper is to show, or what the launcher has found, in words.
     """
 
     limit: str
@@ -123,8 +144,8 @@ class Deadline:
     sign: str = ""
 
 
-# Limit: (the line, what was missed, the setting). The lines about heartbeats and sections are worded as NVIDIA's
-# monitor words them: people search their logs for these.
+# Limit -> the line for the log, what was missed, and the setting that the limit comes from. The lines about heartbeats
+# and sections are worded as NVIDIA's monitor words them: people search their logs for these.
 _TEXTS = {
     "initial": (
         "Did not get initial heartbeat. Waited {waited:.2f} seconds.",
@@ -190,19 +211,22 @@ _TEXTS = {
 
 
 def waited_s(deadline: Deadline, now_ns: int) -> float:
-    """Seconds since what the deadline counts from."""
+    """Returns the seconds that have passed since the moment that the deadline counts from, pauses included."""
     return (now_ns - deadline.since_ns) / NS_PER_S
 
 
 def line(deadline: Deadline, now_ns: int) -> str:
-    """The one-line form for the log, worded so that searches for NVIDIA's lines find it."""
+    """Returns the one-line form for the log, worded so that searches for NVIDIA's lines find it."""
     template, _, _ = _texts(deadline)
     waited = waited_s(deadline, now_ns)
     return template.format(waited=waited, limit=deadline.limit_s, section=deadline.section, sign=deadline.sign)
 
 
 def reason(deadline: Deadline, now_ns: int) -> str:
-    """What was missed, for how long, by which limit and setting, and by how much."""
+    """Returns what was missed, for how long, by which limit and setting, and by how much: for journal and console.
+
+    Example: `section 'step' open for 31.02 s; the limit is 30 s (rank_section_timeouts), exceeded by 1.020 s`.
+    """
     _, missed, setting = _texts(deadline)
     what = missed.format(waited=waited_s(deadline, now_ns), section=deadline.section, sign=deadline.sign)
     if deadline.learned:
@@ -216,7 +240,7 @@ def reason(deadline: Deadline, now_ns: int) -> str:
 
 
 def setting(deadline: Deadline) -> str:
-    """The setting that the limit comes from."""
+    """Returns the name of the setting that the limit comes from."""
     return _texts(deadline)[2]
 
 

@@ -1,6 +1,7 @@
-"""The monitor's own log lines, on the standard error it inherited. Never blocks and never raises.
+"""The monitor's own log lines, on the standard error that it has inherited. Never blocks and never raises.
 
-A full or closed standard error loses lines; the watch goes on.
+Monitors, the template and the sweeper write them. Where standard error is full or closed, lines are lost, and the watch
+goes on. An in-process wrapper can ask for a copy in a file of its own (`copy_to`), which gets some further lines.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import time
 
 from rank_monitor.contract.wire.own_file import open_own
 
-# The numbers of `logging`, which a monitor does not import: it must start quickly.
 _LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
-# A line of ASCII then stays below PIPE_BUF (4096 bytes): up to that a write to a pipe is atomic (pipe(7)), and lines of
-# several monitors do not mix in one pipe.
+"""The numbers of `logging`, which a monitor does not import: it must start quickly."""
 _MAX_LINE = 2000
-_STDERR = 2  # the descriptor: `sys.stderr` buffers
+"""Characters of one line. A line of ASCII then stays below PIPE_BUF (4096 bytes): up to that a write to a pipe is
+atomic (pipe(7)), and lines of several monitors do not mix in one pipe."""
+_STDERR = 2
+"""The descriptor, which is written to directly: `sys.stderr` has a buffer."""
 
 
 class Log:
@@ -34,10 +36,10 @@ class Log:
         self._file = -1
 
     def copy_to(self, path: str) -> None:
-        """Also writes the log to the file at `path`, in place of a file that was set before; empty: to no file.
+        """Also writes the log to the file at `path`, in the place of a file that was set before; empty: to no file.
 
         Raises:
-            OSError: it cannot be written, or is not a regular file.
+            OSError: the file cannot be written, or is not a regular file.
         """
         if self._file >= 0:
             os.close(self._file)
@@ -48,7 +50,7 @@ class Log:
         self._file = open_own(path, os.O_WRONLY | os.O_APPEND, 0o600)
 
     def copy(self, text: str) -> None:
-        """Writes a line to that file alone."""
+        """Writes a line to the file of `copy_to` alone, with the date; does nothing where there is none."""
         if self._file < 0:
             return
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self.name}: {_printable(text)}\n"
@@ -56,7 +58,7 @@ class Log:
             os.write(self._file, line.encode(errors="backslashreplace"))
 
     def info(self, text: str) -> None:
-        """Logs an event."""
+        """Logs what may help to understand what the monitor did."""
         self._write("INFO", text)
 
     def warning(self, text: str) -> None:
@@ -64,6 +66,7 @@ class Log:
         self._write("WARNING", text)
 
     def _write(self, level: str, text: str) -> None:
+        """Writes one line, in one write; the file of `copy_to` gets it whatever the level is."""
         self.copy(text)
         if _LEVELS[level] < _LEVELS[self.level]:
             return
@@ -76,13 +79,14 @@ class Log:
 
 
 def _printable(text: str) -> str:
+    """Returns a text without control characters, cut: it may hold a rank's words, and must stay one line."""
     if not text.isprintable():
         text = text.encode("unicode_escape").decode()
     return text[:_MAX_LINE]
 
 
 def _own_descriptor() -> int:
-    """A descriptor of standard error that does not block.
+    """Returns a descriptor of standard error that does not block.
 
     O_NONBLOCK belongs to the open file description, which other processes share (fcntl(2)). So a pipe or terminal is
     opened again through /proc; a regular file never blocks, and is used as it is.
@@ -96,6 +100,7 @@ def _own_descriptor() -> int:
 
 
 def _takes(descriptor: int) -> bool:
+    """Whether a write would not block now. Asked where the shared description itself had to be used."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return any(events & select.POLLOUT for _, events in poll.poll(0))

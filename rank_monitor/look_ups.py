@@ -1,15 +1,18 @@
 """Whether a rank waits for a resolver, and how long its limits wait for the answer. Pure.
 
-The detector asks when a limit has passed, and at no other time; `rank_process.py` reads what /proc says then. In a
-look-up of a name (gloo makes one for each group, torch before 2.9 one for each store) a rank does nothing wrong: to
-restart it costs more than the answer, and the new process looks up the same name again.
+The detector asks when a limit has passed, and at no other time (`hang_detector.py: AskLookUp`); `rank_process.py` then
+reads what /proc says. A rank that looks up a name (gloo does so for each group, torch before 2.9 for each store) does
+nothing wrong. To restart the rank would cost more than the answer, and the new process would look up the same name
+again. So the limit waits: it is postponed by 0.1 s again and again while the rank asks the resolver, for `MAX_WAIT_S`
+at most. Once the rank is seen outside of a look-up, it gets its whole limit once more, since nobody knows when the
+answer came.
 
     no look-up ----asks a resolver----> LOOKS UP -----no longer-----> ANSWERED ---the limit passes again--> it acts
                                         |      ^                      |
                                         |      +---asks a resolver----+
                                         +---MAX_WAIT_S over: the limit acts
 
-A sign of life that is later than the first look-up seen begins this again. Moments are monotonic nanoseconds.
+A sign of life that is later than the first look-up seen leads back to the beginning. Moments are monotonic nanoseconds.
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.limits import NS_PER_S, Deadline, nanoseconds
 
 MAX_WAIT_S = 60.0
-"""glibc asks for one name for 10 s with one server and 28 s with three, its most (resolv.conf(5): two attempts of 5 s).
-torch before 2.9 makes several look-ups in a row. A rank that looks up names again and again is spared no longer."""
+"""The longest time for which limits wait for look-ups. glibc asks for one name for 10 s with one server, and for 28 s
+with three servers, the most it uses (resolv.conf(5): two attempts of 5 s). torch before 2.9 makes several look-ups in a
+row. A rank that looks up names again and again is judged after this."""
 _PERIOD_NS = NS_PER_S // 10
-"""From one look to the next. Not longer than the stacks are asked for before a limit: else each look would ask anew."""
+"""By how much a limit is postponed at a time, so from one reading of /proc to the next. Not longer than the stacks are
+asked for before a limit (`hang_detector.py`): otherwise each reading would ask for them again."""
 _PORT = "0035"
-"""53 in the tables of sockets."""
+"""Port 53 (DNS), as the kernel's tables of sockets have it."""
 _REMOTE, _INODE = 2, 9
-"""Columns of these tables (proc(5))."""
+"""Columns of these tables: the remote address with port, and the inode of the socket (proc(5))."""
 
 
 def may_wait_in_poll(waits_in: str) -> bool:
@@ -55,10 +60,10 @@ def has_socket_to_resolver(inodes: Collection[str], tables: Iterable[str]) -> bo
 
 
 def waits_for_look_ups(deadline: Deadline) -> bool:
-    """Returns whether a limit waits for look-ups.
+    """Returns whether a limit waits for look-ups: each does but that of `hang_timeout`.
 
-    That of `hang_timeout` does not: the launcher has judged all ranks together, and until the first collective of a
-    new process is finished, when groups are made, this limit is an hour at least.
+    There the launcher has judged all ranks together. And while groups are made, which is when names are looked up, that
+    limit is an hour at least: until the first collective of a new process is finished.
     """
     return deadline.limit != HANG
 
@@ -67,8 +72,8 @@ def words_for(rank: int, setting: str, waited_s: float) -> str:
     """Returns the line that says that a limit of a rank waits for a look-up.
 
     Args:
-        setting: the one that the limit comes from.
-        waited_s: for how long there was no sign of life (seconds).
+        setting: the setting that the limit comes from.
+        waited_s: for how many seconds there was no sign of life.
     """
     return (
         f"rank {rank} waits for a resolver: its main thread looks up a name, without progress for {waited_s:.2f} s. "
@@ -81,25 +86,27 @@ class LookUps:
 
     def __init__(self) -> None:
         self._first_seen_ns = -1
-        """When a limit first waited for one since the last sign of life; before any moment: none has."""
+        """When a limit first waited for a look-up since the last sign of life; -1, before any moment: none has."""
         self._until_ns = 0
+        """Until when limits are postponed."""
         self._is_answered = False
+        """Whether the rank was seen outside of a look-up, and has its whole limit once more."""
         self.is_reported = True
-        """Whether the user has been told of the look-up."""
+        """Whether the log has a line about the present look-up. Set by the detector."""
 
     def postponed(self, deadline: Deadline) -> Deadline:
-        """Returns a deadline as it is while the limits of the rank wait for a look-up."""
+        """Returns a deadline as it is while the limits of the rank wait for a look-up; otherwise unchanged."""
         if not (waits_for_look_ups(deadline) and self._has_postponed(deadline)):
             return deadline
         return replace(deadline, at_ns=max(deadline.at_ns, self._until_ns))
 
     def postpone(self, deadline: Deadline, asks: bool, now_ns: int) -> bool:
-        """Returns whether a limit that has passed does not act yet.
-
-        Once a rank that was seen in a look-up is in none, its limit begins anew: nobody knows when the answer came.
+        """Postpones a limit that has passed, if the rank looks up a name. Returns whether the limit does not act yet.
 
         Args:
+            deadline: that of the limit.
             asks: whether the rank waits for a resolver now.
+            now_ns: monotonic nanoseconds.
         """
         if not self._has_postponed(deadline):
             if not asks:
@@ -114,5 +121,5 @@ class LookUps:
         return True
 
     def _has_postponed(self, deadline: Deadline) -> bool:
-        """Whether the rank was seen in a look-up since what the deadline counts from."""
+        """Whether the rank was seen in a look-up since the moment that the deadline counts from."""
         return deadline.since_ns <= self._first_seen_ns

@@ -1,6 +1,7 @@
 """An event loop: calls functions when descriptors are ready. Used by monitors and by the template.
 
-It uses epoll directly: a monitor wakes often, and `selectors` would cost it a tenth of its time and memory.
+One thread owns a loop; callbacks run in that thread inside `wait`, one after the other. epoll is used directly: a
+monitor wakes often, and `selectors` would cost it a tenth of its time and memory.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import select
 import time
 from collections.abc import Callable
 
-# A monitor has at most 14 descriptors: agent, listener, rank, pidfd, lease, and nine connections without a hello. epoll
-# is level-triggered here, so what did not fit is returned by the next call.
 _MAX_EVENTS = 16
+"""Events that one wait returns. A monitor has at most 14 descriptors: agent, listener, rank, pidfd, lease, and nine
+connections without a hello. epoll is level-triggered here: an event that did not fit is returned by the next call."""
 
 
 class Loop:
@@ -25,7 +26,11 @@ class Loop:
     def watch(
         self, descriptor: int, callback: Callable[[], None], writable: bool = False, readable: bool = True
     ) -> None:
-        """Calls `callback` when the descriptor is readable or writable, as asked for, and when its peer has closed."""
+        """Watches a descriptor, or changes how a watched one is watched.
+
+        `callback` is called from `wait` whenever the descriptor is readable or writable, as asked for, and whenever its
+        peer has closed, which cannot be switched off (EPOLLHUP).
+        """
         events = 0
         if readable:
             events |= select.EPOLLIN
@@ -39,16 +44,20 @@ class Loop:
             self._epoll.modify(descriptor, events)
 
     def unwatch(self, descriptor: int) -> None:
-        """Stops watching a descriptor; harmless if it was not watched. To be called before the descriptor is closed."""
+        """Stops watching a descriptor; harmless if it was not watched.
+
+        To be called before the descriptor is closed: the number may be given to another file at once.
+        """
         if self._callbacks.pop(descriptor, None) is not None:
             del self._events[descriptor]
             self._epoll.unregister(descriptor)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Waits for the first event, at most `timeout_s` seconds (None: no limit), and calls the callbacks.
+        """Waits for the first event, at most `timeout_s` seconds (None: no limit), and calls the callbacks. Blocks.
 
-        The timeout of epoll_wait(2) is in whole milliseconds. So whole ones are waited here, and the rest is slept at
-        the next call.
+        May return earlier than asked for: the caller computes what is due, and calls again. The timeout of
+        epoll_wait(2) is in whole milliseconds. So the whole ones are waited here, and the rest, below one, is slept at
+        the next call: a deadline is neither early nor up to a millisecond late.
         """
         if timeout_s is not None:
             whole_ms = int(timeout_s * 1000)
@@ -58,10 +67,10 @@ class Loop:
             timeout_s = max(0.0, whole_ms - 0.5) / 1000
         for descriptor, _ in self._epoll.poll(timeout_s, _MAX_EVENTS):
             callback = self._callbacks.get(descriptor)
-            if callback is not None:
+            if callback is not None:  # a callback before this one may have stopped watching this descriptor
                 callback()
 
     def close(self) -> None:
-        """Closes epoll's descriptor; those that were watched stay open."""
+        """Closes epoll's own descriptor. The descriptors that were watched stay open."""
         self._epoll.close()
         self._callbacks.clear()

@@ -1,6 +1,8 @@
 """Ends all processes of a monitor's job, or of one cycle, and removes its runtime folder, when the launcher was killed.
 
-Monitors, the template and the sweeper call it.
+Each monitor, the template and the sweeper call `MonitoredJob.end` when the launcher is gone without a goodbye. All of
+them do the same, and none waits for another: whoever is left alive is enough. A monitor calls `end_cycle` when the
+node's lease has run out.
 """
 
 from __future__ import annotations
@@ -15,25 +17,35 @@ from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.processes.sweep import kill, processes_of, sweep
 from rank_monitor.log import Log
 
-# Only a process that waits in the kernel outlives SIGKILL; nothing here can end it sooner.
 _SWEEP_S = 10.0
+"""How long processes that were killed are waited for. Only a process that waits in the kernel outlives SIGKILL, and
+nothing here can end that sooner."""
 
 
 @dataclass(frozen=True)
 class MonitoredJob:
-    """The tag in the environment of the job's processes, and the runtime folder of its launcher."""
+    """The job of a monitor, as far as a monitor can end it.
+
+    Attributes:
+        tag: the value of FT_JOB_TAG in the environment of the job's processes; others are never touched.
+        runtime_dir: the runtime folder of the launcher.
+    """
 
     tag: str
     runtime_dir: str
 
     def end_cycle(self, cycle: int, log: Log) -> None:
-        """Kills the ranks of a cycle on this machine and every process they started. Blocks for up to 10 s."""
+        """Kills the ranks of a cycle on this machine and every process they started. Blocks for up to 10 s.
+
+        The launcher lives on, so its own processes and its runtime folder are left alone.
+        """
         self._sweep(log, {env.CYCLE: str(cycle)})
 
     def end(self, log: Log) -> None:
         """Kills every process of the job on this machine and removes its runtime folder. Blocks for up to 10 s.
 
-        The other monitors do the same; one that was stopped is continued, so that it can.
+        The other monitors see the same end and exit by themselves. A monitor that was stopped is continued, so that it
+        does not stay for ever.
         """
         self._sweep(log)
         runtime_folder.remove(Path(self.runtime_dir))

@@ -1,6 +1,10 @@
 """The rank as a process of the operating system: signals through its pidfd, its stacks, its state in /proc.
 
-`server.py` uses it. It decides nothing, and blocks only as long as a docstring says.
+`server.py` uses it, in the monitor's only thread. It decides nothing, and blocks only as long as a docstring says.
+
+**Stacks** are asked for by a signal (`ask_stacks`). faulthandler, which the client has registered in the rank, then
+appends a dump to the rank's stack file, also while the rank holds the GIL. `frames` reads from where the file ended
+before the signal: earlier dumps stay in the file for the user.
 """
 
 from __future__ import annotations
@@ -19,23 +23,28 @@ _ANSWERS_S = 0.5
 """A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this. At a limit the
 rank was asked 0.1 s before, so one that gives no stacks is ended 0.4 s late: its limit is many times that, and a
 verdict without stacks is worth little."""
-# About as long as a dump takes.
 _POLL_S = 0.001
-# Of a process that sleeps 1 ms at a time one in fifty readings finds no function. Some kernels never name one.
+"""From one look at the stack file to the next: about as long as a dump takes."""
 _READINGS = 4
+"""How often the state of a process is read if it seems to sleep nowhere. Of a process that sleeps 1 ms at a time one in
+fifty readings finds no function of the kernel. Some kernels never name one."""
 _QUIET_POLLS = 5
 """Where the end of a dump cannot be told from its text, a file that has not grown for this many polls is complete."""
-# A bound, since the rank can write to this file as well. faulthandler dumps at most 100 threads of 100 frames each.
 _MAX_DUMP = 1 << 20
-# What a process waits for stands in the innermost frames; the outer ones are those of the system call.
+"""Bytes of a dump that are read; a bound, since the rank can write to this file as well. faulthandler dumps at most 100
+threads of 100 frames each."""
 _MAX_KERNEL_FRAMES = 12
+"""Frames of the kernel's stack that are passed on. What a process waits for stands in the innermost ones; the outer
+ones are those of the system call."""
 
 
 class RankProcess:
-    """One process, which may have ended.
+    """One process, which may have ended. Close it when it is not watched any more.
+
+    The pidfd makes sure that no signal hits a process that got the pid later.
 
     Raises:
-        ProcessLookupError: there is no such process.
+        ProcessLookupError: there is no such process, or its parent has reaped it.
     """
 
     def __init__(self, pid: int) -> None:
@@ -43,10 +52,14 @@ class RankProcess:
         self.pidfd = os.pidfd_open(pid)
         self._file = ""
         self._offset = 0
+        """The length of the stack file right before the last signal."""
         self._asked_at: float | None = None
+        """When the last signal was sent (monotonic seconds); None: none was."""
         self._no_stacks = "not asked for"
+        """Why there are no stacks; empty: there are."""
         self._before: tuple[str, str] | None = None
-        """Its state and what it waited in right before the last signal: while it writes its stacks both are others."""
+        """The state of the process and the kernel function that it waited in, right before the last signal. While the
+        process writes its stacks both are others."""
         self._around: dict[str, Any] = {}
         """What the last dump says beside the frames of the main thread."""
 
@@ -59,7 +72,7 @@ class RankProcess:
         return bool(readable([self.pidfd], 0.0))
 
     def signal(self, number: int) -> bool:
-        """Sends a signal; returns whether there was a process to take it."""
+        """Sends signal `number`. Returns whether there was a process that could get it."""
         try:
             signal.pidfd_send_signal(self.pidfd, number)
         except OSError:
@@ -81,14 +94,14 @@ class RankProcess:
         return has_socket_to_resolver(proc.sockets_of(self.pid), proc.udp_tables(self.pid))
 
     def has_stacks_since(self, moment: float) -> bool:
-        """Whether its stacks were asked for since a moment (monotonic seconds)."""
+        """Whether the stacks were asked for since a moment (monotonic seconds), so that they need not be again."""
         return self._asked_at is not None and self._asked_at >= moment
 
     def ask_stacks(self, number: int, file: str) -> None:
-        """Sends signal `number`, on which the process appends its stacks to `file`.
+        """Sends signal `number`, on which the process appends its stacks to `file`. Does not wait for them.
 
-        Nothing is sent when the signal could kill the process (no handler), or when it could not answer; `facts` then
-        gives the reason.
+        Nothing is sent where the signal would kill the process, which has no handler for it yet, or where the process
+        could not answer: it is stopped, or waits in the kernel. `facts` then gives the reason as `stacks`.
         """
         self._asked_at = self._before = None
         self._around = {}
@@ -109,10 +122,11 @@ class RankProcess:
                 self._no_stacks = "none: the process did not answer"
 
     def _at_rest(self) -> tuple[dict[str, str], str]:
-        """Returns the process's status, and the function of the kernel that it waits in.
+        """Returns the fields of the process's status, and the function of the kernel that it waits in; empty: it runs,
+        or the kernel does not tell.
 
-        A process that goes to sleep or wakes up between the two readings seems to sleep nowhere: it is read again, and
-        at last its stack in the kernel is, which root alone may read.
+        A process that goes to sleep or wakes up between the two readings seems to sleep nowhere. It is then read again,
+        at most `_READINGS` times; at last the stack of the process in the kernel is read, which root alone may.
         """
         for _ in range(_READINGS):
             status, wchan = proc.status(self.pid), proc.waits_in(self.pid)
@@ -152,16 +166,20 @@ class RankProcess:
         return _read_from(self._file, self._offset)
 
     def facts(self) -> dict[str, Any]:
-        """What /proc says: `state`, `stopped`, `threads`, `wchan`, `kernel_stack` (where readable), `stacks`;
-        `traced` of one that a debugger or strace is attached to.
+        """Returns what /proc says of the process, for a verdict or a snapshot. Does not block.
 
-        Of a rank that was just asked for its stacks `state` and `wchan` are those before the signal, and there are
-        `file` and `other_threads`: `file` and `others` of `stacks.StackDump`.
+        - `state`, `wchan`, `threads`: as in /proc/PID/status and wchan; `stopped`: by a signal or a debugger
+        - `kernel_stack`: innermost first, where this process may read it
+        - `traced`: a debugger or strace is attached
+        - `stacks`: the file with the stacks, or why there are none
+
+        Of a process that was just asked for its stacks, `state` and `wchan` are those before the signal. Then there are
+        also `file` and `other_threads`: `file` and `others` of `stacks.StackDump`.
         """
         status, wchan = self._at_rest()
         state = status.get("State", "gone")
         was_asked = self.has_stacks_since(time.monotonic() - 2 * _ANSWERS_S)
-        # One that has ended since is told of as it was, too. That it is stopped counts more.
+        # A process that has ended since is described as it was, too. That a process is stopped now counts more.
         if self._before is not None and was_asked and state[:1] not in ("T", "t"):
             state, wchan = self._before
         facts: dict[str, Any] = {
@@ -182,7 +200,8 @@ class RankProcess:
 
 
 def _read_from(path: str, offset: int) -> str:
-    """Text of a file from `offset` on, bounded; empty when it cannot be read."""
+    """Returns the text of a file from `offset` on, at most `_MAX_DUMP` bytes; empty when it cannot be read. Opening
+    does not block, even if the rank has put a FIFO there."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -197,6 +216,7 @@ def _read_from(path: str, offset: int) -> str:
 
 
 def _size(path: str) -> int:
+    """Returns the length of a file in bytes; 0 if there is none."""
     try:
         return os.stat(path).st_size
     except OSError:

@@ -1,10 +1,19 @@
 """The monitor's end of the rank's socket: accepts one connection, of the same user, that begins with a hello.
 
-Other connections are refused. `server.py` uses it. It receives messages and does not interpret them. A stray connection
-never replaces a live one; a dead one is replaced.
+`server.py` uses it. It receives messages and does not interpret them, apart from the hello.
 
-To wake a sleeping monitor costs the rank five times what the message itself costs, and the monitor a wake-up each. A
-heartbeat carries its moment, so it can be read later, together with others, as long as that is well before any limit.
+**Who is the rank.** Any process of the same user can connect to the socket. A connection is first one without a hello;
+the first valid hello makes a connection the rank's, and every other connection is refused with the reason. A stray
+connection never replaces a live one; a dead one is replaced.
+
+    accepted --hello--> the rank's connection --closed--> on_lost, and the next hello is accepted
+        |
+        +--no hello, another user, or the rank is connected--> `Refused`, closed
+
+**Reading in batches.** To wake a sleeping monitor costs the rank five times what the message itself costs, and the
+monitor a wake-up each. A heartbeat carries the moment at which it was sent, so it can be read later, together with
+others, as long as that is well before any limit. Where heartbeats arrive steadily, the connection is therefore not
+watched for a while (`unread_until_ns`), and the server calls `drain` when that is over, or before it judges.
 """
 
 from __future__ import annotations
@@ -23,32 +32,38 @@ from rank_monitor.contract.wire.codec import Received
 from rank_monitor.contract.wire.messages import Hello, Message, Refused
 from rank_monitor.loop import Loop
 
-# Each connection costs the monitor a descriptor, and any process of the same user can open one. Above this number the
-# oldest without a hello is closed.
 _MAX_WITHOUT_HELLO = 8
-# A rank that sends faster than its monitor reads must not keep the monitor from judging.
+"""Connections without a hello; above this number the oldest is closed. Each costs the monitor a descriptor, and any
+process of the same user can open one."""
 _MAX_BATCH = 500
-# How much is read before a refused connection is closed; its peer may go on sending.
+"""Messages that one `drain` reads: a rank that sends faster than its monitor reads must not keep the monitor from
+judging."""
 _MAX_READ_BEFORE_CLOSE = 16
-# Heartbeats so close that `_MAX_UNREAD_HEARTBEATS` of them take less than this are a burst: each is read as it arrives.
+"""Messages that are read before a refused connection is closed; the peer may go on sending."""
 _MIN_DELAY_NS = 4_000_000
-# Heartbeats that may wait unread. A connection holds about two hundred; what does not fit is lost.
+"""The shortest time for which a rank is left unread. Heartbeats so close that `_MAX_UNREAD_HEARTBEATS` of them take
+less are a burst, and each is read as it arrives."""
 _MAX_UNREAD_HEARTBEATS = 16
-_BUFFER = bytearray(codec.MAX_MESSAGE + 1)  # one for the process: a monitor has one rank, and shares untouched pages
+"""Heartbeats that may wait unread. A connection holds about two hundred; what does not fit is lost."""
+_BUFFER = bytearray(codec.MAX_MESSAGE + 1)
+"""What messages are received into: one buffer for the process, which has one rank. Pages that no message has touched
+stay shared with the template."""
 
 
 class RankSocket:
     """The listening socket of a rank and the connections to it.
 
     Args:
-        loop: where its descriptors are watched.
-        listener: owned by the agent; used here only within a cycle, so that no message comes before its cycle.
-        on_heartbeat: called with the moment each heartbeat was sent.
-        on_message: called with every other message of the rank, as decoded and as bytes.
-        on_hello: called with the peer's credentials, before its hello is passed on; raises ProtocolError to refuse it.
-        on_lost: called when the rank's connection closed.
-        on_refused: called with the reason when something is refused.
-        max_delay_ns: returns how long a message of the rank may stay unread.
+        loop: where the descriptors are watched; all callbacks are called from it, or from `drain`.
+        listener: owned by the agent, and accepted from within a cycle only: no message comes before its cycle.
+        on_heartbeat: called for each heartbeat, with the moment at which it was sent.
+        on_message: called with every other message of the rank, as decoded and as bytes. If it raises ProtocolError,
+            the rank gets that as `Refused`, and the connection stays.
+        on_hello: called with the peer's credentials before the hello is passed to `on_message`. Raises ProtocolError to
+            refuse the connection.
+        on_lost: called when the rank's connection has closed.
+        on_refused: called with the reason when a message or a connection is refused.
+        max_delay_ns: returns for how many nanoseconds a message of the rank may stay unread.
     """
 
     def __init__(
@@ -71,22 +86,32 @@ class RankSocket:
         self._on_refused = on_refused
         self._max_delay_ns = max_delay_ns
         self._client: socket.socket | None = None
+        """The rank's connection."""
         self._without_hello: dict[socket.socket, Peer] = {}
+        """Accepted connections that are not the rank's, in the order of their arrival."""
         self._oldest_hello_ns: int | None = None
+        """Hellos sent before this moment belong to an earlier cycle; None: no cycle runs, nothing is accepted."""
         self._sequence = 0
         self._heartbeats = self._read_ns = 0
+        """How many heartbeats the present reading has brought, and when the reading before it was."""
         self.unread_until_ns: int | None = None
         """When `drain` is to be called next because the rank is left unread; None while it is not."""
 
     def begin(self, oldest_hello_ns: int) -> None:
-        """Begins a cycle: closes the connections of the last one, and refuses a hello sent before `oldest_hello_ns`."""
+        """Begins a cycle: closes the connections of the last one, and accepts new ones from now on.
+
+        Args:
+            oldest_hello_ns: a hello sent before this moment is refused; 0: each is accepted, for a monitor that takes
+                over a rank that runs already.
+        """
         self.drop()
         if self._oldest_hello_ns is None:
             self._loop.watch(self._listener.fileno(), self._accept)
         self._oldest_hello_ns = oldest_hello_ns
 
     def end(self) -> None:
-        """Accepts no connection until the next cycle. The rank's present connection stays open."""
+        """Accepts no connection until the next cycle. The rank's present connection stays open: the rank may still
+        report how it ends."""
         if self._oldest_hello_ns is not None:
             self._loop.unwatch(self._listener.fileno())
         self._oldest_hello_ns = None
@@ -94,7 +119,7 @@ class RankSocket:
             self._close(connection)
 
     def drop(self) -> None:
-        """Closes every connection, without calling `lost`."""
+        """Closes every connection, without calling `on_lost`: the rank's process has ended, or the monitor ends."""
         for connection in list(self._without_hello):
             self._close(connection)
         if self._client is not None:
@@ -108,23 +133,27 @@ class RankSocket:
     def drain(self) -> None:
         """Receives the messages that wait on the rank's connection, at most `_MAX_BATCH`. Does not block.
 
-        A connection that waits to be accepted counts: a rank that ends at once may have said all before the first look.
+        Where the rank is not connected, connections that wait to be accepted are accepted first: a rank that ends at
+        once may have sent all its messages before the loop saw its connection.
         """
         if self._client is None and self._oldest_hello_ns is not None:
             self._accept()
             for connection in list(self._without_hello):
-                if connection in self._without_hello:  # not closed by the one before
+                if connection in self._without_hello:  # the hello of an earlier one may have closed this one
                     self._receive_hello(connection)
         self._receive_batch()
 
     def _receive_batch(self) -> None:
+        """Receives what waits, and decides when the rank is read next."""
         for _ in range(_MAX_BATCH):
             if not self._receive_one():
                 break
         self._delay_reading()
 
     def _on_client(self) -> None:
-        self._receive_one()  # one each time: to find nothing more costs more than to be called again
+        """Called by the loop when the rank's connection is readable. Receives one message: to find that nothing more
+        waits would cost more than to be called again."""
+        self._receive_one()
         self._delay_reading()
 
     def _delay_reading(self) -> None:
@@ -145,7 +174,7 @@ class RankSocket:
             self.unread_until_ns = None
 
     def _receive_one(self) -> bool:
-        """Receives and handles one message. Returns whether there may be more."""
+        """Receives and handles one message, or the end of the connection. Returns whether there may be more."""
         client = self._client
         if client is None:
             return False
@@ -168,15 +197,22 @@ class RankSocket:
         return True
 
     def _handle(self, connection: socket.socket, data: bytes) -> None:
+        """Decodes a message and passes it on. Whatever the rank sends, its watch goes on: a message that raises is
+        refused."""
         try:
             self._on_message(codec.decode(data), data)
         except ProtocolError as error:
             self._refuse(connection, str(error))
-        except Exception as error:  # an edge: whatever a rank sends, its watch goes on
+        except Exception as error:  # values that nobody has thought of: an edge
             self._refuse(connection, f"{type(error).__name__}: {error}")
 
     def _accept(self) -> None:
-        self._receive_batch()  # a connection that is dead must not count as a live one
+        """Accepts all connections that wait; called by the loop when there are any, and by `drain`.
+
+        The rank's connection is read first: if it is closed, it must not count as the live one that others are refused
+        for.
+        """
+        self._receive_batch()
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -195,7 +231,7 @@ class RankSocket:
                     self._refuse(next(iter(self._without_hello)), "too many connections without a hello", close=True)
 
     def _receive_hello(self, connection: socket.socket) -> None:
-        """The first message of a connection decides whether it is the rank's."""
+        """Receives the first message of a connection, which makes it the rank's, or has it refused and closed."""
         try:
             taken = channel.receive(connection)
             if taken is None:
@@ -216,7 +252,12 @@ class RankSocket:
             self._receive_batch()
 
     def _check_hello(self, connection: socket.socket, received: Received) -> None:
-        """Raises ProtocolError if a first message does not make the connection the rank's."""
+        """Checks that the first message of a connection makes the connection the rank's.
+
+        Raises:
+            ProtocolError: the rank is connected already, the message is no hello, or a hello of an earlier cycle; or
+                `on_hello` refuses the process.
+        """
         if self._client is not None:
             raise ProtocolError("the rank is connected already")
         if not isinstance(received.message, Hello):
@@ -226,21 +267,27 @@ class RankSocket:
         self._on_hello(self._without_hello[connection])
 
     def _refuse(self, connection: socket.socket, reason: str, close: bool = False) -> None:
+        """Reports a refusal here and to the peer. With `close`, the connection is closed too.
+
+        What waits on the connection is read before it is closed: the kernel would otherwise answer the peer with a
+        reset, and the peer would lose the reason.
+        """
         self._on_refused(reason)
         self._send(connection, Refused(reason[:1000]))
         if close:
-            with contextlib.suppress(OSError):  # what is left unread would turn our answer into a reset
+            with contextlib.suppress(OSError):
                 for _ in range(_MAX_READ_BEFORE_CLOSE):
                     if channel.receive(connection) is None:
                         break
             self._close(connection)
 
     def _send(self, connection: socket.socket, message: Message) -> None:
+        """Sends a message if the queue has room. Does not block. Reading shows whether the peer is gone."""
         self._sequence += 1
         try:
             channel.send(connection, codec.encode(message, self._sequence, time.monotonic_ns()))
         except OSError:
-            pass  # it is gone, as reading will show
+            pass
 
     def _close(self, connection: socket.socket) -> None:
         self._loop.unwatch(connection.fileno())
@@ -251,12 +298,15 @@ class RankSocket:
 
 
 def batch_delay_ns(heartbeats: int, passed_ns: int, max_delay_ns: int) -> int:
-    """Nanoseconds until the rank's messages need to be read again; 0: each is to be read as it arrives. Pure.
+    """Returns for how many nanoseconds the rank may be left unread; 0: each message is to be read as it arrives. Pure.
+
+    The rate of the last reading decides: as long as `_MAX_UNREAD_HEARTBEATS` take at that rate, but not for so short
+    that the next reading would bring one heartbeat alone.
 
     Args:
-        heartbeats: number of heartbeats that were just read.
-        passed_ns: time since the previous reading.
-        max_delay_ns: upper limit of the result.
+        heartbeats: the number of heartbeats that were just read.
+        passed_ns: nanoseconds since the previous reading.
+        max_delay_ns: the upper limit of the result.
     """
     if heartbeats == 0:
         return 0

@@ -14,18 +14,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# The innermost, which show where a rank waits. With 300 characters each they fit into a message of 60,000 bytes.
 MAX_FRAMES = 40
-_MAX_PLACES = 16
+"""Frames of the main thread that are passed on: the innermost, which show where a rank waits. With 300 characters each
+they fit into a message of 60,000 bytes."""
+_MAX_LOCATIONS = 16
 """Of the other threads of a rank: a training has two to ten of them, most at the same few places."""
-# The patterns below are searched in text that a rank can write.
-_LONGEST_PATH = 1000
+_MAX_PATH = 1000
+"""Characters of a path that are looked at, the last ones: the patterns below are searched in text that a rank can
+write."""
 _BLOCK = re.compile(r"^(Current thread|Thread) 0x[0-9a-fA-F]+\b.*:$")
 _STARTED_BY = re.compile(
     r"/ft_client/(bootstrap|rank/start/script|rank/start/function)\.py$|^<frozen runpy>$"
     r"|/ft_launcher/(__main__|cli|node/zygote/(fork_server|pool|client|forked_rank)|node/ranks/function_rank)\.py$"
     r"|/bin/(ft_launcher|ftrun)$"
 )
+"""Files whose frames show how every rank begins: the same for all, so they are left out."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/(.+)$")
 _STANDARD = re.compile(r"^.*/lib(?:64)?/(python3[.\d]*t?/.+)$")
@@ -49,7 +52,7 @@ class StackDump:
 
 
 def read(text: str) -> StackDump:
-    """Reads what a dump of faulthandler, or the beginning of one, says."""
+    """Returns what a dump of faulthandler, or the beginning of one, says. Reads any text without an error."""
     blocks, current, cut = _threads(text)
     if current is None:
         return StackDump([], "", ["?"])
@@ -59,21 +62,26 @@ def read(text: str) -> StackDump:
     frames = [_frame(frame) for frame in main[:MAX_FRAMES]]
     if cut or current != len(blocks) - 1 or not main:
         return StackDump(frames, "", ["?"])
-    return StackDump(frames, main[0][0], _places(blocks[:-1], main[0][0]))
+    return StackDump(frames, main[0][0], _locations(blocks[:-1], main[0][0]))
 
 
-def _places(threads: list[list[tuple[str, str, str]]], file: str) -> list[str]:
+def _locations(threads: list[list[tuple[str, str, str]]], file: str) -> list[str]:
+    """Returns where threads are, each location once: by the innermost frame in `file`, else by the innermost of all.
+
+    `["?"]` where there are too many to be shown.
+    """
     found = set()
     for frames in threads:
         shown = [_frame(frame) for frame in frames if frame[0] == file] or [_frame(frame) for frame in frames[:1]]
         found.add((shown or ["?"])[0])
-    if len(found) > _MAX_PLACES:
+    if len(found) > _MAX_LOCATIONS:
         return ["?"]
     return sorted(found)
 
 
 def _threads(text: str) -> tuple[list[list[tuple[str, str, str]]], int | None, bool]:
-    """The frames of each thread (path, line, function), which of them is the current one, and whether some are cut."""
+    """Returns the frames of each thread (path, line, function), the index of the current thread, and whether the list
+    of threads was cut. None: the dump has no current thread yet."""
     blocks: list[list[tuple[str, str, str]]] = []
     current: int | None = None
     cut = False
@@ -88,13 +96,16 @@ def _threads(text: str) -> tuple[list[list[tuple[str, str, str]]], int | None, b
             cut = True
         elif blocks:
             frame = _FRAME.match(line)
-            if frame and not _STARTED_BY.search(frame[1]):  # those show how every rank begins
+            if frame and not _STARTED_BY.search(frame[1]):
                 blocks[-1].append((frame[1], frame[2], frame[3]))
     return blocks, current, cut
 
 
 def is_whole(text: str) -> bool:
-    """Whether a dump that is being written is complete and holds the main thread: the current one is written last."""
+    """Whether a dump that is being written is complete and shows the main thread.
+
+    A signal to a process usually goes to its main thread, so the last block is the current thread's, and ends the dump.
+    """
     *_, last = ["", *(line for line in text.splitlines() if _BLOCK.match(line))]
     return last.startswith("Current") and text.endswith("\n") and bool(read(text).frames)
 
@@ -108,13 +119,14 @@ def may_be_whole(text: str) -> bool:
 
 
 def _frame(frame: tuple[str, str, str]) -> str:
+    """Returns a frame as `train.py:42 in step`, at most 300 characters."""
     path, line, function = frame
     return f"{_shown(path)}:{line} in {function}"[:300]
 
 
 def _shown(path: str) -> str:
-    """The name of a file of the program; the path of another within its package or the standard library."""
-    path = path[-_LONGEST_PATH:]
+    """Returns the name of a file of the program, or the path of a library's file within its package."""
+    path = path[-_MAX_PATH:]
     packaged = _PACKAGES.match(path)
     if packaged is not None:
         if "/" in packaged[1]:

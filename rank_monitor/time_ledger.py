@@ -1,8 +1,23 @@
 """The time ledger of a rank in one cycle: each moment belongs to the innermost open section, or to none. Pure.
 
-`watch.py` passes on what the monitor hears anyway: the rank sends nothing for it. A report of sections carries each
-open section with the moment of its opening, so times are exact however late a report is read. Where reports were lost,
-with a full socket or a monitor, the time stays complete, and only durations whose end nobody saw are left out.
+`watch.py` passes on what the monitor receives anyway: the rank sends nothing for the ledger. `server.py` sends the
+result to the launcher (`Times`), which adds the ledgers of all ranks up.
+
+**The account.** At each change that the rank reports, the time since the change before goes to where the rank was: to
+the innermost open section, or, with no section open, to one of the kinds of `Outside`. So the parts always add up to
+the whole. Outside of all sections a rank passes through these:
+
+    STARTING --attached--> PREPARING --first step--> BETWEEN ----------------> BETWEEN (wrapper returned)
+                               ^                        | the wrapper interrupts        ^
+                               |                        v                               |
+                               +-- RESTARTING <-- FINALIZING  (time since the last sign of progress: STALLED)
+
+A report of sections carries each open section with the moment of its opening, so times are exact however late a report
+is read. Where reports were lost, with a full socket or with a monitor, the time stays complete, and only durations
+whose end nobody saw are left out.
+
+**Steps** are those of section `step`. Where the training has no such section, the time from one reported iteration to
+the next stands for a step; where it reports nothing, the steps that it prints do.
 """
 
 from __future__ import annotations
@@ -24,15 +39,15 @@ from rank_monitor.contract.wire.rank_times import (
     time_until,
 )
 
-# As for deadlines, of which each sums over all pauses.
 _MAX_PAUSES = 64
+"""Pauses that are kept, the latest ones: each duration sums over all of them."""
 
 
 class TimeLedger:
     """The times of one rank. All moments are nanoseconds of CLOCK_MONOTONIC, and not in the future.
 
     Args:
-        before: the ledger of a lost monitor of the same rank, which this one goes on with; None: the rank is new.
+        before: the ledger of a lost monitor of the same rank, with which this ledger goes on; None: the rank is new.
     """
 
     def __init__(self, before: RankTimes | None = None) -> None:
@@ -41,15 +56,21 @@ class TimeLedger:
             known = before
         self._known = known
         self._began = before is not None and before.since_ns > 0
+        """Whether the rank has sent anything yet: the account begins with its first message."""
         self._at_ns = known.at_ns
+        """Until when the time is given to its parts."""
         self._open = dict(known.open)
+        """The open sections, each with the moment of its opening."""
         self._inner: str | None = None
+        """The open section that was opened last: it gets the time. None: no section is open."""
         self._inner_ns = -1
         self._find_inner()
         self._outside = known.place
+        """What the time is that belongs to no section."""
         self._spent = {place: known.outside.get(place.value, 0) for place in Outside}
         self._uses_steps = STEP in known.open or (known.step.count > 0 and not known.by_iterations)
         self._pause = known.pause
+        """The last pause, from and until, as long as the rank has not reported a change after it; zeros: none."""
         self._pauses: list[tuple[int, int]] = []
         self._done_ns = self._step_ns()
         """Time of steps until the end of the last one, as far as this monitor knows."""
@@ -75,19 +96,26 @@ class TimeLedger:
     # What the rank reports.
 
     def begin(self, at_ns: int) -> None:
-        """Notes a message of the rank. The first one begins the ledger."""
+        """Notes a message of the rank. The first one begins the ledger.
+
+        A message after the end of the rank's process is that of another process of the rank: it is STARTING again.
+        """
         if not self._began:
             self._began = True
             self._known.since_ns = self._at_ns = at_ns
         elif self._ended_ns is not None:
-            # Another process of the rank, or one that was taken for dead.
             self._advance(self._ended_ns)
             self._forget_sections()
             self._outside = Outside.STARTING
         self._ended_ns = None
 
     def attached(self, at_ns: int, anew: bool = False) -> None:
-        """Notes that the watch of the training began; `anew`: not for the first time, so no section is open."""
+        """Notes that the watch of the training began.
+
+        Args:
+            at_ns: when the watch began.
+            anew: the rank was watched before: the sections of that watch are open no more.
+        """
         self.begin(at_ns)
         self._advance(at_ns)
         self._known.attached = True
@@ -99,17 +127,24 @@ class TimeLedger:
         self._await_step()
 
     def detached(self, at_ns: int) -> None:
-        """Notes that the watch ended: no section is open any more."""
+        """Notes that the watch ended: the rank has closed all its sections, and no step is expected any more."""
         self.begin(at_ns)
         self._close(list(self._open), at_ns, was_seen=True)
         self._expects_steps = False
 
     def exited(self, at_ns: int) -> None:
-        """Notes that the rank's process ended: sections that were open have not ended, and their time stays theirs."""
+        """Notes that the rank's process ended. Sections that were open then never ended: they keep their time, and no
+        duration of them is counted."""
         self._ended_ns = at_ns
 
     def sections(self, now_open: Mapping[str, int], at_ns: int, iteration: int) -> None:
-        """Takes the open sections, each with its opening, as the rank reported them at `at_ns`."""
+        """Notes the open sections as the rank reported them.
+
+        Args:
+            now_open: by name, the moment of the opening.
+            at_ns: when the rank sent the report.
+            iteration: as the report has it; NO_ITERATION: it has none.
+        """
         self.begin(at_ns)
         before = self._open
         opened = [(since_ns, name) for name, since_ns in now_open.items() if before.get(name) != since_ns]
@@ -117,7 +152,8 @@ class TimeLedger:
         if opened:
             opened.sort()
             if closed:
-                # Reports between were lost. What has closed unseen is taken to have closed when the next one opened.
+                # Reports in between were lost. A section that has closed unseen is taken to have closed when the next
+                # one was opened.
                 self._close(closed, opened[0][0], was_seen=False)
             for since_ns, name in opened:
                 self._open_section(name, since_ns)
@@ -128,26 +164,30 @@ class TimeLedger:
         self._saw_all = True
 
     def iteration(self, iteration: int, at_ns: int) -> None:
-        """Takes an iteration that the training reports."""
+        """Notes an iteration that the training reports. After a restart the same one again says where it resumed."""
         self.begin(at_ns)
         if iteration == self._known.iteration and not self._restarted:
             return
         self._reach(iteration, at_ns, reported=True)
 
     def printed(self, iteration: int, steps: int, step_ns: int, at_ns: int, started_ns: int) -> None:
-        """Takes a step that the rank printed. Steps that it reports by sections win.
+        """Notes a step that the rank printed. Does nothing for a rank that reports steps by sections.
 
-        The first one begins the steps: how many were done before it is not known, and the time until then is setup.
+        The first printed step begins the steps. How many were done before is not known, and the time until then counts
+        as setup.
 
         Args:
-            iteration: NO_ITERATION where the line names none: then `steps` were done since the one before.
+            iteration: as printed; NO_ITERATION where the line names none: `steps` then says how many were done.
+            steps: how many steps were done since the line before; 0: not known.
             step_ns: how long a step takes, as printed; 0: not printed.
-            started_ns: when the rank was started: one that is no Python program reports nothing before.
+            at_ns: when the launcher read the line.
+            started_ns: when the rank was started. A rank that is no Python program reports nothing else, and its
+                account begins here.
         """
         if not self._began:
             self.begin(started_ns)
         if self._ended_ns is not None:
-            # It was read after the end of the process that printed it.
+            # The line was read after the end of the process that had printed it.
             at_ns = min(at_ns, self._ended_ns)
         if self._uses_steps or (iteration == NO_ITERATION and not steps):
             return
@@ -160,6 +200,7 @@ class TimeLedger:
             self._end_interval(steps, step_ns, at_ns)
 
     def _begin_printed(self, iteration: int, at_ns: int) -> None:
+        """Begins the steps with the first one that was printed."""
         self._advance(at_ns)
         known = self._known
         known.attached = True
@@ -174,7 +215,10 @@ class TimeLedger:
         self._await_step()
 
     def interrupted(self, at_ns: int) -> None:
-        """Notes that the wrapper interrupted the training. Time since the last sign of progress goes to `STALLED`."""
+        """Notes that the wrapper interrupted the training. Time since the last sign of progress goes to `STALLED`.
+
+        The time of a step that was not finished is lost: it is done again.
+        """
         self.begin(at_ns)
         if not self._is_called:
             return
@@ -188,15 +232,15 @@ class TimeLedger:
         self._restarted = True
 
     def restarts(self, at_ns: int) -> None:
-        """Notes that finalize and health check of the wrapper are done."""
+        """Notes that the wrapper waits for other ranks: `finalize` and the health check are done."""
         self.interrupted(at_ns)
-        # A wrapper says the same before its first call, which is no restart.
+        # A wrapper waits for the others before its first call too, which is no restart.
         if self._outside is Outside.FINALIZING:
             self._advance(at_ns)
             self._outside = Outside.RESTARTING
 
     def called(self, at_ns: int) -> None:
-        """Notes that the wrapper calls the training's function."""
+        """Notes that the wrapper calls the training's function: for the first time, or again after a restart."""
         self.begin(at_ns)
         self._is_called = True
         if self._outside in (Outside.FINALIZING, Outside.RESTARTING):
@@ -217,7 +261,8 @@ class TimeLedger:
     def pause(self, from_ns: int, until_ns: int) -> None:
         """Notes a stretch in which the monitor or the machine stood still.
 
-        It is not excluded yet: what the rank did meanwhile may be read later, and shows that only the monitor did.
+        The stretch is not excluded yet. What the rank sent meanwhile may be read later; it then shows that the monitor
+        alone stood still, and that the rank ran.
         """
         if not self._began:
             return
@@ -228,7 +273,13 @@ class TimeLedger:
     # What is known of it.
 
     def times(self, now_ns: int) -> RankTimes:
-        """The ledger now: exact until the rank's last change, and what the time since then belongs to."""
+        """Returns the ledger: exact until the rank's last change, with a note of what the time since then belongs to.
+
+        The value is a copy; later messages do not change its numbers.
+
+        Args:
+            now_ns: the monitor's present, up to which the rank is taken to be where it was.
+        """
         known = copy.copy(self._known)
         known.at_ns = self._at_ns
         if self._ended_ns is not None:
@@ -250,7 +301,10 @@ class TimeLedger:
     # Time.
 
     def _advance(self, until_ns: int) -> None:
-        """Gives the time until then to where the rank was: the innermost section, or none."""
+        """Gives the time until `until_ns` to where the rank was: to the innermost section, or to `_outside`.
+
+        Does nothing for a moment before the last change: a printed step may be read late.
+        """
         if until_ns <= self._at_ns:
             return
         if self._pause[1]:
@@ -265,15 +319,16 @@ class TimeLedger:
             self._known.section(self._inner).exclusive_ns += spent_ns
 
     def _pause_at(self, until_ns: int) -> None:
-        """Excludes the pause that was noted, if the next change of the rank came after it."""
+        """Excludes the pause that was noted, if the rank's next change, at `until_ns`, came after it."""
         from_ns, to_ns = self._pause
         if until_ns < to_ns:
-            # The rank ran then, and its monitor had not read it: at most what follows was a pause.
+            # The rank ran within the pause, and its monitor had not read that. At most the rest was a pause.
             self._pause = (max(from_ns, until_ns), to_ns)
             return
         self._exclude(to_ns)
 
     def _exclude(self, to_ns: int) -> None:
+        """Gives the time of the noted pause, up to `to_ns`, to EXCLUDED."""
         from_ns, _ = self._pause
         self._pause = (0, 0)
         self._advance(from_ns)
@@ -284,23 +339,25 @@ class TimeLedger:
             self._at_ns = to_ns
 
     def _step_ns(self) -> int:
-        """The time of steps so far, those included that do not count any more."""
+        """Returns the time of all steps so far, including those that were lost at a restart."""
         if self._uses_steps:
             return self._known.step.exclusive_ns
         return self._spent[Outside.PREPARING] + self._spent[Outside.BETWEEN]
 
     def _between_ns(self) -> int:
-        """The time in which a step was open or no section at all: that of the other sections is not among it."""
+        """Returns the time in which a step was the innermost section, or no section was open. By it the wait for the
+        next step is measured: an evaluation or a checkpoint in a section of its own is no part of the wait."""
         return self._known.step.exclusive_ns + self._spent[Outside.PREPARING] + self._spent[Outside.BETWEEN]
 
     def _await_step(self) -> None:
-        """Counts from now on how long a step is waited for."""
+        """Counts from now on how long a step is waited for. The next step is the first of its kind."""
         self._expects_steps = self._is_first = True
         self._stepped_ns = self._between_ns()
 
     # Sections.
 
     def _find_inner(self) -> None:
+        """Finds the open section that was opened last."""
         if self._open:
             self._inner = max(self._open, key=self._open.__getitem__)
             self._inner_ns = self._open[self._inner]
@@ -312,6 +369,7 @@ class TimeLedger:
         self._find_inner()
 
     def _open_section(self, name: str, since_ns: int) -> None:
+        """Notes that a section was opened. One that was opened earlier than the innermost stays outside of it."""
         self._advance(since_ns)
         if name == STEP:
             self._begin_step(since_ns)
@@ -320,6 +378,7 @@ class TimeLedger:
             self._inner, self._inner_ns = name, since_ns
 
     def _begin_step(self, since_ns: int) -> None:
+        """Notes that a step begins. With the first section `step`, what iterations had counted as steps is dropped."""
         if not self._uses_steps:
             # Until now reported iterations stood for steps. The last one was reported before the first step began.
             self._uses_steps = True
@@ -337,7 +396,8 @@ class TimeLedger:
         self._outside = Outside.BETWEEN
 
     def _close(self, names: list[str], at_ns: int, was_seen: bool) -> None:
-        """Closes sections. Durations whose end was not seen are not counted, but their time is."""
+        """Closes sections at `at_ns`. `was_seen`: the rank reported this end. Otherwise the end is a guess, and the
+        durations are not counted, though the time is."""
         self._advance(at_ns)
         saves = False
         for name in names:
@@ -354,9 +414,11 @@ class TimeLedger:
             self._known.saved_ns = self._step_ns() - self._known.lost_ns
 
     def _paused(self, since_ns: int, until_ns: int) -> int:
+        """Returns how many nanoseconds of a stretch were pauses."""
         return sum(max(0, min(to, until_ns) - max(start, since_ns)) for start, to in self._pauses)
 
     def _end_step(self, at_ns: int) -> None:
+        """Notes that a step is done: for the loss at a fault, and for the gap from one step to the next."""
         self._known.progress_ns = at_ns
         self._done_ns = self._step_ns()
         if not self._known.first_done_ns:
@@ -371,8 +433,14 @@ class TimeLedger:
     # Iterations.
 
     def _reach(self, iteration: int, at_ns: int, reported: bool, printed_ns: int = 0) -> None:
-        """Takes another iteration. `reported`: by the training, else carried by a report of sections. `printed_ns`:
-        how long a step takes, as the training has it; 0: not known."""
+        """Notes another iteration than the last one.
+
+        Args:
+            iteration: the iteration.
+            at_ns: when it was reported.
+            reported: the training reported it after the step; otherwise a report of sections carried it.
+            printed_ns: how long a step takes, as the training printed it; 0: not known.
+        """
         self._advance(at_ns)
         known = self._known
         before, known.iteration = known.iteration, iteration
@@ -386,18 +454,27 @@ class TimeLedger:
             known.step.count += iteration - before
         counted_ns = self._step_ns() - known.lost_ns
         if known.resumed == UNKNOWN or self._restarted:
-            # What is reported after a step is the step that was done. What is known before it was done already.
+            # An iteration that is reported after a step is the step that was done. One that is known before the first
+            # step of this process or call was done earlier.
             resumed = iteration
             if self._steps_of_call and reported:
                 resumed -= 1
             counted_ns = self._resume(resumed, counted_ns)
         elif known.points and iteration <= known.points[-1][0]:
-            # It counts anew, with each epoch for example: a later cycle is taken to resume within this count.
+            # The training counts anew, with each epoch for example. A later cycle is taken to resume within this count.
             known.points = [(iteration - 1, known.points[-1][1])]
         self._known.add_point(iteration, counted_ns)
 
     def _resume(self, resumed: int, counted_ns: int) -> int:
-        """Notes at which iteration the training resumed. Returns the time of steps that counts since the start."""
+        """Notes at which iteration the training resumed. Returns the time of steps that still counts then.
+
+        After a restart in process the steps from the resumed iteration on are done again, so the time that they took
+        before is lost.
+
+        Args:
+            resumed: the iteration that was complete when the training resumed.
+            counted_ns: the time of steps that counted until now.
+        """
         known = self._known
         if not self._restarted:
             known.resumed = resumed
@@ -415,7 +492,13 @@ class TimeLedger:
         return kept_ns + of_call_ns
 
     def _end_interval(self, steps: int, step_ns: int, at_ns: int) -> None:
-        """Counts the time since the last reported iteration as that of so many steps, of `step_ns` each if not 0."""
+        """Counts the time since the last reported iteration as that of `steps` steps.
+
+        Args:
+            steps: at least 1.
+            step_ns: how long each took; 0: they are taken to have been equally long.
+            at_ns: when the last of them was done.
+        """
         known = self._known
         since_ns = known.progress_ns
         if self._outside is Outside.PREPARING:

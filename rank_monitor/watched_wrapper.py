@@ -1,9 +1,14 @@
 """The known facts of the in-process wrapper of one rank, and the signs of progress that it makes expected. Pure.
 
-`watch.py` passes messages in, and makes deadlines of the signs. Moments are as there. What is judged in which phase
-says `contract/restart_phase.py: JUDGED`. What is older than the present call of the function belongs to an earlier one,
-so the order in which a reconnected rank reports its state makes no difference. Apart from the facts of the rank: few
-ranks have a wrapper, and its phases are a noun of their own.
+`watch.py` passes messages in, and makes deadlines of the signs. Moments are those of `watch.py`.
+
+The last `RestartReport` says in which phase the wrapper is, and since when; the table `JUDGED` in
+`contract/restart_phase.py` says what is judged in each phase. In the phases judged `SOFT` two signs are expected:
+progress of the main thread, and `ping()` once the function has called it in this call. In the phases judged `HARD` a
+callback must end.
+
+What the rank reported before the present call of the function belongs to an earlier call. So the order in which a
+reconnected rank reports its state makes no difference.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from rank_monitor.contract.wire.messages import RestartReport
 from rank_monitor.limits import MAX_LIMIT_S, nanoseconds
 
 MAIN_THREAD, PING = "progress of the main thread", "ping()"
+"""The words for the two expected signs, as they appear in verdicts."""
 _ENDS: Mapping[RestartPhase, str] = {
     RestartPhase.ASSIGNING: "rank_assignment",
     RestartPhase.INTERRUPTING: "the function after its interruption",
@@ -23,21 +29,34 @@ _ENDS: Mapping[RestartPhase, str] = {
     RestartPhase.COMPLETING: "completion",
     RestartPhase.LEAVING: "terminate",
 }
-"""Of the phases that are judged `HARD`: what must end."""
-_NONE = RestartReport(RestartPhase.NONE, 0, 0, False, 0.0, 0.0, 0.0, 0, "", 0.0)
+"""What must end in each phase that is judged `HARD`, in the words of verdicts."""
+_NONE = RestartReport(
+    phase=RestartPhase.NONE,
+    round=0,
+    began_ns=0,
+    is_timed=False,
+    soft_timeout_s=0.0,
+    hard_timeout_s=0.0,
+    grace_s=0.0,
+    entry_rank=0,
+    call_prefix="",
+    limit_s=0.0,
+)
+"""In the place of a report, of a rank without a wrapper."""
 
 
 class WatchedWrapper:
-    """The wrapper of a rank as the monitor knows it. At first there is none."""
+    """The wrapper of a rank as the monitor knows it. At first the rank has none."""
 
     def __init__(self) -> None:
         self.report = _NONE
-        """The last one."""
+        """The last report."""
         self.began_ns = 0
-        """When the present call of the function began, or another phase."""
+        """When the present call of the function began, or the phase without a call that goes on now."""
         self.since_ns = 0
         """When the present phase began."""
         self._ping_ns = 0
+        """When the function last called `ping()`; 0: never."""
 
     @property
     def judged(self) -> Judged:
@@ -46,7 +65,7 @@ class WatchedWrapper:
 
     @property
     def is_there(self) -> bool:
-        """Whether the rank can restart in process."""
+        """Whether the rank can restart in process: such a rank is asked to before it is killed."""
         return self.judged is not Judged.AS_WITHOUT
 
     @property
@@ -56,7 +75,7 @@ class WatchedWrapper:
 
     @property
     def slack_ns(self) -> int:
-        """Nanoseconds from asking the wrapper to restart to the kill; 0 if there is no wrapper."""
+        """Nanoseconds from the request to restart to the kill, which are the wrapper's; 0 if there is no wrapper."""
         if self.is_there:
             return nanoseconds(self.report.hard_timeout_s - self.report.soft_timeout_s)
         return 0
@@ -72,10 +91,11 @@ class WatchedWrapper:
             raise ProtocolError(f"restart: soft {soft_s!r} s, hard {hard_s!r} s and grace {grace_s!r} s do not fit")
 
     def note(self, report: RestartReport, began_ns: int, since_ns: int) -> bool:
-        """Takes over a report that was checked. Returns whether another call of the function or another phase began.
+        """Stores a report that was checked. Returns whether the rank reports another call of the function than before,
+        and a wrapper at all: what the rank reported of the earlier call is then to be discarded.
 
         Args:
-            began_ns: that of the report, limited as all moments are.
+            began_ns: `began_ns` of the report, limited as all moments of a rank are.
             since_ns: when the phase of the report began.
         """
         is_anew = report.began_ns != self.report.began_ns
@@ -83,19 +103,22 @@ class WatchedWrapper:
         return is_anew and self.is_there
 
     def note_none(self) -> None:
-        """Notes that the rank has no wrapper, or has no more: it may have become another program."""
+        """Notes that the rank has no wrapper, or none any more: the process may have become another program (exec)."""
         self.report = _NONE
 
     def ping(self, sent_ns: int) -> None:
-        """Handles a call of `ping()` by the training."""
+        """Notes a call of `ping()` by the training. An older one, which arrives late, changes nothing."""
         self._ping_ns = max(self._ping_ns, sent_ns)
 
     def expected_signs(self, has_stamps: bool, stamp_ns: int) -> list[tuple[str, int]]:
-        """The signs of progress that are expected now, each with the moment of the last one.
+        """Returns the signs of progress that are expected now, each with the moment of the last one.
+
+        Nothing is expected outside of the function, or while the training has switched its hang protection off
+        (`is_timed`). Each sign counts from the beginning of the phase at the earliest.
 
         Args:
             has_stamps: whether stamps of the main thread can be expected.
-            stamp_ns: when the main thread last executed bytecode, as far as known.
+            stamp_ns: when the main thread last executed bytecode, as far as is known.
         """
         if self.judged is not Judged.SOFT or not self.report.is_timed:
             return []
