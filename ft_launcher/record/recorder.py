@@ -204,7 +204,7 @@ class Recorder:
                 self.journal.report(events.InterruptedAgainEvent.of(message, cycle=cycle, rank=rank))
                 console_text.say(
                     f"rank {rank} has not ended {message.waited_s:.1f} s after its interruption "
-                    f"({message.reason}): interrupted again (--ft-interrupt-grace)"
+                    f"({message.why}): interrupted again (--ft-interrupt-grace)"
                 )
             case SectionTimes():
                 self.journal.report(events.SectionTimesEvent.of(message, cycle=cycle, rank=rank))

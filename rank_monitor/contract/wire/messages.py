@@ -1,7 +1,14 @@
 """Messages between a rank and its monitor, and the base class of all messages: each is a frozen dataclass.
 
 Knows no bytes (`codec.py`), no socket and no clock. All moments are nanoseconds of the sender's CLOCK_MONOTONIC, which
-is one clock for a whole machine. The monitor passes on to the launcher what is meant for it (`FROM_RANK_TO_LAUNCHER`).
+is one clock for a whole machine.
+
+**A connection** begins with `Hello`. The rank then sends what it has to report, and gets no answer but three: `Welcome`
+to a message that asks for the settings, `Refused` to one that cannot be used, and `InterruptAsked` when its wrapper is
+to restart. Nothing is acknowledged: after a loss or a reconnection the rank sends its whole state again, so each
+message must say what is so, not what has changed.
+
+**To the launcher** the monitor passes on, unchanged, the messages of `FROM_RANK_TO_LAUNCHER`.
 """
 
 from __future__ import annotations
@@ -12,15 +19,21 @@ from typing import Any, ClassVar
 
 from rank_monitor.contract.restart_phase import RestartPhase
 
-# Iterations are numbered from 0.
 NO_ITERATION = -1
+"""In the place of an iteration that is not known: iterations are numbered from 0."""
 
 
 class Message:
     """Base class of all messages. Each subclass has its number on the wire, `kind`, which is never given to another.
 
-    Below 16: records that `codec.py` packs; from 16 and from 96: client to monitor, 32: monitor to client, 48: agent to
-    monitor, 64: monitor to agent, 80: the template. 22 and 24 were those of messages that are gone.
+    - below 16: records that `codec.py` packs
+    - from 16 and from 96: client to monitor
+    - from 32: monitor to client
+    - from 48: agent to monitor
+    - from 64: monitor to agent
+    - from 80: launcher and template
+
+    22 and 24 were the numbers of messages that are gone.
     """
 
     kind: ClassVar[int]
@@ -41,12 +54,13 @@ FROM_RANK = frozenset({*range(32), *range(96, 112)})
 
 @dataclass(frozen=True)
 class Heartbeat(Message, kind=1):
-    """The rank is alive."""
+    """A sign of life of the training. Most frequent of all messages: 16 bytes, no body."""
 
 
 @dataclass(frozen=True)
 class Sections(Message, kind=2):
-    """The whole set of open sections, each with the moment it was opened. A sign of life too."""
+    """The whole set of open sections, each with the moment of its opening. A sign of life too. Sent when a section is
+    opened or closed, so it also says that all other sections are closed."""
 
     open: tuple[tuple[str, int], ...]
     iteration: int = NO_ITERATION
@@ -54,18 +68,19 @@ class Sections(Message, kind=2):
 
 @dataclass(frozen=True)
 class IterationReached(Message, kind=3):
-    """The training reports its iteration."""
+    """The training has finished this iteration. A sign of progress, but no heartbeat."""
 
     iteration: int
 
 
 FIRST_PERIOD_S = 5.0
-"""From one `Progress` to the next while the rank does not know the monitor's settings."""
+"""Seconds from one `Progress` to the next while the rank does not know the monitor's settings."""
 
 
 @dataclass(frozen=True)
 class Progress(Message, kind=4):
-    """The main thread last executed bytecode at `stamp_ns`. Not a sign of life of the training, only of the process."""
+    """The main thread last executed bytecode at `stamp_ns`. Sent by the watchdog's thread, so it is not a sign of life
+    of the training, only of the process. The same stamp again says that the main thread stands still."""
 
     stamp_ns: int
 
@@ -78,13 +93,21 @@ class RestartReport(Message, kind=98):
     """A rank's report of its phase and its limits in an in-process restart. Sent at every change of phase, and again
     after a reconnection, each time with the moment at which the phase began.
 
-    `round`: the round that the rank is in, or on its way to. `began_ns`: when the present call of the function began,
-    or another phase: what the rank opened or reported before is of an earlier one. `is_timed`: progress of the function
-    is expected, as long as it runs. `soft_timeout_s`, `hard_timeout_s`: by which the monitor judges the phase;
-    `grace_s`: from SIGTERM to SIGKILL. `member`: the rank at entry of the call. `prefix`: of the keys of the call in
-    the cycle's store, empty where the call uses another store. `limit_s`: the longest time from a fault to the next
-    start.
-    `reason`: why the rank gives up.
+    Monitor and agent keep the last report alone, and read it by the tables of `contract/restart_phase.py`.
+
+    Attributes:
+        phase: where the rank is.
+        round: the round that the rank is in, or on its way to.
+        began_ns: when the present call of the function began, or a phase without one. What the rank opened or reported
+            before belongs to an earlier call.
+        is_timed: progress of the function is expected, as long as it runs.
+        soft_timeout_s: without progress for so long the rank is asked to restart.
+        hard_timeout_s: without an end of a callback, or of the function after that request, the rank is killed.
+        grace_s: from SIGTERM to SIGKILL.
+        entry_rank: the rank's number at entry of the call, which it keeps for the whole call.
+        call_prefix: of the keys of the call in the cycle's store; empty where the call uses another store.
+        limit_s: the longest time from a fault to the next start.
+        reason: why the rank gives up; empty in other phases.
     """
 
     phase: RestartPhase
@@ -102,8 +125,17 @@ class RestartReport(Message, kind=98):
 
 @dataclass(frozen=True)
 class Hello(Message, kind=16):
-    """First message of a connection. `attached`: the training is watched already (the client reconnected). `restart`:
-    the last report of an in-process wrapper, which follows again as a message with its moment; None: there was none."""
+    """First message of a connection.
+
+    Attributes:
+        pid: of the sender. The monitor goes by the credentials that the kernel reports.
+        attached: the training is watched already: the client reconnected, or the monitor was replaced.
+        last_sign_ns: the last sign of life, where the training is watched.
+        got_first_sign: whether there was a sign of life since the watch began.
+        num_warmup_iterations: as in `Attach`.
+        restart: the last report of an in-process wrapper, which follows again as a message with its moment; None: there
+            was none.
+    """
 
     pid: int
     attached: bool = False
@@ -115,15 +147,19 @@ class Hello(Message, kind=16):
 
 @dataclass(frozen=True)
 class Attach(Message, kind=17):
-    """`init_workload_monitoring()`: judge from now on. Answered by `Welcome`."""
+    """`init_workload_monitoring()`: judge from now on. Answered by `Welcome`. `num_warmup_iterations`: first steps that
+    no learned limit judges; None: as configured."""
 
     num_warmup_iterations: int | None = None
 
 
 @dataclass(frozen=True)
 class LimitsSet(Message, kind=18):
-    """Limits in force from now on, in seconds (None: no limit). `learned` names those that were learned, as
-    `initial`, `subsequent`, `out_of_section` or `section:NAME`."""
+    """Limits in force from now on, in seconds (None: no limit). Sent when limits were learned or loaded.
+
+    `learned` names the limits that were learned: `initial`, `subsequent`, `out_of_section` or `section:NAME`. `state`
+    is the client's `state_dict`, for the journal.
+    """
 
     initial: float | None
     subsequent: float | None
@@ -135,12 +171,15 @@ class LimitsSet(Message, kind=18):
 
 @dataclass(frozen=True)
 class Detach(Message, kind=19):
-    """`shutdown_workload_monitoring()`: stop judging."""
+    """`shutdown_workload_monitoring()`: judge nothing any more, except that the rank exits (`teardown_timeout`)."""
 
 
 @dataclass(frozen=True)
 class RankException(Message, kind=20):
-    """An uncaught exception ends the rank. `before_group`: the rank has certainly made no process group until then."""
+    """An uncaught exception ends the rank. By it the launcher finds who failed first, and why.
+
+    `before_group`: the rank has certainly made no process group before the exception, so it cannot have lost a peer.
+    """
 
     type: str
     message: str
@@ -151,8 +190,12 @@ class RankException(Message, kind=20):
 
 @dataclass(frozen=True)
 class ProgramFailed(Message, kind=96):
-    """The rank's program has ended with an error, and its threads and exit functions are about to end. Sent before the
-    exception's text is made, which is the program's own code. `type`: of the exception; empty: none is known."""
+    """The rank's program has ended with an error, and its threads and exit functions are about to end. The launcher
+    limits these from now on.
+
+    Sent before the text of the exception is made: that is the program's own code, and may never return. `type`: of the
+    exception; empty: none is known.
+    """
 
     type: str
     traceback: str
@@ -162,8 +205,8 @@ class ProgramFailed(Message, kind=96):
 
 @dataclass(frozen=True)
 class LastOutput(Message, kind=29):
-    """The rank exits with an error and without an uncaught exception. `text`: the end of its standard error;
-    `before_group` as in `RankException`."""
+    """The rank exits with an error and without an uncaught exception: it may have printed its error itself. `text`: the
+    end of its standard error; `before_group` as in `RankException`."""
 
     text: str
     before_group: bool = False
@@ -171,12 +214,14 @@ class LastOutput(Message, kind=29):
 
 @dataclass(frozen=True)
 class Returned(Message, kind=31):
-    """The rank's program has returned, its threads and exit functions too: now its connections to other ranks end."""
+    """The rank's program has returned, its threads and exit functions too. Its connections to other ranks end now: an
+    error of another rank about a lost peer may be a consequence, although this rank's process has not ended yet."""
 
 
 @dataclass(frozen=True)
 class ControlRequest(Message, kind=21):
-    """A request of the training to the launcher: `exclude_this_node`, `stop_job` or `restart`."""
+    """A request of the training to the launcher. `action`: `exclude_this_node`, `stop_job` or `restart`; `description`:
+    the reason, for log and journal."""
 
     action: str
     description: str
@@ -195,31 +240,34 @@ class ModulesImported(Message, kind=97):
 
 @dataclass(frozen=True)
 class Ping(Message, kind=23):
-    """The training reports progress by itself; the first one of an iteration makes the next ones expected."""
+    """The wrapped function has called `ping()`: it reports progress by itself. The first one in a round makes further
+    ones expected."""
 
 
 @dataclass(frozen=True)
 class InterruptedAgain(Message, kind=28):
     """An in-process wrapper interrupted its function again, although that may cut off a cleanup: the function had not
-    ended `waited_s` seconds after the interruption was due. `iteration`: the round. `why`: what held it back. `stack`:
-    of the main thread."""
+    ended `waited_s` seconds after the interruption was due. `iteration`: the round (NVIDIA's word). `why`: what held
+    the interruption back. `stack`: of the main thread. The names are those of the journal's event."""
 
     iteration: int
     waited_s: float
-    reason: str
+    why: str
     stack: str
 
 
 @dataclass(frozen=True)
 class GroupMade(Message, kind=27):
-    """The training made its default process group; `backends` as torch has them, `cpu:gloo,cuda:nccl` for example."""
+    """The training made its default process group. `backends`: as torch has them, `cpu:gloo,cuda:nccl` for example.
+    The launcher then knows that the rank has begun, and by which library its ranks wait for each other."""
 
     backends: str
 
 
 @dataclass(frozen=True)
 class LogTo(Message, kind=30):
-    """The file to which the monitor also writes its log of this rank; an in-process wrapper asks for it."""
+    """The file to which the monitor is also to write its log of this rank. An in-process wrapper asks for it
+    (`monitor_process_logfile`); the path is a rank's word."""
 
     path: str
 
@@ -228,8 +276,9 @@ class LogTo(Message, kind=30):
 class SectionTimes(Message, kind=25):
     """The timings of straggler detection in this rank since its last report.
 
-    `sections`: by name `med_ms`, `num`, and the scores `relative` and `individual`; `gpu`: these two for the kernels.
-    A score is in (0, 1], or None where there is none.
+    `sections`: by name, the median `med_ms`, the number `num`, and the scores `relative` (to other ranks) and
+    `individual` (to this rank's own past). `gpu`: these two scores for the kernels. A score is in (0, 1]; None: there
+    is none.
     """
 
     sections: dict[str, Any]
@@ -240,8 +289,9 @@ class SectionTimes(Message, kind=25):
 class ResultInDoubt(Message, kind=26):
     """A step of this rank gave an unexpected result, possibly because of its device; the job is about to end for it.
 
-    `finding`: `reproducible` (another device has to compute the step), `same_device` (the next one was the same), or
-    `persistent_error` (another device computed something else). `rank` had it, on `device` of `node`.
+    `finding`: `reproducible` (another device has to compute the step), `same_device` (the process that was to compute
+    the step again ran on the same device), or `persistent_error` (another device computed something else). `rank` had
+    the result, on `device` of `node`.
     """
 
     finding: str
@@ -273,7 +323,8 @@ FROM_RANK_TO_LAUNCHER = (
 
 @dataclass(frozen=True)
 class InterruptAsked(Message, kind=34):
-    """Asks the in-process wrapper to restart the training, which makes no progress. `limit`: as in `Verdict`."""
+    """Asks the in-process wrapper to restart the training, which makes no progress. `limit`: the limit that was
+    exceeded, as in `Verdict`; `reason`: the text of the verdict."""
 
     limit: str
     reason: str
@@ -281,7 +332,7 @@ class InterruptAsked(Message, kind=34):
 
 @dataclass(frozen=True)
 class Welcome(Message, kind=32):
-    """The settings in force, as JSON of `MonitorSettings`, and the cycle."""
+    """The answer to `Attach`: the settings in force, as JSON of `MonitorSettings`, and the cycle."""
 
     settings: dict[str, Any]
     cycle: int
@@ -289,6 +340,6 @@ class Welcome(Message, kind=32):
 
 @dataclass(frozen=True)
 class Refused(Message, kind=33):
-    """The reason why a message or a connection was refused."""
+    """The reason why a message or a connection was refused. The connection is closed where it is not the rank's."""
 
     reason: str

@@ -140,9 +140,7 @@ class Sidecar:
                 self._start = replace(self._start, attached=message.attached)
                 self.client_pid = message.pid
             case InterruptedAgain():
-                self._say(
-                    f"interrupted again after {message.waited_s:.1f} s: {message.reason}; it is at\n{message.stack}"
-                )
+                self._say(f"interrupted again after {message.waited_s:.1f} s: {message.why}; it is at\n{message.stack}")
             case ControlRequest():
                 self._say(f"the request {message.action} is not acted on: no launcher started this rank")
 
