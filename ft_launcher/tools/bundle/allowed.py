@@ -1,8 +1,12 @@
-"""What of a journal's events, and of what a running job says of itself, may be passed on to others. Pure.
+"""Lets through what of a journal's events, and of a job's own answers, may be passed on to other people. Pure.
 
-Of an event only the fields pass whose marks allow that (`record/events/sharing.py`). Texts pass only where this program
-wrote them, or where they have the form of a name, a number or a place in a program; texts in free words of ranks, users
-and commands pass where the user asks for them.
+`tools/commands/bundle.py` sends every event and answer through here before anything is written. A bundle leaves the
+user's site, so the rule is an allow-list: a field that is not marked is not passed on, and an event of a kind that this
+release does not know is left out whole. The marks are beside the fields (`record/events/sharing.py`).
+
+A text passes where this program wrote it, or where it has the form of a name, a number or a location in a program. Free
+words of ranks, users and commands (messages of exceptions, arguments, requests) pass only where the user asks for them
+(`--with-texts`): they may hold secrets.
 """
 
 from __future__ import annotations
@@ -17,19 +21,22 @@ from ft_launcher.record.events.sharing import Sharing, sharing_of
 
 Facts = Mapping[str, Any]
 
+# The forms that a text must have in full to pass: a frame of a stack, an error with its location, a name.
 _FRAME = re.compile(r"[\w./<>+-]{1,300}:\d{1,9} in [\w.<>]{1,200}")
 _ERROR = re.compile(r"([\w.]{1,100}|loss is not finite)( at [\w./<>+ -]{1,300}:\d{1,9})?")
 _SAME_ERROR = "the same error "
-"""With it the restart policy begins a reason that quotes an error."""
+"""The restart policy begins a reason with these words where it quotes an error."""
 _OF_SAME_ERROR = re.compile(rf"{_SAME_ERROR}[\w ,]{{1,100}}: {_ERROR.pattern}( at iteration -?\d{{1,20}})?")
 _TRACEBACK_LINE = re.compile(r'\s*File "([\w./<>+ -]{1,300})", line (\d{1,9}), in ([\w.<>]{1,200})')
 _NAME = re.compile(r"[\w.:/<>\[\] +~()-]{1,100}")
 
 
 def _words(text: str) -> frozenset[str]:
+    """Returns the words of a text, as a set."""
     return frozenset(text.split())
 
 
+# The keys that pass of a value with further values in it.
 _OF_RANK = _words(
     "rank local_rank pid place exit_code died_at verdict_at exception_at was_stopped killed_by_us frames process "
     "groups state iteration sections sign_age_s reading_age_s"
@@ -50,12 +57,12 @@ _OF_STATUS = _words(
 
 
 def of_event(event: str, facts: Facts, with_texts: bool = False) -> dict[str, Any] | None:
-    """Returns what of an event may be passed on; None: nothing, this release does not know it.
+    """Returns what of an event may be passed on; None: this release does not know the event, so nothing may.
 
     Args:
         event: its name.
         facts: its fields, as a journal has them.
-        with_texts: the user asks for the texts in free words, too.
+        with_texts: whether the user asks for texts in free words, too.
     """
     kind = EVENTS.get(event)
     if kind is None:
@@ -75,7 +82,7 @@ def of_event(event: str, facts: Facts, with_texts: bool = False) -> dict[str, An
 
 
 def _part(name: str, facts: Facts) -> dict[str, Any]:
-    """Returns a field that is marked to be passed on in part; empty where nothing of it passes."""
+    """Returns the field `name`, which may be passed on in part; empty where nothing of it passes."""
     if name == "reason":
         return _reason(facts)
     if name == "what":
@@ -89,14 +96,15 @@ def of_status(status: Facts) -> dict[str, Any]:
     """Returns what of `/status.json` may be passed on."""
     found = _in_part({name: value for name, value in status.items() if name in _OF_STATUS})
     faults = [fault for fault in _list(status.get("faults")) if isinstance(fault, Mapping)]
-    # Unlike the event, a fault here does not tell which limit was exceeded: its words may be those of a wrapper.
+    # A fault in the status does not say which limit was exceeded, as the event does. So its words may be those of a
+    # wrapped rank, and only its kind passes.
     found["faults"] = [(of_event("fault", fault) or {}) | {"what": _kind_in_words(fault)} for fault in faults]
     return found
 
 
 def of_stacks(answer: Facts) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Returns what of an answer to `/stacks` may be passed on: ranks at the same place together, and how far ranks are
-    in each process group."""
+    """Returns what of an answer to `/stacks` may be passed on: groups of ranks at the same location, and how far ranks
+    are in each process group."""
     groups = [group for group in _list(answer.get("groups")) if isinstance(group, Mapping)]
     table = answer.get("collectives")
     if not isinstance(table, Mapping):
@@ -106,37 +114,41 @@ def of_stacks(answer: Facts) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 
 
 def _in_part(facts: Facts) -> dict[str, Any]:
-    """Returns the facts, of those that hold words of others only the parts that are numbers, names and places."""
+    """Returns facts, reduced to numbers, names and locations where they may hold words of others."""
     return {name: _PARTS[name](value) if name in _PARTS else value for name, value in facts.items()}
 
 
 def _reason(facts: Facts) -> dict[str, Any]:
-    """Returns the reason of a decision, unless words of a rank or of a program may be in it."""
+    """Returns the reason of a decision, unless it may hold words of a rank or of a program."""
     if _is_asked_for(facts) or _quotes_an_error(facts):
         return {}
     return {"reason": facts["reason"]}
 
 
 def _is_asked_for(facts: Facts) -> bool:
-    """Whether a decision is about a request of a rank, or may be: then its reason quotes that rank."""
+    """Returns whether a decision is, or may be, about a request of a rank. Its reason then quotes the rank."""
     inputs = facts.get("inputs")
     return not isinstance(inputs, Mapping) or "request" in inputs
 
 
 def _quotes_an_error(facts: Facts) -> bool:
-    """Whether a decision's reason quotes an error that is no type and place: then a program's words are in it."""
+    """Returns whether a decision's reason quotes more of an error than its type and location: a program wrote those
+    words."""
     reason = str(facts.get("reason", ""))
     return reason.startswith(_SAME_ERROR) and not _OF_SAME_ERROR.fullmatch(reason)
 
 
 def _is_ours(fault: Facts) -> bool:
-    """Whether this program wrote all of what a fault says: no exception, and no reason of an in-process wrapper."""
+    """Returns whether this program wrote all of a fault's text.
+
+    Not ours: the text of an exception, and a reason that an in-process wrapper gave.
+    """
     what = str(fault.get("what", ""))
     return fault.get("kind") != "exception" and fault.get("limit") != "in_process" and "raised" not in what
 
 
 def _what(fault: Facts) -> Any:
-    """Returns what a fault says, where it is ours; else the kind of the fault."""
+    """Returns the text of a fault where it is ours, else its kind."""
     if _is_ours(fault):
         return fault["what"]
     return _kind_in_words(fault)
@@ -153,25 +165,28 @@ def _kind_in_words(fault: Facts) -> str:
 
 
 def _traceback(value: Any) -> list[str]:
-    """Returns the places in a traceback, without its source lines and the message."""
+    """Returns the locations in a traceback, without its source lines and its message."""
     return _in_traceback(str(value).splitlines())
 
 
 def _detail(value: Any) -> list[str]:
-    """Returns the places among the lines that the console shows of a fault: frames of a hang, or of a traceback."""
+    """Returns the locations among the lines that the console shows of a fault: frames of a hang, or of a traceback."""
     return _frames(value) or _in_traceback(line for line in _list(value) if isinstance(line, str))
 
 
 def _in_traceback(lines: Iterable[str]) -> list[str]:
+    """Returns the locations in the lines of a traceback, in the form of a frame."""
     found = [_TRACEBACK_LINE.match(line) for line in lines]
     return [f"{place[1]}:{place[2]} in {place[3]}" for place in found if place is not None]
 
 
 def _frames(value: Any) -> list[str]:
+    """Returns the texts of a list that have the form of a frame."""
     return [frame for frame in _list(value) if isinstance(frame, str) and _FRAME.fullmatch(frame)]
 
 
 def _numbers(value: Any) -> list[int]:
+    """Returns the whole numbers of a list."""
     return [number for number in _list(value) if type(number) is int]
 
 
@@ -183,11 +198,12 @@ def _ranks(value: Any) -> list[Any]:
 
 
 def _groups(value: Any) -> dict[str, Any]:
+    """Returns process groups with the fields that may be passed on."""
     return {name: _only(group, _OF_GROUP) for name, group in _facts(value).items() if isinstance(group, Mapping)}
 
 
 def _inputs(value: Any) -> Any:
-    """Returns what a decision was made of, without the words of a request or of an error."""
+    """Returns what a decision was made from, without words of a request or of an error."""
     if not isinstance(value, Mapping):
         return None
     found = dict(value)
@@ -199,7 +215,7 @@ def _inputs(value: Any) -> Any:
 
 
 def _happened(value: Any) -> dict[str, Any]:
-    """Returns what a decision about a restart in process followed from, without the words of a rank."""
+    """Returns what a decision about a restart in process followed from, without words of a rank."""
     value = _facts(value)
     found = _named(value, _OF_HAPPENED)
     if isinstance(value.get("message"), Mapping):
@@ -208,7 +224,7 @@ def _happened(value: Any) -> dict[str, Any]:
 
 
 def _known(value: Any) -> dict[str, Any]:
-    """Returns what was known before that decision, without the words of ranks."""
+    """Returns what was known before such a decision, without words of ranks."""
     if not isinstance(value, Mapping):
         return {}
     wrappers = [part for part in _list(value.get("wrappers")) if isinstance(part, Mapping)]
@@ -216,49 +232,57 @@ def _known(value: Any) -> dict[str, Any]:
 
 
 def _follows(value: Any) -> list[dict[str, Any]]:
-    """Returns the steps of that decision, without their reasons."""
+    """Returns the steps of such a decision, without their reasons."""
     return [_named(step, _OF_STEP) for step in _list(value) if isinstance(step, Mapping)]
 
 
 def _each(names: frozenset[str]) -> Callable[[Any], list[dict[str, Any]]]:
+    """Returns a function that keeps only the keys `names` of each mapping in a list."""
     return lambda value: [_only(part, names) for part in _list(value) if isinstance(part, Mapping)]
 
 
 def _only(facts: Facts, names: frozenset[str]) -> dict[str, Any]:
+    """Returns the facts with these names."""
     return {name: value for name, value in facts.items() if name in names}
 
 
 def _named(facts: Facts, names: frozenset[str]) -> dict[str, Any]:
-    """Returns the facts with these names; of texts only those that have the form of a name."""
+    """Returns the facts with these names, without texts that do not have the form of a name."""
     return {name: value for name, value in _only(facts, names).items() if not isinstance(value, str) or _name(value)}
 
 
 def _process(value: Any) -> dict[str, Any]:
+    """Returns the state of a process in /proc."""
     return _only(_facts(value), _OF_PROCESS)
 
 
 def _name(value: Any) -> str | None:
+    """Returns a text that has the form of a name; None for anything else."""
     return value if isinstance(value, str) and _NAME.fullmatch(value) else None
 
 
 def _names(value: Any) -> dict[str, str]:
-    """Returns a mapping of names to names."""
+    """Returns the entries of a mapping of which key and value have the form of names."""
     return {name: text for name, text in _facts(value).items() if _name(name) and _name(text)}
 
 
 def _environment(value: Any) -> dict[str, str]:
+    """Returns the variables that may be passed on, as `record/surroundings.py` chooses them."""
     return surroundings.environment({name: text for name, text in _facts(value).items() if isinstance(text, str)})
 
 
 def _error(value: Any) -> str:
+    """Returns an error that is only type and location; empty for anything else."""
     return value if isinstance(value, str) and _ERROR.fullmatch(value) else ""
 
 
 def _list(value: Any) -> Iterable[Any]:
+    """Returns `value` if it is a list, else an empty one: anyone may have written a journal."""
     return value if isinstance(value, list) else []
 
 
 def _facts(value: Any) -> Facts:
+    """Returns `value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -280,4 +304,5 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "versions": _names,
     "why": _each(frozenset({"rank", "member", "interruption"})),
 }
-"""Name of a field -> the part of its value that is passed on; `reason` and `what` have functions of their own."""
+"""Field -> the part of its value that is passed on. `reason` and `what` depend on other fields and have functions of
+their own."""

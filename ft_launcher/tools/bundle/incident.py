@@ -1,6 +1,7 @@
-"""What a bundle says of a job, and the page of it that is read first. Pure.
+"""Adds up what a bundle says of a job, and writes the page that its reader opens first. Pure.
 
-Takes only what `allowed.py` lets pass.
+`tools/commands/bundle.py` gives it only what `allowed.py` let pass, and writes its page into the bundle. Even so a
+journal may be malformed: a value that does not fit is left out, and no text can break out of its cell of a table.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ from rank_monitor.contract.rounds.barrier import ranges_of
 Facts = Mapping[str, Any]
 
 _MAX_FAULTS, _MAX_HANGS, _MAX_NODES, _MAX_CHANGES = 20, 3, 64, 20
-"""Of each the latest are on the page; the journals in the bundle have more."""
+"""How many of each are on the page: faults, hangs, nodes, changes of health. The latest ones; the journals in the
+bundle have all."""
 _MAX_TEXT = 200
-"""Characters of a cell of a table."""
+"""Characters in a cell of a table."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """An event of a node, as it may be passed on."""
+    """An event of a node, as it may be passed on.
+
+    Attributes:
+        t: when it was written (seconds since 1970).
+        node: the host that wrote it.
+        facts: its fields.
+    """
 
     t: float
     node: str
@@ -36,11 +44,14 @@ class Incident:
     """What is known of a job.
 
     Attributes:
-        run_ids: of the events.
-        began, ended: of the first and the last event, seconds since 1970; None: there was none.
+        run_ids: of the events, in the order in which they came.
+        nodes: node -> the event `job_start` of its launcher.
+        began, ended: the first and the last event (seconds since 1970); None: there was none.
         exit_codes: node -> its launcher's exit code.
-        status: of the job that runs, as it may be passed on; empty: none was asked.
-        live: groups of ranks at the same place, of the job that runs.
+        faults, hangs, changes: the latest events of each sort; `changes` are those about health.
+        decisions: node and cycle -> the decision.
+        status: of the running job, as it may be passed on; empty: no job was asked.
+        live: groups of ranks at the same location, of the running job.
         collectives: how far its ranks are in each process group.
     """
 
@@ -58,7 +69,7 @@ class Incident:
     collectives: Sequence[Facts] = ()
 
     def add(self, event: str, t: float, run_id: str, node: str, facts: Facts) -> None:
-        """Takes an event, as it may be passed on."""
+        """Adds an event, as it may be passed on."""
         if run_id and run_id not in self.run_ids:
             self.run_ids.append(run_id)
         if self.began is None or t < self.began:
@@ -85,9 +96,9 @@ def page(incident: Incident, made: float, version: str, contents: Sequence[tuple
     """Returns the page in Markdown.
 
     Args:
-        made: when: seconds since 1970.
-        version: of the launcher that writes it.
-        contents: the names of the files of the bundle, and what is in each.
+        made: when the bundle is written (seconds since 1970).
+        version: the version of the launcher that writes it.
+        contents: the files of the bundle, and what is in each.
     """
     lines = [
         f"# Incident: {', '.join(incident.run_ids) or 'a job'}",
@@ -108,7 +119,7 @@ def page(incident: Incident, made: float, version: str, contents: Sequence[tuple
 
 
 def stacks(incident: Incident) -> str:
-    """Returns where the ranks are and were, as text."""
+    """Returns where the ranks are, and where they were at the last hangs, as text; empty: nothing is known."""
     lines: list[str] = []
     if incident.live:
         lines += ["Now:", *_groups(incident.live), ""]
@@ -119,6 +130,7 @@ def stacks(incident: Incident) -> str:
 
 
 def _summary(incident: Incident) -> list[tuple[str, str]]:
+    """Returns the rows of the first table: time, nodes, state, exit codes."""
     rows = [
         ("events", f"{_time(incident.began)} to {_time(incident.ended)}"),
         ("nodes", ", ".join(sorted(incident.nodes)) or str(incident.status.get("node", "unknown"))),
@@ -132,6 +144,7 @@ def _summary(incident: Incident) -> list[tuple[str, str]]:
 
 
 def _faults(incident: Incident) -> list[str]:
+    """Returns the table of faults, each with the decision about it; empty without faults."""
     if not incident.faults:
         return []
     rows = []
@@ -149,6 +162,7 @@ def _faults(incident: Incident) -> list[str]:
 
 
 def _stacks(incident: Incident) -> list[str]:
+    """Returns the part of the page with stacks; empty where nothing is known."""
     text = stacks(incident)
     if not text:
         return []
@@ -156,7 +170,7 @@ def _stacks(incident: Incident) -> list[str]:
 
 
 def _collectives(incident: Incident) -> list[str]:
-    """Returns how far the ranks are in each process group, or were at the last hang, as torch's recorder has it."""
+    """Returns how far the ranks are in each process group, or were at the last hang; empty where nothing is known."""
     title, found = "Collectives now", list(incident.collectives)
     if not found and incident.hangs:
         title = "Collectives at the last hang"
@@ -172,6 +186,7 @@ def _collectives(incident: Incident) -> list[str]:
 
 
 def _health(incident: Incident) -> list[str]:
+    """Returns the table of health checks that had something to report; empty without any."""
     rows = []
     for seen in incident.changes:
         for reading in _readings(seen.facts):
@@ -182,7 +197,7 @@ def _health(incident: Incident) -> list[str]:
 
 
 def _readings(facts: Facts) -> list[Facts]:
-    """Returns the readings of an event about health; none where a journal does not fit: anyone may have written it."""
+    """Returns the readings of an event about health; none where the event does not fit."""
     readings = facts.get("readings", [facts])
     if not isinstance(readings, list):
         return []
@@ -190,6 +205,7 @@ def _readings(facts: Facts) -> list[Facts]:
 
 
 def _surroundings(incident: Incident) -> list[str]:
+    """Returns tables of versions, environment and limits, one row for each node."""
     lines = []
     for title, name in (("Versions", "versions"), ("Environment", "environment"), ("Limits in seconds", "limits")):
         rows = []
@@ -203,7 +219,7 @@ def _surroundings(incident: Incident) -> list[str]:
 
 
 def _scene(hang: Seen) -> dict[str, Any]:
-    """Returns where the ranks were, an empty scene where a journal does not fit: anyone may have written it."""
+    """Returns where the ranks were at a hang; an empty scene where the event does not fit."""
     try:
         return scene_of(hang.facts.get("ranks", []))
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -211,12 +227,14 @@ def _scene(hang: Seen) -> dict[str, Any]:
 
 
 def _numbered(ranks: Any) -> str:
+    """Returns ranks in words, such as `0-3, 7`; empty where they are no list."""
     if not isinstance(ranks, (list, tuple)):
         return ""
     return ranges_of(rank for rank in ranks if type(rank) is int)
 
 
 def _groups(groups: Iterable[Facts]) -> list[str]:
+    """Returns groups of ranks with their frames, in lines."""
     lines = []
     for group in groups:
         lines.append(f"  rank {_numbered(group.get('ranks'))}:")
@@ -225,6 +243,7 @@ def _groups(groups: Iterable[Facts]) -> list[str]:
 
 
 def _time(t: float | None) -> str:
+    """Returns a moment as date and time in UTC."""
     try:
         return datetime.fromtimestamp(t or 0.0, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -232,13 +251,14 @@ def _time(t: float | None) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], most: int = _MAX_TEXT) -> list[str]:
+    """Returns a table in Markdown, and an empty line."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(_cell(text, most) for text in row)} |" for row in rows]
     return [*lines, ""]
 
 
 def _cell(text: str, most: int) -> str:
-    """Returns a text that cannot end its cell: the words of others may be in it, where the user asked for them."""
+    """Returns a text that cannot end its cell or begin markup: it may be a rank's, where the user asked for texts."""
     flat = " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")").replace("`", "'")
     if len(flat) > most:
         return f"{flat[:most]}..."

@@ -1,7 +1,8 @@
-"""`ft_launcher bundle`: one file with what others need to look at an incident, and only what may be passed on.
+"""`ft_launcher bundle`: writes one file with what other people need to look at an incident, and only what may be passed
+on.
 
-`cli.py` runs it. Reads journals as streams, asks a job that runs, and writes the file at once; `tools/bundle/` says
-what may be in it.
+`cli.py` runs it. It reads journals as streams, asks a running job where its ranks are, and writes a zip file that
+appears under its name only when it is complete. `tools/bundle/` decides what may be in it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from ft_launcher.tools.bundle.incident import Incident, page, stacks
 from ft_launcher.tools.commands.status import RunningJob, running_job
 
 _MAX_BYTES = 64 << 20
-"""Of all journals in a bundle, before it is compressed: some 5 MB then, which a mail takes."""
+"""Bytes of all journals in a bundle before they are compressed. They become some 5 MB, which a mail takes."""
 _MAX_JOURNALS = 1024
+"""Journals of which a slice is in the bundle."""
 _SHARE_OF_HEAD = 8
-"""One part of so many is for the begin of the journal: the start of the job and of its first cycles."""
+"""Of a slice, one part in so many is for the begin of a journal: the start of the job and of its first cycles."""
 _PAGE = "incident.md"
 _NO_TEXTS = "without texts of ranks, users and commands (--with-texts)"
 _TEXTS = "WITH texts of ranks, users and commands, which may hold anything: read them before passing this on"
@@ -53,8 +55,8 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
     """Writes the file and prints its name.
 
     Raises:
-        UsageError: the file exists or cannot be written, RUN has no journal, or several jobs run here that it may be.
-        SystemExit: with 4 where RUN is neither a file nor a job.
+        UsageError: the file exists or cannot be written, RUN has no journal, or RUN means several running jobs.
+        SystemExit: with 4 where RUN is neither a file nor a running job.
     """
     if output.exists() and not force:
         raise _exists(output)
@@ -80,10 +82,14 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
 
 
 def _ask(job: RunningJob, incident: Incident) -> tuple[list[Path], str]:
-    """Asks a job where its ranks are; returns the folder of its journal, if it has a file, and its run id."""
+    """Asks a running job where its ranks are. Returns the folder of its journal, if the journal has a file, and its run
+    id.
+
+    A job that ends meanwhile answers nothing more, which is no error.
+    """
     incident.status = allowed.of_status(job.status)
     paths: list[Path] = []
-    with contextlib.suppress(OSError):  # no rank runs now, or it has just ended
+    with contextlib.suppress(OSError):  # no rank runs now, or the job has just ended
         incident.live, incident.collectives = allowed.of_stacks(job.ask("/stacks"))
     with contextlib.suppress(OSError):
         path = job.ask("/journal").get("path")
@@ -100,7 +106,14 @@ def _journals(
     findings: Problems,
     with_texts: bool,
 ) -> Iterator[tuple[str, str]]:
-    """Writes a slice of each journal; yields its name and what is in it."""
+    """Writes a slice of each journal into the archive. Yields the name of each slice, and what is in it.
+
+    Args:
+        run_id: only events of this job are taken; None: of all jobs.
+        incident: gets every event that passes.
+        findings: collects what is wrong with the files.
+        with_texts: whether texts in free words may pass.
+    """
     journals = journals_in(paths)
     left_out = journals[_MAX_JOURNALS:]
     if left_out:
@@ -120,7 +133,7 @@ def _journals(
             lines.add(_line(entry.event, entry.v, entry.t, facts))
         if count == 0:
             continue
-        # Nodes in containers may have one name, and names of files may hold anything.
+        # Numbered, since nodes in containers may have one name, and names of files may hold anything.
         name = f"journals/{number}.jsonl"
         archive.writestr(name, b"".join(lines.lines()))
         missing = f", without {lines.left_out} in the middle" if lines.left_out else ""
@@ -128,15 +141,16 @@ def _journals(
 
 
 def _line(event: str, v: int, t: float, facts: dict[str, Any]) -> bytes:
+    """Returns a line of a journal."""
     return json.dumps({"v": v, "t": t, "event": event} | facts).encode() + b"\n"
 
 
 @contextlib.contextmanager
 def _written_at_once(output: Path, force: bool) -> Iterator[Any]:
-    """A context with a file that gets its name when it is complete; after an error there is none.
+    """Context with a file that gets its name when it is complete. After an error there is no file.
 
     Raises:
-        UsageError: it cannot be written, or another one has the name meanwhile.
+        UsageError: it cannot be written, or another file took the name meanwhile.
     """
     try:
         descriptor, name = tempfile.mkstemp(prefix=".ft-bundle-", dir=output.parent)
@@ -159,14 +173,18 @@ def _written_at_once(output: Path, force: bool) -> Iterator[Any]:
 
 
 def _exists(output: Path) -> UsageError:
+    """Returns the error about a file that exists already."""
     return UsageError(f"{output} exists", "Give another name, or --force to replace it")
 
 
 class Slice:
-    """Takes the lines of a journal in their order, and keeps at most `most` bytes of them.
+    """Keeps the first and the latest lines of a journal, and drops lines in the middle.
+
+    Args:
+        most: bytes that are kept at most.
 
     Attributes:
-        left_out: how many lines are missing between the first and the latest ones.
+        left_out: how many lines were dropped.
     """
 
     def __init__(self, most: int) -> None:
@@ -177,7 +195,7 @@ class Slice:
         self._tail_room = most - self._head_room
 
     def add(self, line: bytes) -> None:
-        """Takes the next line."""
+        """Adds the next line."""
         if not self._tail and len(line) <= self._head_room:
             self._head_room -= len(line)
             self._head.append(line)
@@ -189,5 +207,5 @@ class Slice:
             self.left_out += 1
 
     def lines(self) -> list[bytes]:
-        """Returns what was kept."""
+        """Returns the lines that were kept, in their order."""
         return [*self._head, *self._tail]

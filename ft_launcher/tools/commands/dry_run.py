@@ -1,6 +1,7 @@
 """Describes what the launcher would start on this node: command, environment, start and limits of each rank. Pure.
 
-`cli.py` prints it for `--ft-dry-run`. Nothing is started, and no other node is asked.
+`cli.py` prints it for `--ft-dry-run`. Nothing is started, and no other node is asked, so values that the rendezvous
+decides are shown as such.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ft_launcher.settings import rank_program
 from ft_launcher.settings.job_settings import Job
 from rank_monitor.contract.settings.config import MonitorSettings
 
-# The rendezvous decides these values, and a dry run takes part in none.
+# In place of values that the rendezvous decides: a dry run takes part in none.
 _AT_THE_START = "(known at the start)"
 
 
@@ -22,7 +23,7 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
     """Returns lines about the job, then about each rank of this node.
 
     Args:
-        environ: the launcher's own environment, which the ranks get too.
+        environ: the launcher's own environment, which the ranks inherit.
     """
     config = job.launch_config
     if config.min_nodes == config.max_nodes:
@@ -48,6 +49,7 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
 
 
 def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields the variables that the launcher sets for a rank, with their values as far as they are known."""
     config, ranks = job.launch_config, job.launch_config.nproc_per_node
     yield "LOCAL_RANK", str(local_rank)
     yield "LOCAL_WORLD_SIZE", str(ranks)
@@ -69,6 +71,7 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
 
 
 def _limits(monitor: MonitorSettings) -> Iterator[tuple[str, str]]:
+    """Yields each limit of a rank with its value."""
     yield "to the first sign of life", _seconds(monitor.initial_rank_heartbeat_timeout)
     yield "between signs of life", _seconds(monitor.rank_heartbeat_timeout)
     for name, limit in monitor.rank_section_timeouts.items():
@@ -82,13 +85,14 @@ def _limits(monitor: MonitorSettings) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(limit: float | None) -> str:
+    """Returns a limit in words."""
     if limit is None:
         return "none"
     return f"{limit:g} s"
 
 
 def start_of(job: Job) -> str:
-    """Returns how ranks would start. Whether they can be forks on this machine is known only at the start."""
+    """Returns how ranks would be started, in words. Whether this machine allows forks is known only at the start."""
     if job.no_python or job.settings.start.warm_start == "off":
         return "exec"
     return "fork of one import of torch, else exec with the reason in the log"

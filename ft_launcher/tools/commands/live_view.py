@@ -1,6 +1,7 @@
-"""What `ft_launcher top` shows, in a terminal, by rich (the extra `observe`).
+"""Draws what `ft_launcher top` shows, in a terminal, by rich (the extra `observe`).
 
-`top.py` calls it. What ranks have written is put in as text without markup, with control characters escaped.
+`top.py` calls it with the object of `/status.json`. Words of ranks are put in as text without markup, with control
+characters escaped: a rank must not be able to write to the user's terminal.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from ft_launcher.record.console.console_text import printable
 from ft_launcher.tools.status.summary import JobState, RankState
 
 _LATE = 2
-"""Steps behind the foremost rank; one is usual while the ranks are asked one after the other."""
+"""Steps behind the foremost rank from which a rank is marked as late. One is usual, since ranks are asked one after the
+other."""
 _MAX_FAULTS = 8
+"""Faults that are shown, of two lines each."""
 _OTHER_LINES = 6
-"""Of a screen: three above the rows of nodes, their header, and two below them."""
+"""Lines of a screen that are neither nodes nor faults: three above the rows of nodes, their header, and two below."""
 _STYLE_OF = {
     JobState.RUNNING.value: "bold green",
     JobState.TROUBLED.value: "bold red",
@@ -41,13 +44,13 @@ _KEYS = "s stacks of all ranks now, a of all nodes, Esc without them, q leaves"
 
 
 Show = Callable[[Mapping[str, Any], str, Sequence[str]], None]
-"""Shows a status: the object of `/status.json`, what else is to be known now, and lines about stacks, which take the
-place of the faults. The latter two may be empty."""
+"""Shows the object of `/status.json`, a note about the present moment, and lines about stacks, which take the place of
+the faults. Note and lines may be empty."""
 
 
 @contextmanager
 def live_view() -> Iterator[Show]:
-    """The terminal's alternate screen, in a context that gives the other one back."""
+    """Context that shows the terminal's alternate screen. Gives the function that draws it."""
     with Live(screen=True, auto_refresh=False) as live:
         yield lambda found, note, stacks: live.update(
             Group(*_parts(found, note, stacks, live.console.size.height)), refresh=True
@@ -55,8 +58,10 @@ def live_view() -> Iterator[Show]:
 
 
 def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
-    """Returns a character for each rank of a node, coloured. Steps are compared within the node: what other nodes have
-    said was true at other moments."""
+    """Returns the ranks of one node as a strip: a coloured character for each.
+
+    Steps are compared within the node only: what other nodes have reported was true at other moments.
+    """
     foremost = max((rank["iteration"] or 0 for rank in ranks), default=0)
     text = Text()
     for rank in ranks:
@@ -73,7 +78,7 @@ def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: int) -> Iterator[Text | Table]:
-    """The parts of a screen of so many lines. Rows of nodes leave room for what is below them."""
+    """Yields the parts of a screen of `height` lines. Rows of nodes leave room for what is below them."""
     yield Text(printable(f"{found['job_name']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
     yield Text(printable(note) or _KEYS, "bold red" if note else "dim")
     yield Text()
@@ -96,8 +101,10 @@ def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: i
 
 
 def _nodes(found: Mapping[str, Any], most: int) -> Iterator[Table | Text]:
-    """A row for the node that was asked; where that is the coordinator, one for each node, those that are not well
-    first where there are more than `most`."""
+    """Yields the table with a row for each node, and a line about the nodes that have no room.
+
+    Only the coordinator knows other nodes. Where there are more than `most`, nodes that are not well are shown first.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("node", overflow="fold", max_width=32)
     table.add_column("ranks", overflow="fold")
@@ -115,14 +122,14 @@ def _nodes(found: Mapping[str, Any], most: int) -> Iterator[Table | Text]:
 
 
 def _is_well(node: Mapping[str, Any]) -> bool:
-    """Whether a node was heard of, and its ranks train or are about to."""
+    """Returns whether a node has reported lately, and all its ranks train or are about to."""
     well = (RankState.TRAINING, RankState.UNWATCHED, RankState.STARTING)
     has_reported = node["age_s"] is not None and not node["is_old"]
     return has_reported and all(rank["state"] in well for rank in node["ranks"])
 
 
 def _about(node: Mapping[str, Any]) -> str:
-    """How old what is known of a node is, and which of its ranks is the most silent one."""
+    """Returns which rank of a node has been silent for longest, or for how long there is no report of the node."""
     if node["age_s"] is None:
         return "no report yet"
     if node["is_old"]:

@@ -1,5 +1,13 @@
-"""Measures the look-ups of names that torch makes in ranks while they form their groups, and says how slow ones are
-mended. `validate.py` asks it. Blocks for as long as a resolver takes, and no longer than its limit."""
+"""Measures the look-ups of names that torch makes in ranks when they form process groups, and says how to mend slow
+ones.
+
+`validate.py` calls `findings`. A slow resolver is hard to find otherwise: each restart takes seconds longer, and
+nothing says why. A rank that is started by exec looks up its own address for each store, and gloo looks up the name of
+the host.
+
+Threads: each look-up runs in a thread of its own, since the C library's functions cannot be interrupted. A thread whose
+look-up takes too long is left behind.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +20,27 @@ from dataclasses import dataclass
 from rank_monitor.contract.processes import resolver
 
 _SLOW_S = 0.1
-"""A restart on one node takes that long."""
+"""Seconds from which on a look-up is reported: a whole restart on one node takes about that long."""
 _LIMIT_S = 2.0
-"""Seconds that `validate` waits for a look-up. With a resolver that never answers a rank waits for 10 s; a user who
+"""Seconds that `validate` waits for all look-ups. Where a resolver never answers, a rank waits for 10 s; a user who
 only asks for the settings should not."""
 _PEER = "::ffff:127.0.0.1"
-"""What a client of torch's store has connected to where that is 127.0.0.1: torch's sockets are of IPv6."""
+"""The address whose name is looked up where a client of torch's store has connected to 127.0.0.1: torch uses IPv6
+sockets."""
 _OWN_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Where this variable names an interface, gloo does not look up the name of the host."""
 
 
 @dataclass(frozen=True)
 class _LookUp:
-    """A look-up: of what, who makes it, what ends it, and the call that makes it."""
+    """A look-up that ranks make.
+
+    Attributes:
+        what: what is looked up.
+        who: which ranks wait for it.
+        mend: what makes it fast.
+        make: makes the look-up, and blocks for it.
+    """
 
     what: str
     who: str
@@ -32,7 +49,7 @@ class _LookUp:
 
 
 def findings(environ: Mapping[str, str]) -> list[str]:
-    """Makes the look-ups. Returns a sentence on each that is slow."""
+    """Makes the look-ups. Returns a sentence on each slow one. Blocks for `_LIMIT_S` at most."""
     name = socket.gethostname()
     made = [
         _LookUp(
@@ -60,13 +77,14 @@ def findings(environ: Mapping[str, str]) -> list[str]:
 
 
 def _text(seconds: float) -> str:
+    """Returns a duration in words."""
     if seconds >= _LIMIT_S:
         return f"more than {_LIMIT_S:g} s"
     return f"{seconds:.1f} s"
 
 
 def _durations(calls: list[Callable[[], object]]) -> list[float]:
-    """Makes calls at once, each in a thread. Returns how many seconds each took; one that goes on: so far."""
+    """Makes the calls at the same time. Returns how many seconds each took; one that still runs: how many so far."""
     began = time.monotonic()
     ended: dict[int, float] = {}
 
@@ -75,7 +93,7 @@ def _durations(calls: list[Callable[[], object]]) -> list[float]:
             with resolver.usual():
                 call()
         except OSError:
-            pass  # a name that nobody knows is no finding: how long that takes is
+            pass  # an unknown name is no finding, only the time that the answer takes
         ended[number] = time.monotonic()
 
     threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(calls)]

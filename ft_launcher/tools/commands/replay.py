@@ -1,6 +1,6 @@
 """`ft_launcher replay`: makes the decisions in a job's journals again, and says which would be others now.
 
-`cli.py` runs it. Reads journals as streams and prints; `tools/replay/` decides.
+`cli.py` runs it. It reads journals as streams and prints; `tools/replay/` decides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ft_launcher.tools.commands.report import JOURNALS, RUN_ID, found_journals
 from ft_launcher.tools.replay.replay import Replay
 
 DIFFERENT = 1
-"""The exit code where a decision would be another one, as of `diff`."""
+"""The exit code where a decision would be another one, as for `diff`."""
 
 
 @click.command(
@@ -46,10 +46,10 @@ def replay(journals: tuple[Path, ...], run_id: str | None) -> None:
 
 
 def decide_again(paths: Iterable[Path], run_id: str | None = None) -> tuple[Replay, Problems]:
-    """Returns the replay of all journals in files and folders, and what was wrong with these."""
+    """Returns the replay of all journals in files and folders, and what was wrong with the files."""
     found, findings = Replay(), Problems()
     for pieces in journals_in(paths):
-        # One file at a time, so that source and line of an event name a place.
+        # Read file by file, so that source and line of an event name where it is.
         entries = itertools.chain.from_iterable(read_journal([piece], findings) for piece in pieces)
         found.add_journal(_of_job(entries, run_id), str(pieces[-1]))
     found.finish()
@@ -57,7 +57,7 @@ def decide_again(paths: Iterable[Path], run_id: str | None = None) -> tuple[Repl
 
 
 def as_lines(found: Replay, findings: Problems) -> list[str]:
-    """Returns the findings in words: the differences first, then what was the same, and what was left out."""
+    """Returns the findings in words: first the differences, then what was the same, then what was not decided again."""
     lines = [line for difference in found.differences for line in difference.lines()]
     if found.same:
         lines.append(f"decided as then: {_counted(found.same.items())}")
@@ -71,8 +71,10 @@ def as_lines(found: Replay, findings: Problems) -> list[str]:
 
 
 def _of_job(entries: Iterable[JournalEntry], run_id: str | None) -> Iterator[JournalEntry]:
+    """Returns the events of one job; all events where `run_id` is None."""
     return (entry for entry in entries if run_id is None or entry.run_id == run_id)
 
 
 def _counted(found: Iterable[tuple[str, int]]) -> str:
+    """Returns names with their counts, in words."""
     return ", ".join(f"{count} x {what}" for what, count in sorted(found))

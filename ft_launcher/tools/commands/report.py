@@ -1,7 +1,7 @@
 """`ft_launcher report`: says what the time of a job went to, and what its faults cost, from its journals.
 
-`cli.py` runs it. Reads journals as a stream, prints, and writes the files that it is asked for; `tools/report/`
-decides.
+`cli.py` runs it. It reads journals as a stream, prints the report, and writes the files that it is asked for;
+`tools/report/` judges.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from ft_launcher.tools.report.trace import as_trace
 
 _SUFFIXES = (".html", ".json", ".png")
 _UNREAD = (EvidenceEvent.event, StacksEvent.event)
-"""Where each rank was: a report has nothing of it, and after hangs it is most of what is left of a long journal."""
+"""Events with the location of each rank. A report uses nothing of them, and after hangs they are most of a long
+journal."""
 _HINT = "Give journals, or folders that have journal.*.jsonl"
 JOURNALS = click.argument("journals", nargs=-1, required=True, metavar="JOURNAL...", type=click.Path(path_type=Path))
+"""The argument of all commands that read journals."""
 RUN_ID = click.option("--run-id", metavar="ID", help="Takes the events of this job only.")
 
 
@@ -50,7 +52,7 @@ RUN_ID = click.option("--run-id", metavar="ID", help="Takes the events of this j
 )  # fmt: skip
 @RUN_ID
 def report(journals: tuple[Path, ...], outputs: tuple[Path, ...], trace: Path | None, run_id: str | None) -> None:
-    """Prints the report to stdout and warnings to stderr.
+    """Prints the report to stdout, and warnings to stderr.
 
     Raises:
         UsageError: there is no journal, or a file cannot be read or written.
@@ -80,10 +82,11 @@ def report(journals: tuple[Path, ...], outputs: tuple[Path, ...], trace: Path | 
 
 
 def found_journals(paths: Sequence[Path]) -> list[list[Path]]:
-    """Returns the files of each journal in files and folders that the user names.
+    """Returns the files of each journal in the files and folders that the user names, the pieces of a journal in their
+    order.
 
     Raises:
-        UsageError: there is none, or a path cannot be read.
+        UsageError: there is no journal, or a path cannot be read.
     """
     for path in paths:
         try:
@@ -97,10 +100,15 @@ def found_journals(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 def _read(paths: Sequence[Path], run_id: str | None) -> tuple[Collection, JobFindings]:
+    """Reads all journals. Returns what was kept of them, and the findings. Prints warnings.
+
+    Raises:
+        UsageError: no event was found.
+    """
     files = [pieces[-1] for pieces in found_journals(paths)]
     reading, collection = Problems(), Collection()
-    # What is kept holds no circles. To look for them again and again takes a third of the time of a large report; once,
-    # when it has all been read, takes half a second.
+    # What is kept has no reference cycles. Searching for them again and again takes a third of the time of a large
+    # report. Once, at the end, it takes half a second, which `freeze` saves.
     gc.disable()
     try:
         for entry in read_in_turn(paths, reading, run_id, _UNREAD):
@@ -128,6 +136,7 @@ def _nothing(paths: Iterable[Path], reading: Problems, run_id: str | None) -> Us
 
 
 def _warnings(files: Iterable[Path], collection: Collection, findings: JobFindings, run_id: str | None) -> list[str]:
+    """Returns warnings about files without events, several run ids, and a missing ledger."""
     lines = []
     known = {launch.source for launch in collection.launches}
     if run_id is None:
@@ -143,11 +152,13 @@ def _warnings(files: Iterable[Path], collection: Collection, findings: JobFindin
 
 
 def _named(paths: Iterable[Path]) -> str:
+    """Returns the paths in words."""
     return ", ".join(str(path) for path in paths)
 
 
 def _drawing() -> Callable[[JobFindings], bytes]:
-    """Returns what draws a report as a picture.
+    """Returns the function that draws a report as a picture. Called before journals are read, so that a missing package
+    is reported at once.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -162,8 +173,13 @@ def _drawing() -> Callable[[JobFindings], bytes]:
 
 
 def _write(file: Path, contents: str | bytes) -> None:
+    """Writes a file.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     if isinstance(contents, str):
-        # What a rank wrote may hold halves of surrogate pairs, which UTF-8 does not have.
+        # Words of a rank may hold halves of surrogate pairs, which UTF-8 does not have.
         contents = contents.encode("utf-8", "backslashreplace")
     try:
         file.write_bytes(contents)
@@ -172,14 +188,19 @@ def _write(file: Path, contents: str | bytes) -> None:
 
 
 def _print(lines: Iterable[str]) -> None:
+    """Prints lines. A reader of the pipe that has enough, such as `head`, ends the printing without an error.
+
+    Raises:
+        UsageError: standard output cannot be written.
+    """
     encoding = sys.stdout.encoding or "utf-8"
     try:
         for line in lines:
-            # Some lines hold texts of ranks, and the terminal may not have their letters.
+            # Some lines hold words of ranks, and the terminal may not have their letters.
             print(printable(line).encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer would fail again at exit.
+        # Without this, what is left in the buffer would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # The reader of a pipe, `head` for one, may have enough.
         if not isinstance(error, BrokenPipeError):

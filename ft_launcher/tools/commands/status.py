@@ -1,7 +1,7 @@
 """`ft_launcher status` and `ft_launcher stacks`: what a job that runs on this host does, and where its ranks are.
 
-`cli.py` runs them. They find the jobs of this user and ask the launcher's socket, which only its user can reach;
-`top.py` and `bundle.py` find and ask a job by this, too.
+`cli.py` runs both. They look for the sockets of this user's launchers in the runtime folders, and ask them by HTTP;
+nothing else than the folder tells which jobs run. `top.py` and `bundle.py` find and ask a job by the functions here.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.rounds.barrier import ranges_of
 
 UNWELL = 3
-"""The exit code where a job hangs, stalls or restarts."""
+"""The exit code of `status` where a job hangs, stalls or restarts."""
 _UNWELL = {JobState.TROUBLED.value, JobState.STALLED.value, JobState.RESTARTING.value}
 _WATCHED = {RankState.TRAINING.value, RankState.STALLED.value, RankState.HUNG.value}
 ALL_NODES_S = 60.0
-"""For stacks of all nodes: these look for a question every second beat (`--ft-node-beat`)."""
+"""Seconds to wait for stacks of all nodes: each looks for a question at every second keep-alive (`--ft-node-beat`)."""
 _LIMIT_S = 10.0
-"""For one answer. Stacks take up to 2 s; a launcher that is stopped never answers."""
+"""Seconds to wait for any other answer. Stacks take up to 2 s; a launcher that is stopped never answers."""
 _MAX_BYTES = 64 << 20
+"""Bytes of an answer that are read."""
 NOBODY = 4
 """The exit code where no such job runs here."""
 _MAX_NAMED = 16
+"""Nodes that a line names at most."""
 RUN = click.argument("run", required=False, metavar="[RUN]")
+"""The argument of all commands that mean a running job."""
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answer as JSON.")
 
 
@@ -54,8 +57,8 @@ def status(run: str | None, as_json: bool) -> None:
     """Prints the status to stdout.
 
     Raises:
-        UsageError: several jobs run here.
-        SystemExit: with 3 or 4.
+        UsageError: several jobs run here, and RUN does not tell them apart.
+        SystemExit: with 3 where the job is not well, with 4 where there is none.
     """
     job = running_job(run)
     if as_json:
@@ -78,8 +81,8 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
     """Prints stacks to stdout, the smallest group of ranks first.
 
     Raises:
-        UsageError: several jobs run here.
-        SystemExit: with 4 if there is no such job, or no rank of it runs.
+        UsageError: several jobs run here, and RUN does not tell them apart.
+        SystemExit: with 4 where there is no such job, or no rank of it runs.
     """
     job = running_job(run)
     try:
@@ -111,7 +114,7 @@ def as_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def job_line(found: Mapping[str, Any]) -> str:
-    """Returns one line about a job by which people tell it from others: its name, its age, its ranks, what it does."""
+    """Returns one line by which people tell a job from others: its name, its age, its ranks, what it does."""
     ranks = len(found["ranks"])
     parts = [
         str(found["job_name"]),
@@ -125,7 +128,7 @@ def job_line(found: Mapping[str, Any]) -> str:
 
 
 def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
-    """Returns a group of ranks at the same place, as `/stacks` has it, in lines."""
+    """Yields a group of ranks at the same location in lines, as `/stacks` has it."""
     ranks = group["ranks"]
     yield f"rank{'s' if len(ranks) > 1 else ''} {ranges_of(ranks)}:"
     frames = group["frames"]
@@ -136,7 +139,7 @@ def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
 
 
 def collective_lines(table: Mapping[str, Any] | None) -> Iterator[str]:
-    """Returns how far ranks are in their process groups, in lines: `collectives` of an answer."""
+    """Yields how far ranks are in their process groups, in lines. `table` is `collectives` of an answer."""
     if not table or not table["rows"]:
         return
     yield "collectives by process group:"
@@ -160,7 +163,7 @@ def collective_lines(table: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def missing_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Returns which nodes are not in an answer about all of them, in lines."""
+    """Yields which nodes are missing in an answer about all nodes, in lines."""
     silent = found.get("silent", [])
     if silent:
         named = ", ".join(f"{node['node']} (node {node['node_rank']})" for node in silent[:_MAX_NAMED])
@@ -171,6 +174,7 @@ def missing_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ranks_line(ranks: list[dict[str, Any]]) -> str:
+    """Returns the line about the ranks of this host: how many are in which state, and which is silent for longest."""
     if not ranks:
         return "no rank has run yet"
     counts = Counter(rank["state"] for rank in ranks)
@@ -187,6 +191,7 @@ def _ranks_line(ranks: list[dict[str, Any]]) -> str:
 
 
 def _faults_line(found: Mapping[str, Any]) -> str:
+    """Returns the line about faults and the restarts that are left."""
     count = found["restarts_left"]
     left = f"{count} restart{'' if count == 1 else 's'} left"
     if not found["faults"]:
@@ -200,30 +205,35 @@ def _faults_line(found: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job that answers at a socket; `status` is what it said."""
+    """A job that answers at a socket.
+
+    Attributes:
+        socket_path: the socket.
+        status: its first answer, the object of `/status.json`.
+    """
 
     socket_path: Path
     status: dict[str, Any]
 
     def ask(self, path: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
-        """Returns its answer.
+        """Returns the job's answer to a request for `path`. Blocks for `limit_s` seconds at most.
 
         Raises:
-            OSError: it does not answer within the limit (seconds), or not with JSON.
+            OSError: the job does not answer in time, or not with JSON.
         """
         return _ask(self.socket_path, path, limit_s)
 
 
 def _find(run: str | None) -> list[RunningJob]:
-    """Returns the jobs of this user on this host.
+    """Returns the jobs of this user on this host that `run` may mean.
 
     Args:
-        run: a name or a run id, or the beginning of one; what is whole is meant also where another begins with it.
-            None: all.
+        run: a name or a run id, or the beginning of one. A job whose whole name it is wins over jobs whose names begin
+            with it. None: all jobs.
     """
     found = []
     for path in _sockets():
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the job has just ended
             found.append(RunningJob(path, _ask(path, "/status.json")))
     if run is None:
         return found
@@ -232,19 +242,20 @@ def _find(run: str | None) -> list[RunningJob]:
 
 
 def _names(job: RunningJob) -> list[str]:
+    """Returns the names by which a user may mean a job."""
     return [str(job.status.get(key, "")) for key in ("job_name", "run_id")]
 
 
 def running_job(run: str | None, if_none: str = "") -> RunningJob:
-    """Returns the job that is meant.
+    """Returns the one job that `run` means.
 
     Args:
-        run: a name or a run id, or the beginning of one; None: the only one.
-        if_none: what to say where there is none, after `ft_launcher: `; by default that none runs.
+        run: a name or a run id, or the beginning of one; None: the only job.
+        if_none: what to say, after `ft_launcher: `, where there is no such job.
 
     Raises:
-        UsageError: several are; they are listed on stderr.
-        SystemExit: with 4 if there is none; a line on stderr says so.
+        UsageError: several jobs are meant; they are listed on stderr.
+        SystemExit: with 4 where there is none; a line on stderr says so.
     """
     found = _find(run)
     if len(found) > 1:
@@ -261,6 +272,7 @@ def running_job(run: str | None, if_none: str = "") -> RunningJob:
 
 
 def _sockets() -> Iterator[Path]:
+    """Yields the sockets of this user's launchers, in all folders where a launcher may have its runtime folder."""
     parents = runtime_folder.parents(os.environ)
     for folder in dict.fromkeys(
         folder.resolve() for parent in parents for folder in Path(parent).glob(f"{runtime_folder.PREFIX}*")
@@ -272,6 +284,11 @@ def _sockets() -> Iterator[Path]:
 
 
 def _ask(path: Path, target: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
+    """Returns the answer to a GET request as JSON.
+
+    Raises:
+        OSError: there is no answer in time, or it is an error or not a JSON object.
+    """
     connection = _Connection(path, limit_s)
     try:
         connection.request("GET", target)
@@ -290,13 +307,14 @@ def _ask(path: Path, target: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to a socket in the file system."""
+    """An HTTP connection to a socket in the file system."""
 
     def __init__(self, path: Path, limit_s: float) -> None:
         super().__init__("localhost", timeout=limit_s)
         self._path = path
 
     def connect(self) -> None:
+        """Connects; called by the base class at the first request."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))

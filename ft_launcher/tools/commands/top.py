@@ -1,7 +1,11 @@
 """`ft_launcher top`: what a job on this host does, live in the terminal.
 
-`cli.py` runs it. It asks the launcher's socket once a second, in a thread: keys act at once, even while a launcher that
-stands still gives no answer.
+`cli.py` runs it. `live_view.py` draws, and `status.py` has the functions that find and ask the job.
+
+Threads: the main thread draws, and waits for keys and answers. `ft_launcher top` asks the launcher's socket once a
+second, and at once for what a key wants. So keys act at once, also while a launcher that stands still gives no answer.
+An eventfd tells the main thread of an answer; a condition protects the paths that are wanted and the answers that have
+come.
 """
 
 from __future__ import annotations
@@ -35,8 +39,10 @@ if TYPE_CHECKING:
     from ft_launcher.tools.commands.live_view import Show
 
 _EVERY_S = 1.0
+"""Seconds between two requests for the status."""
 _SILENT_S = 3.0
-"""A launcher answers within a third of a second; one that does not for so long stands still, or the host does."""
+"""Seconds without an answer after which the screen says so. A launcher answers within a third of a second, so it stands
+still, or the host does."""
 _STATUS, _STACKS, _ALL_STACKS = "/status.json", "/stacks", "/stacks?all=1"
 
 
@@ -47,11 +53,11 @@ _STATUS, _STACKS, _ALL_STACKS = "/status.json", "/stacks", "/stacks?all=1"
 )
 @RUN
 def top(run: str | None) -> None:
-    """Runs until the key q, or until the job is over.
+    """Shows the job until the key q, or until it is over.
 
     Raises:
         UsageError: several jobs run here, this is no terminal, or rich is not installed.
-        SystemExit: with 4 if there is no such job.
+        SystemExit: with 4 where there is no such job.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("top needs a terminal", "ft_launcher status prints the same once")
@@ -69,7 +75,12 @@ def top(run: str | None) -> None:
 
 
 class _Screen:
-    """What is shown of one job."""
+    """The screen: the last status of one job, and what keys asked for.
+
+    Args:
+        job: the job.
+        show: draws the screen.
+    """
 
     def __init__(self, job: RunningJob, show: Show) -> None:
         self._show = show
@@ -79,7 +90,7 @@ class _Screen:
         self._note = ""
 
     def run(self) -> str:
-        """Shows the job until its end or the key q. Returns what to say then; empty: nothing."""
+        """Shows the job until its end or the key q. Returns what to print then; empty: nothing."""
         self._asking.start()
         self._asking.ask(_STATUS)
         while not self._asking.is_over:
@@ -95,6 +106,7 @@ class _Screen:
         return f"{self._found['job_name']}: the launcher has ended; when it was last asked: {self._found['sentence']}"
 
     def _press(self, key: bytes) -> None:
+        """Acts on a key. A key without a meaning does nothing."""
         if key in (b"s", b"S"):
             self._note = "asks the ranks for their stacks"
             self._asking.ask(_STACKS)
@@ -105,6 +117,7 @@ class _Screen:
             self._stacks = []
 
     def _drain(self) -> None:
+        """Takes over the answers that have come. Stacks take the place of the note that they were asked for."""
         for path, found, problem in self._asking.drain():
             if path == _STATUS and found is not None:
                 self._found = found
@@ -117,6 +130,7 @@ class _Screen:
                     self._stacks += missing_lines(found)
 
     def _silence(self) -> str:
+        """Returns for how long the launcher has not answered, in words; empty while it answers."""
         silent_s = time.monotonic() - self._asking.answered_at
         if silent_s < _SILENT_S:
             return ""
@@ -124,7 +138,7 @@ class _Screen:
 
 
 class _Asking(threading.Thread):
-    """Asks the launcher for its status once a second, and at once for what `ask` names.
+    """The thread that asks the launcher: for its status once a second, and at once for what `ask` names.
 
     Attributes:
         event: a descriptor that is readable when an answer has come, or when the launcher has ended.
@@ -143,13 +157,13 @@ class _Asking(threading.Thread):
         self._answers: list[tuple[str, dict[str, Any] | None, str]] = []
 
     def ask(self, path: str) -> None:
-        """Asks for a path at once."""
+        """Has the thread ask for a path at once. Does not block."""
         with self._condition:
             self._wanted.add(path)
             self._condition.notify()
 
     def drain(self) -> list[tuple[str, dict[str, Any] | None, str]]:
-        """Returns the answers since the last call: path, answer, and, where there is none, why."""
+        """Returns the answers since the last call: path, answer or None, and why there is none."""
         with self._condition, contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.event)
             answers, self._answers = self._answers, []
@@ -157,7 +171,7 @@ class _Asking(threading.Thread):
         return []
 
     def run(self) -> None:
-        """Asks until the launcher has ended."""
+        """The thread: asks until the launcher has ended."""
         while not self.is_over:
             with self._condition:
                 self._condition.wait_for(lambda: self._wanted, _EVERY_S)
@@ -181,7 +195,7 @@ class _Asking(threading.Thread):
 
 @contextlib.contextmanager
 def _keys_at_once() -> Iterator[None]:
-    """A context in which each key is read at once, and is not shown."""
+    """Context in which each key is read at once, and is not echoed."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     try:

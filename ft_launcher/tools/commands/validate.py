@@ -1,6 +1,7 @@
 """`ft_launcher validate`: prints the merged settings, with the source of each, as YAML that --ft-cfg-path accepts.
 
-`cli.py` runs it. Starts no training, and asks no other node. Look-ups that restarts would wait for are warnings.
+`cli.py` runs it. It starts no training and asks no other node. Look-ups of names that each restart would wait for are
+warnings (`look_ups.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rank_monitor.contract.settings.config import SourceSettings, StartSettings
 from rank_monitor.contract.settings.declaration import to_json
 
 _NO_SCRIPT = "(no script)"
+"""Stands for the script where the command line has none."""
 
 
 @click.command(
@@ -30,7 +32,7 @@ _NO_SCRIPT = "(no script)"
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def validate(arguments: tuple[str, ...]) -> None:
-    """Reads the options as a job does; prints the settings to stdout and warnings to stderr.
+    """Reads the options as a job does. Prints the settings to stdout, and warnings to stderr.
 
     Raises:
         ConfigError: an option or setting is wrong.
@@ -50,11 +52,11 @@ def validate(arguments: tuple[str, ...]) -> None:
 
 
 def preloading(start: StartSettings, against_forks: str, restarts: int) -> str:
-    """Returns what the setting `preload` will do, as far as that is known before a run.
+    """Returns what the setting `preload` will do, in words, as far as that is known before a run.
 
     Args:
-        against_forks: why ranks cannot be forks; empty: they can, as far as that is known.
-        restarts: how many restarts the job has.
+        against_forks: why ranks cannot be forked; empty: they can, as far as that is known.
+        restarts: how many restarts the job may make.
     """
     if start.warm_start == "off":
         against_forks = "--ft-warm-start=off"
@@ -72,7 +74,7 @@ def as_yaml(resolved: Resolved, notes: Mapping[str, str]) -> str:
     """Returns all settings under `fault_tolerance:`, each with its source in a comment.
 
     Args:
-        notes: setting -> what follows from it, for a comment below it.
+        notes: setting -> what follows from it, for a comment below the setting.
     """
     lines = [f"{SECTION}:"]
     for attribute, group in config.GROUPS.items():
@@ -87,7 +89,8 @@ def as_yaml(resolved: Resolved, notes: Mapping[str, str]) -> str:
 
 
 def _yaml_value(key: str, value: object) -> str:
+    """Returns a value in YAML, on one line."""
     if options.declaration_of(key).kind is kinds.SIGNAL and isinstance(value, int):
         return kinds.signal_name(value)
-    # One line for each value, since the source follows on it; a scalar ends with YAML's end-of-document mark.
+    # One line, since the source follows on it. YAML ends a lone scalar with its end-of-document mark, which is removed.
     return yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()

@@ -1,7 +1,7 @@
-"""Decides again what one event of a journal says was decided: the same machines, with the inputs that it holds. Pure.
+"""Makes the decision of one event again, by the code that made it, from the inputs that the journal holds. Pure.
 
-Each function returns the facts of that event as they would be now. The settings, the history and the evidence come from
-the journal; nothing is taken from this machine.
+`replay.py` calls one function per event, and compares the result with the event's facts. Settings, history and evidence
+come from the journal; nothing comes from this machine, so the result is the same everywhere.
 """
 
 from __future__ import annotations
@@ -26,16 +26,20 @@ from rank_monitor.contract.wire.messages import ControlRequest
 
 Facts = Mapping[str, Any]
 _NOW = 0.0
-"""The history has ages, so that any time will do."""
+"""The time of every replayed decision. A history in a journal has ages instead of moments, so any time will do."""
 _IN_ORDER = ("ok", "not present")
+"""States of a check that are in order. What is in order may change from one to the other without an event."""
 _AGES = "charged"
+"""The part of a history that consists of ages: one for each charged restart."""
 
 
 def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] | None:
     """Returns the facts of the fault that an event `evidence` shows, without the cycle; None: no rank failed.
 
     Args:
-        returned: of the inputs of the decision: which rank of the job had returned.
+        evidence: the facts of the event.
+        returned: rank -> how many seconds before the stop it had returned from its program, for ranks of the whole job,
+            from the inputs of the decision.
 
     Raises:
         ProtocolError: the event does not fit.
@@ -55,12 +59,14 @@ def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] |
 
 
 def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the facts of a decision without its cycle, and the history after it without ages. What is said of the
-    budget follows from these, and older journals do not have it.
+    """Returns the facts of a decision without its cycle, and the history after it without ages.
+
+    The sentence about the budget is left out: it follows from the other facts, and journals of earlier releases lack
+    it.
 
     Args:
-        fault: of the event `fault`.
-        inputs: of the decision.
+        fault: the facts of the event `fault`.
+        inputs: the inputs of the event `decision`.
 
     Raises:
         ProtocolError: they do not fit.
@@ -75,8 +81,11 @@ def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[st
 def decision_about_request(inputs: Facts) -> dict[str, Any]:
     """Returns the facts of a decision about a rank's request, without its cycle.
 
+    Args:
+        inputs: the inputs of the event `decision`, of which `request` is the rank's.
+
     Raises:
-        ProtocolError: the inputs do not fit.
+        ProtocolError: they do not fit.
     """
     asked, made = Question.from_record(inputs, _NOW), dict(inputs["request"])
     rank = made.pop("rank", None)
@@ -91,14 +100,20 @@ def decision_about_request(inputs: Facts) -> dict[str, Any]:
 def history_in(inputs: Facts) -> dict[str, Any]:
     """Returns the history before a decision, without ages.
 
+    Args:
+        inputs: the inputs of the event `decision`.
+
     Raises:
-        ProtocolError: it does not fit.
+        ProtocolError: they do not fit.
     """
     return without_ages(Question.from_record(inputs, _NOW).history.to_record(_NOW))
 
 
 def without_ages(history: Facts) -> dict[str, Any]:
-    """Returns the record of a history with the number of its charged restarts in the place of their ages."""
+    """Returns the record of a history with the number of its charged restarts in place of their ages.
+
+    Two records of the same history, written at different times, are then equal.
+    """
     return {**history, _AGES: len(history[_AGES])}
 
 
@@ -107,14 +122,14 @@ FIRST_HISTORY = without_ages(asdict(History()))
 
 
 def health_change(facts: Facts, before: str | None) -> dict[str, Any] | None:
-    """Returns the facts of a change of health without its cycle; None: this is no change.
+    """Returns the facts of a change of health, without its cycle; None: by the events before, nothing changed.
 
     Args:
-        facts: of the event.
-        before: the state of the check by the last event about it; None: there is none.
+        facts: the facts of the event `health_change`.
+        before: the state of the check by the last event about it; None: there is no such event.
     """
     if before is None or (before in _IN_ORDER and facts["before"] in _IN_ORDER):
-        # What is in order may change its name without an event.
+        # A check that is in order may go from one such state to the other without an event.
         before = facts["before"]
     reading = Reading(facts["check"], facts["state"], facts["reason"], 0.0)
     found, _ = changes({reading.check: before}, [reading])  # type: ignore[dict-item]
@@ -124,10 +139,10 @@ def health_change(facts: Facts, before: str | None) -> dict[str, Any] | None:
 
 
 def decision_in_process(facts: Facts) -> dict[str, Any]:
-    """Returns what follows for ranks that restart in process.
+    """Returns what follows for ranks that restart in process: the steps of recovery level 1.
 
     Args:
-        facts: of the event.
+        facts: the facts of the event `in_process_decision`.
 
     Raises:
         ProtocolError: they do not fit.
@@ -136,10 +151,11 @@ def decision_in_process(facts: Facts) -> dict[str, Any]:
 
 
 def scene_in(evidence: Facts, node: str) -> NodeScene:
-    """Returns what a node saw, as its agent sends it to the coordinator.
+    """Returns what a node saw at the end of a cycle, as its agent sends it to the coordinator.
 
     Args:
-        node: its name.
+        evidence: the facts of the event `evidence`.
+        node: the node's name.
 
     Raises:
         ProtocolError: the event does not fit.
@@ -150,13 +166,14 @@ def scene_in(evidence: Facts, node: str) -> NodeScene:
 
 
 def culprits_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence: Facts | None) -> dict[str, Any]:
-    """Returns those facts of a fault that follow from where the ranks of all nodes were.
+    """Returns the facts of a fault that follow from where the ranks of all nodes were: finding, culprits, rank and
+    text.
 
     Args:
-        nodes: what each of them saw.
-        all_ranks: these are all nodes of the job.
-        fault: of the event `fault`.
-        evidence: of the event `evidence` of the node whose rank it names; None: its journal has none.
+        nodes: what each node saw.
+        all_ranks: whether these are all nodes of the job.
+        fault: the facts of the event `fault`.
+        evidence: the facts of the event `evidence` of the node whose rank the fault names; None: its journal has none.
 
     Raises:
         ProtocolError: the evidence does not fit.
@@ -167,19 +184,20 @@ def culprits_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence:
         return found
     own = fault_by(evidence) if evidence is not None else None
     if own is not None and own["rank"] == fault.get("rank") and own["rank"] in finding.culprits:
-        # Of several that are to blame the one that its own node found stands, with what that node says of it.
+        # Several ranks are culprits. The one that its own node found stays the rank of the fault, with what that node
+        # says of it.
         return found
     view = next(view for node in nodes for view in node.views if view.rank == finding.culprits[0])
     return found | {"rank": view.rank, "what": f"{HANGS}it {collective.sentence(finding, view.scene)}"}
 
 
 def _decided_on(fault: Facts, inputs: Facts) -> Fault:
-    """Returns a fault with the exit code that all nodes agreed on: its own node knew its own ranks only."""
+    """Returns a fault with the exit code on which all nodes agreed, since its own node knew only its own ranks."""
     return fault_of_json({**fault, "agreed_exit_code": inputs.get("agreed_exit_code")})
 
 
 def _facts(event: events.Event) -> dict[str, Any]:
-    """Returns the facts as a journal has them: JSON has no tuples."""
+    """Returns the facts of an event as a journal has them, which has lists and no tuples, without the cycle."""
     facts: dict[str, Any] = json.loads(json.dumps(event.facts()))
     facts.pop("cycle")
     return facts

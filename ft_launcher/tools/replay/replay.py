@@ -1,7 +1,14 @@
 """Goes through journals, has each decision made again, and keeps the differences. Pure: events in, findings out.
 
-`again.py` decides. What cannot be decided again is counted with its reason: journals of earlier releases lack inputs,
-and the last lines of a launcher that was killed may be missing.
+`tools/commands/replay.py` feeds it one journal after the other; `again.py` decides. The order of events in a journal
+matters: a fault comes after its evidence, and a decision after its fault, so `_Journal` remembers what has come and is
+used up by the next decision.
+
+What cannot be decided again is counted with its reason, not reported as a difference: journals of earlier releases lack
+inputs, journals of other nodes may be missing, and so may be the last lines of a launcher that was killed.
+
+On several nodes one fault follows from the evidence of all nodes. So `add_journal` keeps the views of each node, and
+`finish`, when all journals have been read, decides again from all of them.
 """
 
 from __future__ import annotations
@@ -21,13 +28,15 @@ from ft_launcher.tools.replay import again
 from rank_monitor.contract.errors import ProtocolError
 
 _MAX_TEXT = 300
-"""Characters of a value in a line: some are texts of ranks."""
+"""Characters of a value in a line of text: some are texts of ranks."""
 
+# What is decided again, as the lines of the report name it.
 FAULT, DECISION, HISTORY = "fault", "decision", "history of restarts"
 IN_PROCESS_FAULT, IN_PROCESS = "fault handled in process", "decision about a restart in process"
 REQUEST, HEALTH = "request of a rank", "change of health"
 FAULT_OF_ALL = "fault by the ranks of all nodes"
 
+# Why something is not decided again.
 _OLDER = "an earlier release wrote it, without what it was made of"
 _NEWER = "a later release wrote it"
 _NOT_ASKED = "its node decided without the restart policy"
@@ -40,10 +49,11 @@ _OTHER_NODES = "the journals of all nodes are needed"
 _TOO_MANY = "ranks have failed too often on several nodes at once"
 
 _MAX_VIEWS = 100_000
-"""Ranks at the end of a cycle of several nodes: each takes 5 KB until the journals of all nodes are read."""
+"""Ranks that are kept at the ends of cycles of several nodes. Each takes 5 KB until the journals of all nodes have been
+read."""
 
 _Key = tuple[str, int, int]
-"""Run id, number of the attempt in the journal, cycle."""
+"""Run id, number of the attempt in the journal, and cycle."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Difference:
     """An event that would be another one now.
 
     Attributes:
-        source, line: the file, and which line of it.
+        source, line: where it is in the journals.
         event: its name.
         what: what was decided again.
         fields: name -> what the journal says, and what is decided now.
@@ -65,7 +75,7 @@ class Difference:
     fields: Mapping[str, tuple[Any, Any]]
 
     def lines(self) -> list[str]:
-        """Describes it: where it is, then each field that differs."""
+        """Returns the difference in words: first where it is, then each field that differs."""
         found = [
             f"{self.source}:{self.line}: cycle {self.cycle}: event {self.event}: the {self.what} comes out otherwise"
         ]
@@ -76,16 +86,17 @@ class Difference:
 
 @dataclass
 class _Journal:
-    """Where the replay of one journal is.
+    """What has been read so far of one journal, as far as later events need it.
 
     Attributes:
-        evidence: of the cycle that has just ended.
-        of_ranks: evidence of ranks whose end level 1 handled, by rank.
-        fault: of the cycle that has just ended.
+        run_id, attempt: of the launch whose events are being read.
+        evidence: of the cycle that has just ended; None: the decision after it has been made.
+        of_ranks: rank -> evidence, of ranks whose end recovery level 1 handled.
+        fault: of the cycle that has just ended; None: the decision after it has been made.
         history: after the last decision of this journal; None: another node, or a missing line, may have changed it.
         health: check -> its state by the last event about it.
-        nodes: of the present cycle.
-        expected: events of restarts in process that follow from decisions before them, and have not come yet.
+        nodes: how many nodes the present cycle has.
+        expected: how many events must still follow from decisions about restarts in process.
     """
 
     run_id: str = ""
@@ -100,11 +111,11 @@ class _Journal:
 
 
 class Replay:
-    """The replay of the journals of a job, one after the other; `finish` comes last.
+    """Replays the journals of a job: `add_journal` for each, then `finish`. Then the attributes have the result.
 
     Attributes:
-        same: what was decided as then -> how often.
-        differences: what was not.
+        same: what was decided again -> how often the result was the same.
+        differences: the events that would be others now.
         left_out: what was not decided again, and why -> how often.
     """
 
@@ -118,7 +129,12 @@ class Replay:
         self._by_views: list[tuple[_Key, JournalEntry, JournalEntry | None, int, int]] = []
 
     def add_journal(self, journal: Iterable[JournalEntry], name: str) -> None:
-        """Replays one journal, all pieces of it in their order; `name` tells it from the others."""
+        """Replays one journal.
+
+        Args:
+            journal: its events, of all its pieces, in their order.
+            name: tells the journal from the others.
+        """
         self._journal = _Journal()
         for entry in journal:
             known = events.EVENTS.get(entry.event)
@@ -130,7 +146,8 @@ class Replay:
         self._reset_fault()
 
     def finish(self) -> None:
-        """Looks for the faults that the ranks of several nodes show together."""
+        """Decides again about the faults that the ranks of several nodes show together. Called once, after all
+        journals."""
         for key, fault, evidence, with_views, nodes in self._by_views:
             scenes = self._scenes.get(key, {})
             if len(scenes) != with_views:
@@ -141,6 +158,7 @@ class Replay:
             self._compare(FAULT_OF_ALL, fault, partial(again.culprits_by, seen, with_views >= nodes, fault.facts, own))
 
     def _on(self, entry: JournalEntry, name: str) -> None:
+        """Handles one event of a known kind."""
         journal, facts = self._journal, entry.facts
         match entry.event:
             case events.JobStartEvent.event:
@@ -170,18 +188,21 @@ class Replay:
                 self._on_health_change(entry)
 
     def _begin(self, entry: JournalEntry) -> None:
+        """Begins a new launch, of which nothing has been read yet."""
         self._journal = _Journal(run_id=entry.run_id, attempt=self._journal.attempt + 1)
 
     def _on_cycle_start(self, entry: JournalEntry) -> None:
+        """Notes the begin of a cycle. The history of restarts can only be followed in a job of one node."""
         journal = self._journal
         journal.nodes, journal.expected = _whole(entry.facts.get("nodes")), 0
-        # The decisions of a job of several nodes are in the journals of all of them.
+        # The decisions of a job of several nodes are spread over the journals of all its nodes.
         if journal.nodes != 1:
             journal.history = None
         elif entry.facts.get("cycle") == 0:
             journal.history = again.FIRST_HISTORY
 
     def _on_evidence(self, entry: JournalEntry, name: str) -> None:
+        """Keeps evidence until the decision that is made from it."""
         journal = self._journal
         if entry.facts.get("of_rank") is not None:
             journal.of_ranks[_whole(entry.facts["of_rank"])] = entry
@@ -194,6 +215,7 @@ class Replay:
             return
         try:
             scene = again.scene_in(entry.facts, entry.node)
+        # Anyone may have written a journal.
         except Exception:  # anyone may have written a journal
             self._leave_out(FAULT_OF_ALL, _NO_FIT)
             return
@@ -201,6 +223,7 @@ class Replay:
         self._scenes.setdefault(self._key(entry), {})[name] = scene
 
     def _on_in_process_fault(self, entry: JournalEntry) -> None:
+        """Decides again who failed, for a rank whose end was handled in process."""
         evidence = self._journal.of_ranks.pop(_whole(entry.facts.get("rank")), None)
         if not entry.facts.get("fault_class"):
             return  # the launcher had killed the rank, and no fault was looked for
@@ -211,18 +234,22 @@ class Replay:
         self._compare(IN_PROCESS_FAULT, entry, lambda: _fields(again.fault_by(known), "what", "where", "hint"))
 
     def _on_in_process_decision(self, entry: JournalEntry) -> None:
+        """Decides again what follows for ranks that restart in process, and counts the events that must come from
+        it."""
         facts, follows = entry.facts, entry.facts.get("follows")
         if isinstance(follows, list):
             self._journal.expected += sum(isinstance(step, Mapping) and step.get("step") != NOTICE for step in follows)
         self._compare(IN_PROCESS, entry, lambda: again.decision_in_process(facts))
 
     def _on_step(self) -> None:
+        """Notes an event that must follow from a decision about a restart in process."""
         if self._journal.expected <= 0:
             self._leave_out(IN_PROCESS, _NO_INPUTS)
         else:
             self._journal.expected -= 1
 
     def _on_decision(self, entry: JournalEntry) -> None:
+        """Decides again about the fault before this decision, and then the decision itself."""
         journal, facts = self._journal, entry.facts
         fault, evidence = journal.fault, journal.evidence
         journal.fault = journal.evidence = None
@@ -248,6 +275,7 @@ class Replay:
             self._decide(entry, fault, inputs)
 
     def _decide(self, entry: JournalEntry, fault: JournalEntry, inputs: Mapping[str, Any]) -> None:
+        """Decides again, and compares the history of restarts before the decision with the one that its inputs have."""
         before, self._journal.history = self._journal.history, None
         if before is not None:
             then = JournalEntry(entry.event, entry.v, entry.t, before, source=entry.source, line=entry.line)
@@ -264,18 +292,27 @@ class Replay:
             self._journal.history = after
 
     def _on_health_change(self, entry: JournalEntry) -> None:
+        """Decides again whether a check has changed."""
         check = str(entry.facts.get("check", ""))
         before = self._journal.health.get(check)
         self._compare(HEALTH, entry, lambda: again.health_change(entry.facts, before))
         self._journal.health[check] = str(entry.facts.get("state", ""))
 
     def _key(self, entry: JournalEntry) -> _Key:
+        """Returns the cycle of an event, over all journals."""
         return self._journal.run_id, self._journal.attempt, _whole(entry.facts.get("cycle"))
 
     def _compare(
         self, what: str, entry: JournalEntry, decide: Callable[[], Mapping[str, Any] | None], cycle: int | None = None
     ) -> None:
-        """Decides again, and keeps what differs from the facts of the event."""
+        """Decides again, and compares the result with the facts of the event.
+
+        Args:
+            what: what is decided.
+            entry: the event. Only the fields that `decide` returns are compared.
+            decide: returns the facts as they would be now; None: the event would not be written.
+            cycle: the cycle to name in a difference; by default the event's.
+        """
         if cycle is None:
             cycle = _whole(entry.facts.get("cycle"))
         try:
@@ -284,6 +321,7 @@ class Replay:
             self._leave_out(what, _NO_FIT)
             return
         except Exception as error:  # the machine fails, where it decided then
+            # The code fails now, where it decided then: that is a difference, too.
             now = {"error": f"{type(error).__name__}: {error}"}
         if now is None:
             differing: dict[str, tuple[Any, Any]] = {what: ("this one", "none")}
@@ -297,14 +335,17 @@ class Replay:
             self.same[what] += 1
 
     def _reset_fault(self) -> None:
+        """Drops a fault without a decision, at the end of a cycle or of a journal."""
         if self._journal.fault is not None:
             self._leave_out(FAULT, _NO_DECISION)
         self._journal.fault = self._journal.evidence = None
 
     def _leave_out(self, what: str, reason: str) -> None:
+        """Counts something that is not decided again."""
         self.left_out[what, reason] += 1
 
 
+# Event -> what is decided again from it. Read where an event has a version that this release does not know.
 _DECIDED = {
     events.FaultEvent.event: FAULT,
     events.DecisionEvent.event: DECISION,
@@ -322,10 +363,12 @@ _OF_STEPS = {
         *(events.StartedAgainEvent, events.StaysAwayEvent, events.TakenOverEvent),
     )
 }
-"""Each follows from a step of a decision about a restart in process; only a notice to the others has no event."""
+"""Events that follow from a step of a decision about a restart in process. Every step has one, except a notice to the
+other ranks."""
 
 
 def _fields(facts: Mapping[str, Any] | None, *names: str) -> Mapping[str, Any] | None:
+    """Returns some of the facts, and the class of the fault."""
     if facts is None:
         return None
     return {name: facts[name] for name in (*names, "fault_class")}
@@ -339,6 +382,7 @@ def _whole(value: Any) -> int:
 
 
 def _shown(value: Any) -> str:
+    """Returns a value as it is shown: as JSON, cut at `_MAX_TEXT`."""
     text = json.dumps(value)
     if len(text) > _MAX_TEXT:
         return f"{text[:_MAX_TEXT]}..."

@@ -1,7 +1,11 @@
-"""What the findings of a job suggest to change, with the numbers that each suggestion is made of. Pure.
+"""Suggests what to change in a job, with the numbers that each suggestion is made of. Pure.
 
-One of them the launcher takes itself: how often the training is to save (`--ft-save-interval auto`), which
-`tools/report/save_intervals.py` asks for before each cycle.
+`tools/commands/report.py` calls `advise` with the findings. Each suggestion is made only when enough is known: a rate
+that is known from n events has a relative error of about 1/sqrt(n), and where the error decides, the text says that it
+cannot be said.
+
+One suggestion the launcher follows by itself: how often to save (`--ft-save-interval auto`).
+`tools/report/save_intervals.py` calls `choose_save_interval` before each cycle.
 """
 
 from __future__ import annotations
@@ -19,17 +23,20 @@ from ft_launcher.tools.report.spares import Spares
 from rank_monitor.contract.wire.rank_times import STEP
 
 _FEWEST_FAULTS = 3
-"""With fewer the relative error of the time between faults, 1/sqrt(n), is above 0.7: nothing follows from that."""
+"""With fewer faults the relative error of the time between faults, 1/sqrt(n), is above 0.7: nothing follows from such a
+number."""
 FIRST_SAVE_S = 1800.0
-"""Between two saves until enough is known: a save of 20 s costs 1 % of the time then, and a fault 15 min on average."""
+"""Seconds between two saves until enough is known. A save of 20 s then costs 1 % of the time, and a fault 15 min on
+average."""
 _LEAST_SAVE_S = 60.0
-"""Not below that, nor below the time of a save: where faults come so close, other things are to be changed first."""
+"""Shortest interval (seconds), or the time of a save if that is longer. Where faults come so close together, other
+things have to be changed first."""
 _MAX_SAVE_S = 4 * 3600.0
-"""Not above that: there may be more faults than so far, and a longer interval gains little: less than 1 % of the time
-where a save takes two minutes."""
+"""Longest interval (seconds). There may be more faults than so far, and a longer interval gains less than 1 % of the
+time where a save takes two minutes."""
 _DAY_S = 86400.0
 _LEAST_SHARE = 0.01
-"""Of the time: below it a category is not worth a change."""
+"""Share of the time below which a category is not worth a change."""
 
 _WHAT_HELPS: Mapping[str, str] = {
     Category.LOST_PROGRESS: "steps were done again after restarts; checkpoints at shorter intervals lose fewer",
@@ -51,11 +58,19 @@ _WHAT_HELPS: Mapping[str, str] = {
     Category.EXCLUDED: "the machine stood still",
     Category.UNKNOWN: "nothing is known of it: a training with sections (docs/client.md) says what it does",
 }
+"""Category -> what it means and what makes it smaller."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One suggestion. `numbers`: what it is made of, in seconds and shares. `worth`: what it may gain, if known."""
+    """One suggestion.
+
+    Attributes:
+        topic: what it is about.
+        text: the suggestion, with its reason.
+        numbers: what it is made of, in seconds, counts and shares.
+        worth: what it may gain; empty: not known.
+    """
 
     topic: str
     text: str
@@ -63,12 +78,13 @@ class Advice:
     worth: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
+        """Returns the suggestion as JSON has it."""
         return asdict(self)
 
 
 def advise(findings: JobFindings) -> list[Advice]:
-    """Returns suggestions; none without what is needed to know it."""
+    """Returns the suggestions: saves, limits, spares, the largest loss. A topic of which too little is known has
+    none."""
     suggestions = [
         _interval(findings),
         *(_limit(section, findings.sections) for section in findings.sections),
@@ -79,23 +95,25 @@ def advise(findings: JobFindings) -> list[Advice]:
 
 
 def best_interval_s(save_s: float, mtbf_s: float) -> float:
-    """Returns how long to train between two checkpoints, by Young (1974) and Daly (2006): sqrt(2 d M) - d.
+    """Returns how long to train between two checkpoints: sqrt(2 d M) - d, by Young (1974) and Daly (2006).
 
-    It is 0 where a checkpoint takes so long, beside the time between faults, that the formula does not hold.
+    The result is 0 where a checkpoint takes so long, beside the time between faults, that the formula does not hold.
 
     Args:
-        save_s: for how long the training waits for a checkpoint.
-        mtbf_s: mean time between faults.
+        save_s: d: how long the training waits for a checkpoint (seconds).
+        mtbf_s: M: mean time between faults (seconds).
     """
     return max(0.0, math.sqrt(2 * save_s * mtbf_s) - save_s)
 
 
 def choose_save_interval(cycle: int, findings: JobFindings | None) -> SaveIntervalEvent:
-    """Returns how often to save from now on: by `best_interval_s` within bounds; a first value where little is known.
+    """Returns how often to save from now on, as the event that says so.
+
+    The interval is `best_interval_s` within bounds, or a first value as long as too few faults or no save are known.
 
     Args:
-        cycle: that begins now.
-        findings: on this job so far, all attempts that are known; None: nothing is known.
+        cycle: the cycle that begins now.
+        findings: on this job so far, with all attempts that are known; None: nothing is known.
     """
     first = f"{as_text(FIRST_SAVE_S)}, the first value"
     if findings is None:
@@ -126,6 +144,11 @@ def choose_save_interval(cycle: int, findings: JobFindings | None) -> SaveInterv
 
 
 def _interval(findings: JobFindings) -> Advice | None:
+    """Returns how often to save, beside how often the training did; None: no save or no fault is known.
+
+    The best interval has an error, since the time between faults has one: a range comes out, and the interval in use is
+    compared with the range.
+    """
     saves, count = findings.saves, len(findings.faults)
     if saves is None or findings.mtbf_s is None or saves.mean_s <= 0:
         return None
@@ -165,10 +188,11 @@ def _interval(findings: JobFindings) -> Advice | None:
 
 
 def _limit(section: WatchedSection, sections: Sequence[WatchedSection]) -> Advice | None:
-    """Returns what to do about the limit of a section; None: it fits, or too little is known.
+    """Returns what to do about the limit of a section; None: the limit fits, or too little is known.
 
     Args:
-        sections: all of them. Steps that a rank prints are watched by the limit from one to the next.
+        sections: all sections. Where a rank prints steps, these are watched by the limit from one printed step to the
+            next, and the section `step` needs no limit of its own.
     """
     has_printed = any(other.name == PRINTED_STEP for other in sections)
     topic = f"limit of section {section.name}"
@@ -205,7 +229,7 @@ def _limit(section: WatchedSection, sections: Sequence[WatchedSection]) -> Advic
 
 
 def _spares(findings: JobFindings) -> Advice | None:
-    """Returns whether one more spare pays; None: no node was lost, and none waited in vain."""
+    """Returns whether one more spare pays; None: no node was lost, and no spare waited in vain."""
     spares = findings.spares
     if spares is None or not (spares.losses or spares.idle_rank_s):
         return None
@@ -228,7 +252,7 @@ def _spares(findings: JobFindings) -> Advice | None:
             f"all ranks, instead of {findings.goodput:.1%}"
         )
     if not spares.losses:
-        # The rule of three: with a probability of 95 % an event that was not seen is rarer than that.
+        # The rule of three: an event that was not seen in n trials has, with 95 % probability, a rate below 3/n.
         sentences.append(
             f"No node was lost in {as_text(spares.ran_s)}, so less than one in {as_text(spares.ran_s / 3)}"
         )
@@ -236,7 +260,7 @@ def _spares(findings: JobFindings) -> Advice | None:
 
 
 def _losses(spares: Spares, numbers: dict[str, float]) -> str:
-    """Returns how often nodes were lost, and for how long; adds both to `numbers`."""
+    """Returns how often nodes were lost and for how long they were missed, in words. Adds both to `numbers`."""
     mtbf_s = spares.mtbf_s or 0.0
     numbers["mtbf_s"] = mtbf_s
     text = f"A node was lost {counted(spares.losses, 'time')} in {as_text(spares.ran_s)}"
@@ -250,7 +274,8 @@ def _losses(spares: Spares, numbers: dict[str, float]) -> str:
 
 
 def _one_more(spares: Spares) -> str:
-    """Returns what one more spare would have saved and cost, and which is more."""
+    """Returns what one more spare would have saved and cost, and which of both is more, if their difference exceeds the
+    error."""
     saved, cost = _rank_hours(spares.saved_rank_s), _rank_hours(spares.cost_rank_s)
     beside = f"One more spare would have saved {saved}, and cost {cost}"
     if spares.losses < _FEWEST_FAULTS:
@@ -266,6 +291,7 @@ def _one_more(spares: Spares) -> str:
 
 
 def _rank_hours(rank_s: float) -> str:
+    """Returns seconds of ranks as rank-hours, in words."""
     hours = rank_s / 3600
     if hours >= 100:
         return f"{hours:,.0f} rank-hours"
@@ -273,6 +299,7 @@ def _rank_hours(rank_s: float) -> str:
 
 
 def _largest(findings: JobFindings) -> Advice | None:
+    """Returns the category that took the most time without being steps; None: no category takes 1 % of the time."""
     for name, spent_s, share in findings.shares():
         if name != Category.STEP:
             if share < _LEAST_SHARE:

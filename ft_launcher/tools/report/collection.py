@@ -1,8 +1,11 @@
-"""What a report needs of journals, taken from their events one by one. Pure.
+"""Keeps what a report needs of the events of journals, one event at a time. Pure.
 
-`tools/commands/report.py` and `tools/report/save_intervals.py` fill it, `findings.py` judges by it. Memory grows with
-launches, cycles and faults, and not with lines: of each cycle of each node one event `ledger` is kept, of a fault its
-facts, of the timings of a rank their mean. Anyone may have written a journal: values that do not fit are left out.
+`tools/commands/report.py` and `tools/report/save_intervals.py` fill a `Collection`, and `findings.py` judges by it.
+Memory grows with launches, cycles and faults, not with lines: of each cycle of a node one `ledger` is kept, of a fault
+its facts, of the scores of a rank their mean.
+
+Anyone may have written a journal. So a value of the wrong type is left out, a text is cut, and a moment or duration
+beyond `_MAX_S` is refused: a report must come out whatever the file holds.
 """
 
 from __future__ import annotations
@@ -22,23 +25,28 @@ from rank_monitor.contract.wire.json_record import real
 _MAX_TEXT = 500
 """Characters of a text of a rank in a report."""
 _MAX_LINES = 10
-"""Lines kept of a traceback or a stack, and of what the other ranks did: a block on the console has no more."""
+"""Lines that are kept of a traceback or a stack, and of what the other ranks did. A block on the console has no
+more."""
 _MAX_RANKS = 1 << 20
+"""Largest number of a rank, and of nodes of a cycle, that is believed."""
 _WITH_ALL_POINTS = 4
-"""Node ranks whose points are all kept: the account is taken from the lowest one that has a cycle. Points take 8 KB in
-each of its cycles: with all of them a report on 128 nodes with 150 cycles took 490 MB, else 170."""
+"""The lowest node ranks, of which all points are kept, since the account is made from the lowest one that has a cycle.
+Points take 8 KB in each cycle of such a node. With all points of all nodes, a report on 128 nodes with 150 cycles took
+490 MB; without, 170 MB."""
 _LAST_POINTS = 8
+"""Of all other nodes the last so many points are kept, and one in so many of the points before them."""
 _MAX_S = 1e11
-"""Seconds: until the year 5138. Sums of larger numbers may be no numbers any more."""
+"""Seconds: until the year 5138. Sums of larger numbers may become infinite."""
 NO_RANK = 1 << 30
-"""The node rank of a launch that took part in no cycle."""
+"""The node rank of a launch that took part in no cycle: above all others."""
 
 JOINS = JOINING.lower()
-"""The kind of a restart in process by which a rank that was started again takes part: it is no fault."""
+"""The kind of a restart in process by which a rank that was started again takes part. It is no fault."""
 _HANG = "hang"
-"""A kind of fault, and a class."""
+"""The name of a kind of fault, and of a class."""
 _KINDS = {SOFT_TIMEOUT: _HANG, "HARD_TIMEOUT": _HANG, "UNRESPONSIVE": _HANG, "TERMINATED": "exit"}
-"""Interruptions that have the name of another fault's kind; others keep theirs, in small letters."""
+"""Interruption of a restart in process -> kind of fault, where that kind has another name. All others keep their name,
+in small letters."""
 
 Line = dict[str, Any]
 
@@ -48,10 +56,11 @@ class NodeCycle:
     """One cycle on one node.
 
     Attributes:
-        began: when its ranks ran.
-        ranks: how many they were on this node.
-        nodes: how many took part.
-        ended: None: its end is not in the journal.
+        began: when its ranks ran (seconds since 1970).
+        ranks: how many ranks it had on this node.
+        nodes: how many nodes took part.
+        ended: when it ended; None: the journal has no end of it.
+        end_reason: how it ended, as the journal says; empty: not known.
     """
 
     began: float
@@ -66,9 +75,15 @@ class Launch:
     """One launch of the launcher on one node, as its journal has it.
 
     Attributes:
-        parts: of its time, in their order; of a cycle that is written again and again the last one.
-        exit_code: None: the launcher was killed, or still runs.
-        has_ended: it has not; its exit code may be no number.
+        source: the file of the journal.
+        attempt: the number of the attempt in the journal's events.
+        since, until: the first and the last event (seconds since 1970).
+        node_rank: the lowest one that the node had; NO_RANK: it took part in no cycle.
+        parts: the parts of its time, in their order. A cycle that runs is written again and again; the last one counts.
+        cycles: cycle -> what is known of it.
+        exit_code: None: the launcher was killed, or still runs, or the code is no number.
+        reason: why the launcher ended.
+        has_ended: whether the journal has the event `job_end`.
     """
 
     source: str
@@ -87,9 +102,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class FaultEntry:
-    """A journal line about a fault: `fault`, `in_process_fault`, `in_process_restart`, or `cycle_end` elsewhere.
+    """An event about a fault: `fault`, `in_process_fault`, `in_process_restart`, or `cycle_end` with `failed
+    elsewhere`.
 
-    `detail` and `others` are as in the event `fault`, with 10 lines at most.
+    Attributes:
+        event: its name.
+        launch: the launch whose journal has it.
+        collateral: the rank failed since another rank had.
+        took_s: of a restart in process: how long it took (seconds).
+        detail, others: as in the event `fault`, 10 lines at most.
     """
 
     event: str
@@ -110,18 +131,27 @@ class FaultEntry:
 
 @dataclass
 class Score:
-    """How fast a rank was, by the reports of straggler detection: the sum of its scores, and how many there were."""
+    """How fast a rank was, by the reports of straggler detection.
+
+    Attributes:
+        total: the sum of its scores.
+        reports: how many there were.
+    """
 
     total: float = 0.0
     reports: int = 0
 
 
 class Collection:
-    """Takes the events of each journal in their order, and keeps what a report needs. Journals may come in any order.
+    """Keeps what a report needs of the events of several journals.
+
+    The events of one journal must come in their order; journals may come in any order, also mixed.
 
     Attributes:
-        launches: in the order in which they came, as `faults`.
+        launches: in the order in which their first event came.
+        faults: in the order in which their events came.
         scores: by rank.
+        sections: how long sections took, and their limits.
     """
 
     def __init__(self) -> None:
@@ -132,7 +162,7 @@ class Collection:
         self._present: dict[str, Launch] = {}
 
     def add(self, entry: JournalEntry) -> None:
-        """Takes an event."""
+        """Adds an event. Events that a report does not use only extend the time of their launch."""
         if entry.event not in EVENTS or not abs(entry.t) <= _MAX_S:
             return
         launch = self._launch(entry)
@@ -168,15 +198,18 @@ class Collection:
                     self.sections.fired(cycle, text(facts, "limit"))
 
     def times(self) -> Iterator[LaunchTimes]:
-        """Yields the time of each launch, of which `ledger.attempts.account_of` makes the account."""
+        """Yields the time of each launch, for `ledger.attempts.account_of`."""
         for launch in self.launches:
             until = max([launch.until, *(part.until for part in launch.parts)])
-            # What follows the last cycle ends with the job, and its last line is written a moment later.
+            # What follows the last cycle ends with the job. The event about the job's end is written a moment later,
+            # and that moment is no time of the job.
             if launch.has_ended and launch.parts and launch.parts[-1].cycle is None:
                 until = launch.parts[-1].until
             yield LaunchTimes(launch.since, until, launch.node_rank, launch.parts)
 
     def _launch(self, entry: JournalEntry) -> Launch:
+        """Returns the launch that an event belongs to. Another run id or attempt in the same file begins a new
+        launch."""
         launch = self._present.get(entry.source)
         if launch is None or (launch.run_id, launch.attempt) != (entry.run_id, entry.attempt):
             launch = Launch(entry.source, entry.run_id, entry.node, entry.attempt, entry.t, entry.t)
@@ -186,6 +219,7 @@ class Collection:
         return launch
 
     def _ledger(self, launch: Launch, entry: JournalEntry) -> None:
+        """Adds a part of a launch's time, in place of an earlier one of the same cycle."""
         part = cycle_times(entry.facts)
         if part is None or not _is_possible(part):
             return
@@ -193,12 +227,13 @@ class Collection:
             part = replace(part, points=_fewer(part.points))
         launch.since = min(launch.since, part.since)
         self.sections.ledger(entry.source, part.since, entry.facts)
-        # Of a cycle that runs it is written again and again; the last one counts.
+        # The ledger of a cycle that runs is written again and again; only the last one counts.
         while launch.parts and launch.parts[-1].since >= part.since:
             launch.parts.pop()
         launch.parts.append(part)
 
     def _cycle_start(self, launch: Launch, entry: JournalEntry) -> None:
+        """Notes the begin of a cycle on one node."""
         cycle, node_rank, ranks = whole(entry.facts, "cycle"), whole(entry.facts, "node_rank"), entry.facts.get("ranks")
         if cycle is None:
             return
@@ -211,6 +246,8 @@ class Collection:
         launch.cycles[cycle] = NodeCycle(entry.t, count, min(nodes, _MAX_RANKS))
 
     def _cycle_end(self, launch: Launch, entry: JournalEntry) -> None:
+        """Notes the end of a cycle. An end with `failed elsewhere` is a fault on another node, whose journal may be
+        missing."""
         cycle, reason = whole(entry.facts, "cycle"), text(entry.facts, "how")
         if cycle is None:
             return
@@ -221,6 +258,7 @@ class Collection:
             self.faults.append(FaultEntry("cycle_end", launch, entry.t, cycle, what=text(entry.facts, "why")))
 
     def _section_times(self, facts: Mapping[str, Any]) -> None:
+        """Adds the score of a rank from a report of straggler detection."""
         rank, sections, gpu = whole(facts, "rank"), facts.get("sections"), facts.get("gpu")
         if rank is None or not 0 <= rank < _MAX_RANKS:
             return
@@ -232,6 +270,7 @@ class Collection:
 
 
 def _fault(launch: Launch, entry: JournalEntry) -> FaultEntry:
+    """Returns the entry for an event about a fault of a rank."""
     facts = entry.facts
     cycle = whole(facts, "cycle")
     if cycle is None:
@@ -262,7 +301,7 @@ def _fault(launch: Launch, entry: JournalEntry) -> FaultEntry:
 
 
 def _lines(facts: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Returns the first lines of a list of texts, each cut at 500 characters; what is no text is left out."""
+    """Returns the first lines of the list `name`, each cut at 500 characters. What is no text is left out."""
     value = facts.get(name)
     if not isinstance(value, list):
         return ()
@@ -270,23 +309,28 @@ def _lines(facts: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _fewer(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """The last points, near which restarts resume, and some of those before."""
+    """Returns the last points, near which restarts resume, and some of the points before them."""
     return [*points[:-_LAST_POINTS:_LAST_POINTS], *points[-_LAST_POINTS:]]
 
 
 def _is_possible(part: CycleTimes) -> bool:
+    """Returns whether all moments and durations of a part are believable."""
     figures = [part.since, part.until, part.saved_s or 0.0, *part.seconds.values(), *part.recovery.values()]
     figures += [spent_s for _, spent_s in part.points]
     return max(map(abs, figures)) <= _MAX_S
 
 
 def _reason(reasons: object) -> tuple[int | None, str, str]:
-    """The rank, the kind and the text of the first reason of a restart in process that is no consequence of another."""
+    """Returns rank, kind and text of the first reason of a restart in process that is no consequence of another one.
+
+    Args:
+        reasons: the field `why` of the event `in_process_restart`.
+    """
     if isinstance(reasons, list):
         for reason in reasons:
             if isinstance(reason, Mapping) and not reason.get(COLLATERAL):
                 name = text(reason, "interruption")
-                # Its number at entry, if it is known; else the one that it had in that iteration.
+                # The number that the rank had at entry, where it is known; else the number of that round.
                 rank = whole(reason, "member")
                 if rank is None:
                     rank = whole(reason, "rank")
@@ -295,7 +339,7 @@ def _reason(reasons: object) -> tuple[int | None, str, str]:
 
 
 def whole(facts: Mapping[str, Any], name: str) -> int | None:
-    """Returns a whole number; None: it is none."""
+    """Returns the whole number `name`; None where there is none."""
     value = facts.get(name)
     if type(value) is int:
         return value
@@ -303,7 +347,7 @@ def whole(facts: Mapping[str, Any], name: str) -> int | None:
 
 
 def text(facts: Mapping[str, Any], name: str) -> str:
-    """Returns a text, cut at 500 characters; empty: it is none."""
+    """Returns the text `name`, cut at 500 characters; empty where there is none."""
     value = facts.get(name)
     if isinstance(value, str):
         return value[:_MAX_TEXT]

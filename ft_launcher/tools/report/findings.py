@@ -1,8 +1,13 @@
-"""What the journals of a job say of it: its time by category, its faults and what each cost. Pure.
+"""Judges the events of a job's journals: its time by category, its faults, and what each fault cost. Pure.
 
-`tools/commands/report.py` and `tools/report/save_intervals.py` call `find`; what it returns is in `job_findings.py`. A
-fault is what ended a cycle, what the ranks restarted in process for, or an attempt that was killed and followed by
-another one. A fault that several nodes report counts once.
+`tools/commands/report.py` and `tools/report/save_intervals.py` call `find`. What it returns is in `job_findings.py`.
+
+A fault is one of three things: what ended a cycle, what ranks restarted in process for, or an attempt that was killed
+and followed by another one. Several nodes report the same fault, so first all events of a cycle are put together, over
+all journals (`_join`, `_chosen`). Then each fault gets the recovery after it (`_phases`) and the steps that were done
+in vain (`_lost`).
+
+Attempts are counted here over all launches: launches that ran at the same time, on several nodes, are one attempt.
 """
 
 from __future__ import annotations
@@ -27,18 +32,20 @@ from ft_launcher.tools.report.job_findings import (
 from ft_launcher.tools.report.spares import find_spares
 
 _LOOKS_BACK = 16
-"""Parts before a restart in which it may have made steps vain. Those of one fault are in the part before, as a rule."""
+"""Parts before a restart in which it may have made steps vain. The steps that a fault made vain are in the part just
+before, as a rule."""
 _SLOWEST = 10
+"""Ranks that are listed as slow."""
 
 _BETWEEN_SAVES = (Category.STEP, Category.LOST_PROGRESS, Category.WARMUP, Category.DATA, Category.EVALUATION)
-"""What a training does between two checkpoints, beside sections with names of their own."""
+"""What a training does between two checkpoints, beside sections with names of its own."""
 
 
 def find(collection: Collection) -> JobFindings | None:
     """Returns the findings; None: the journals have no events."""
     if not collection.launches:
         return None
-    # Journals may have come one after the other.
+    # Journals may have come one after the other, so that launches are not in the order of time.
     launches = sorted(collection.launches, key=lambda launch: launch.since)
     joined = _join(launches)
     merged = account_of(collection.times())
@@ -79,20 +86,20 @@ def find(collection: Collection) -> JobFindings | None:
 
 
 _Key = tuple[int, int]
-"""Attempt from 0, and cycle."""
+"""Attempt (from 0) and cycle."""
 
 
 @dataclass(frozen=True)
 class _Joined:
-    """What all journals tell together.
+    """What all journals of a job tell together.
 
     Attributes:
-        attempts: by the id of a launch, from 0. Launches at the same time, on several nodes, are of one.
-        of_attempt: the launches of each, in the order in which they began.
-        recoveries: by the id of a launch; each with the cycle that it led into, in the order of cycles.
-        parts: of each cycle that of the lowest node rank, in the order of cycles.
-        recovered: those of these keys that a recovery led into.
-        sizes: how many nodes and ranks took part in each cycle.
+        attempts: id of a launch -> its attempt, from 0.
+        of_attempt: attempt -> its launches, in the order in which they began.
+        recoveries: id of a launch -> its recoveries, each with the cycle that it led into, in the order of cycles.
+        parts: cycle -> the part of its lowest node rank, in the order of cycles.
+        recovered: the keys of `parts` that a recovery led into.
+        sizes: cycle -> how many nodes and ranks took part.
     """
 
     attempts: Mapping[int, int]
@@ -103,20 +110,24 @@ class _Joined:
     sizes: Mapping[_Key, tuple[int, int]]
 
     def attempt(self, launch: Launch) -> int:
+        """Returns the attempt of a launch."""
         return self.attempts[id(launch)]
 
     def key(self, event: FaultEntry) -> _Key:
+        """Returns the cycle that an event belongs to."""
         return (self.attempt(event.launch), event.cycle)
 
     def node_count(self, key: _Key) -> int:
+        """Returns how many nodes took part in a cycle, as far as their journals are there."""
         return self.sizes.get(key, (0, 0))[0]
 
     def ranks(self, key: _Key) -> int:
+        """Returns how many ranks a cycle had; 0: not known."""
         return self.sizes.get(key, (0, 0))[1]
 
 
 def _join(launches: Sequence[Launch]) -> _Joined:
-    """What launches, in the order in which they began, tell together."""
+    """Puts together what launches tell. `launches` are in the order in which they began."""
     of_attempt = by_attempt(launches)
     attempts = {id(launch): attempt for attempt, found in of_attempt.items() for launch in found}
     recoveries: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
@@ -141,18 +152,22 @@ def _join(launches: Sequence[Launch]) -> _Joined:
 
 
 def _cycle_of(recovery: tuple[int, Mapping[str, float]]) -> int:
+    """Returns the cycle that a recovery led into, the key by which recoveries are searched."""
     return recovery[0]
 
 
 def _cycles(joined: _Joined) -> list[CycleFindings]:
+    """Returns the cycles, each as the lowest node rank has it."""
     found: dict[_Key, CycleFindings] = {}
     launches = (launch for of_attempt in joined.of_attempt.values() for launch in of_attempt)
     for launch in sorted(launches, key=lambda launch: launch.node_rank):
         attempt = joined.attempt(launch)
         in_order = sorted(launch.cycles.items(), key=lambda item: item[1].began)
         followed_at = [*(cycle.began for _, cycle in in_order[1:]), launch.until]
-        for (number, cycle), next_began in zip(in_order, followed_at, strict=False):  # without any cycle it is one more
-            # Without a line about its end it ran until the next one, or runs.
+        for (number, cycle), next_began in zip(
+            in_order, followed_at, strict=False
+        ):  # no cycle: one moment is left over
+            # A cycle without an event about its end ran until the next one, or still runs.
             ended = next_began if cycle.ended is None else cycle.ended
             known = CycleFindings(attempt + 1, number, cycle.began, max(cycle.began, ended), cycle.end_reason)
             found.setdefault((attempt, number), known)
@@ -163,6 +178,7 @@ def _cycles(joined: _Joined) -> list[CycleFindings]:
 
 
 def _faults(joined: _Joined, events: Sequence[FaultEntry]) -> list[FaultFindings]:
+    """Returns the faults, in the order of time."""
     by_cycle: dict[_Key, list[FaultEntry]] = {}
     for event in events:
         by_cycle.setdefault(joined.key(event), []).append(event)
@@ -183,6 +199,15 @@ def _faults(joined: _Joined, events: Sequence[FaultEntry]) -> list[FaultFindings
 
 
 def _fault(event: FaultEntry, key: _Key, phases: Mapping[str, float], lost_s: float, ranks: int) -> FaultFindings:
+    """Returns the findings about one fault.
+
+    Args:
+        event: the event about it; that of a killed attempt has no name.
+        key: its cycle.
+        phases: seconds of its recovery.
+        lost_s: seconds of steps done in vain.
+        ranks: how many ranks the job had; 0: not known.
+    """
     recovery_s = sum(phases.values())
     cycle = key[1] if event.event and key[1] >= 0 else None
     return FaultFindings(
@@ -208,20 +233,28 @@ def _fault(event: FaultEntry, key: _Key, phases: Mapping[str, float], lost_s: fl
 
 
 def _chosen(events: Sequence[FaultEntry]) -> list[FaultEntry]:
-    """Returns one event for each fault of a cycle: several may tell of one."""
+    """Returns one event for each fault of a cycle, from all events about faults of that cycle.
+
+    A cycle ends by one fault. Where several nodes report one, that of a rank that failed on its own wins, then the
+    first.
+    """
     found = _in_process(events)
     ended = [event for event in events if event.event == "fault"]
     on_other_node = [event for event in events if event.event == "cycle_end"]
     if ended:
         found.append(min(ended, key=lambda event: (event.collateral, event.t)))
     elif on_other_node:
-        # The node of that fault has left no word of it: it was lost, or its journal is not among these.
+        # The node with the fault has left no event about it: the node was lost, or its journal is not among these.
         found.append(replace(on_other_node[0], kind="node"))
     return found
 
 
 def _in_process(events: Sequence[FaultEntry]) -> list[FaultEntry]:
-    """The faults of one cycle that its ranks restarted in process for. Each node tells of each restart."""
+    """Returns the faults of one cycle that its ranks restarted in process for, one for each restart.
+
+    Every node reports every restart; the longest report counts. A death of a rank before a restart is what the restart
+    was for. A death that no restart followed is a fault too, unless the cycle failed.
+    """
     found: dict[int, FaultEntry] = {}
     deaths = [event for event in events if event.event == "in_process_fault"]
     for event in events:
@@ -243,7 +276,7 @@ def _in_process(events: Sequence[FaultEntry]) -> list[FaultEntry]:
 
 
 def _with_death(restart: FaultEntry, death: FaultEntry) -> FaultEntry:
-    """A restart in process together with the death of a rank that it was for."""
+    """Returns a restart in process joined with the death of the rank that it was for."""
     return replace(
         death,
         event=restart.event,
@@ -254,7 +287,10 @@ def _with_death(restart: FaultEntry, death: FaultEntry) -> FaultEntry:
 
 
 def _killed_attempts(joined: _Joined) -> list[tuple[int, Launch, float]]:
-    """Returns each attempt that no launcher ended and that another follows, one launch of it, and the time between."""
+    """Returns attempts that were killed: no launcher of theirs reported an end, and another attempt followed.
+
+    Each with one of its launches, and the seconds until the next attempt.
+    """
     found = []
     for attempt in range(len(joined.of_attempt) - 1):
         of_attempt = joined.of_attempt[attempt]
@@ -266,11 +302,15 @@ def _killed_attempts(joined: _Joined) -> list[tuple[int, Launch, float]]:
 
 
 def _phases(joined: _Joined, event: FaultEntry) -> Mapping[str, float]:
-    """Seconds of each phase of the recovery from a fault."""
+    """Returns phase -> seconds of the recovery from a fault.
+
+    Asked in this order: the restart in process itself; the journal of the faulty node; the lowest node rank of the next
+    cycle; the next attempt.
+    """
     if event.event.startswith("in_process"):
         return {"in_process": event.took_s}
     attempt, cycle = joined.key(event)
-    # The faulty node's own journal knows best when its fault began.
+    # The journal of the faulty node knows best when its fault began.
     own = joined.recoveries[id(event.launch)]
     place = bisect_right(own, cycle, key=_cycle_of)
     if place < len(own):
@@ -290,10 +330,10 @@ def _phases(joined: _Joined, event: FaultEntry) -> Mapping[str, float]:
 
 
 def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEntry]]) -> dict[int, float]:
-    """Returns seconds of steps in vain by the id of the fault's event.
+    """Returns id of a fault's event -> seconds of steps that were done in vain for it.
 
-    What a cycle lost by itself is shared by its faults; what was lost since a later one resumed earlier is of the last
-    fault before that.
+    Steps that a cycle lost by itself are shared by the faults of that cycle. Steps that turn out lost when a later
+    cycle resumes earlier belong to the last fault before it.
     """
     found: dict[int, float] = {}
     keys = list(joined.parts)
@@ -315,6 +355,7 @@ def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEntry]]) -> dict[
 
 
 def _classes(faults: Sequence[FaultFindings], wall_s: float) -> list[ClassFindings]:
+    """Returns what is known of each class of faults, the most frequent first."""
     by_class: dict[str, list[FaultFindings]] = {}
     for fault in faults:
         by_class.setdefault(fault.fault_class, []).append(fault)
@@ -335,6 +376,7 @@ def _classes(faults: Sequence[FaultFindings], wall_s: float) -> list[ClassFindin
 
 
 def _saves(parts: Sequence[CycleTimes]) -> Saves | None:
+    """Returns what is known of checkpoints; None: no checkpoint was measured."""
     saving = [part for part in parts if part.saves > 0]
     count = sum(part.saves for part in saving)
     if not count:
@@ -350,5 +392,6 @@ def _saves(parts: Sequence[CycleTimes]) -> Saves | None:
 
 
 def _slowest(collection: Collection) -> list[SlowRank]:
+    """Returns the ranks with the lowest mean scores, the slowest first."""
     found = [SlowRank(rank, score.total / score.reports, score.reports) for rank, score in collection.scores.items()]
     return sorted(found, key=lambda slow: (slow.score, slow.rank))[:_SLOWEST]

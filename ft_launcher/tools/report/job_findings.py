@@ -1,8 +1,8 @@
-"""The findings of the report: what a job's time went to, its faults, cycles, saves and slow ranks, as values. Pure.
+"""Defines the findings of the report as values: a job's time, faults, cycles, saves and slow ranks. Pure.
 
-`findings.py` makes them of journals. Text, page, picture, trace and advice are made of them, and their JSON is what
-`ft_launcher report -o FILE.json` writes: nothing here knows a journal. Beside them: durations and counts as people
-write them, in every form of the report but its JSON, which has exact figures.
+`findings.py` makes them from journals. Text, page, picture, trace and advice are made from them, and `ft_launcher
+report -o FILE.json` writes them, so nothing here knows a journal. Beside them: durations and counts as people write
+them, for every form of the report but its JSON, which has exact figures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ft_launcher.tools.report.section_durations import WatchedSection
 from ft_launcher.tools.report.spares import Spares
 
 VERSION = 1
-"""Of the findings as JSON. It grows where a key goes or changes its meaning."""
+"""Of the findings as JSON. It grows when a key goes or changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,22 @@ class FaultFindings:
     """One fault.
 
     Attributes:
-        kind: `exception`, `signal`, `exit`, `hang`, what a restart in process was for, `node` (lost, or its journal is
-            missing) or `attempt` (killed).
-        rank: None: unknown.
-        t: when it was written down: seconds since 1970.
+        kind: `exception`, `signal`, `exit`, `hang`, what a restart in process was for, `node` (the node was lost, or
+            its journal is missing) or `attempt` (the launchers were killed).
+        rank: None: not known.
+        node: the host of the rank; empty: not known.
+        t: when it was written down (seconds since 1970).
         attempt: from 1.
         cycle: None: the attempt was killed.
         in_process: the ranks went on in the same processes.
-        phases: seconds of its recovery.
+        iteration: the round of the restart in process; -1: none.
+        phases: phase -> seconds of its recovery.
         recovery_s: their sum.
         lost_s: seconds of steps that were done in vain for it.
-        ranks: how many the job had; 0: unknown.
-        rank_s: seconds of recovery and lost steps times ranks.
+        ranks: how many ranks the job had; 0: not known.
+        rank_s: seconds of recovery and lost steps, times ranks.
         detail: lines of the traceback, or the frames of the rank that hangs, the innermost first.
-        others: where the other ranks were, with their collectives: ranks at the same place are one line.
+        others: where the other ranks were, with their collectives; ranks at the same location are one line.
     """
 
     kind: str
@@ -61,13 +63,19 @@ class FaultFindings:
 
     @property
     def cost_s(self) -> float:
-        """Seconds that the job lost by it."""
+        """Seconds that the job lost by it: recovery and lost steps."""
         return self.recovery_s + self.lost_s
 
 
 @dataclass(frozen=True)
 class ClassFindings:
-    """All faults of one class. `mtbf_s`: time of the job per fault; `mttr_s`: mean recovery; `cost_s`: of all."""
+    """All faults of one class.
+
+    Attributes:
+        mtbf_s: time of the job for each fault (seconds).
+        mttr_s: mean recovery (seconds).
+        cost_s: seconds that all of them cost.
+    """
 
     name: str
     faults: int
@@ -78,7 +86,13 @@ class ClassFindings:
 
 @dataclass(frozen=True)
 class Saves:
-    """The checkpoints. `mean_s`: how long the training waited for one; `interval_s`: trained between two."""
+    """The checkpoints of a job.
+
+    Attributes:
+        count: how many there were.
+        mean_s: how long the training waited for one (seconds).
+        interval_s: how long it trained between two (seconds).
+    """
 
     count: int
     mean_s: float
@@ -87,7 +101,13 @@ class Saves:
 
 @dataclass(frozen=True)
 class CycleFindings:
-    """A cycle as the lowest node rank has it. `attempt`: from 1; `began`, `ended`: of its ranks, seconds since 1970."""
+    """A cycle, as the lowest node rank has it.
+
+    Attributes:
+        attempt: from 1.
+        began, ended: of its ranks (seconds since 1970).
+        end_reason: how it ended; empty: it runs, or its end is missing.
+    """
 
     attempt: int
     cycle: int
@@ -98,7 +118,7 @@ class CycleFindings:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank and its mean score of straggler detection: 0.5 is half as fast as the fastest."""
+    """A rank with its mean score of straggler detection: 0.5 is half as fast as the fastest rank."""
 
     rank: int
     score: float
@@ -110,18 +130,19 @@ class JobFindings:
     """What the journals say of a job.
 
     Attributes:
-        nodes: their host names. Nodes in containers may share one, so `node_count` may be larger.
-        began: seconds since 1970; `ended`: the last event.
+        nodes: host names. Nodes in containers may share one, so `node_count` may be larger.
+        began, ended: the first and the last event (seconds since 1970).
         exit_code: of the last attempt; None: it was killed, or still runs.
-        seconds: by category; the sum is `wall_s`.
-        goodput: share of the time that steps took which count; `goodput_saved`: those until the last checkpoint.
+        seconds: category -> seconds; the sum is `wall_s`.
+        goodput: share of the time that went into steps which count.
+        goodput_saved: the same, of steps until the last checkpoint.
         faults: in the order of time.
-        mtbf_s: None: there was no fault; `mttr_s` as well.
+        mtbf_s, mttr_s: mean time between faults, and mean recovery (seconds); None: there was no fault.
         node_faults: host name -> faults of its ranks, the most first.
         saves: None: no checkpoint is known.
-        sections: how long they took, beside their limits.
+        sections: how long sections took, beside their limits.
         cycles: in the order of time.
-        spares: nodes that were lost or waited; None: no cycle of several nodes is known.
+        spares: nodes that were lost, or waited; None: no cycle of several nodes is known.
     """
 
     run_ids: Sequence[str]
@@ -151,16 +172,16 @@ class JobFindings:
 
     @property
     def cost_s(self) -> float:
-        """Seconds that the job lost by its faults."""
+        """Seconds that the job lost by all its faults."""
         return sum(fault.cost_s for fault in self.faults)
 
     def shares(self) -> list[tuple[str, float, float]]:
-        """Returns category, seconds and share of each category, the longest first."""
+        """Returns category, seconds and share of the time, the longest first, without categories that took no time."""
         longest = sorted(self.seconds.items(), key=lambda item: (-item[1], item[0]))
         return [(name, spent_s, spent_s / self.wall_s) for name, spent_s in longest if spent_s > 0]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the findings as JSON has them."""
+        """Returns the findings as JSON has them, with their version."""
         return {"version": VERSION} | asdict(self)
 
 
@@ -186,13 +207,14 @@ def as_text(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun."""
+    """Returns a number with its noun: `1 fault`, `1,200 faults`."""
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}s"
 
 
 def _pair(large: int, small: int, of_large: str, of_small: str) -> str:
+    """Returns a duration of two units, without the small one where it is 0."""
     if small:
         return f"{large} {of_large} {small} {of_small}"
     return f"{large} {of_large}"

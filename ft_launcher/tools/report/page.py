@@ -1,6 +1,7 @@
-"""The report as one page of HTML that asks no other host for anything. Pure.
+"""Writes the report as one page of HTML that needs no other file and asks no other host. Pure.
 
-Texts of ranks are escaped; the policy in its head forbids scripts, pictures and connections all the same.
+`tools/commands/report.py` writes it for `-o FILE.html`. Sentences come from `terminal_text.py`. Texts of ranks are
+escaped; in addition the policy in the page's head forbids scripts, pictures and connections.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ft_launcher.tools.report.advice import Advice
 from ft_launcher.tools.report.job_findings import FaultFindings, JobFindings, as_text, counted
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""The content security policy of the page: only its own style sheet."""
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1b1b; --back: #ffffff; --faint: #d0d0d0; }
@@ -35,7 +37,7 @@ svg { width: 100%; height: 2.5rem; margin-bottom: 0.5rem; }
 
 
 def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
-    """Returns the page."""
+    """Returns the page. It has the same parts as the text, and the cycles as a picture."""
     title = f"Report on {', '.join(findings.run_ids) or 'a job'}"
     parts = [
         "<!DOCTYPE html>",
@@ -65,7 +67,7 @@ def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
 
 
 def _hues() -> str:
-    """The part of the style sheet that has the colours of the categories."""
+    """Returns the part of the style sheet with the colours of the categories, for a light and a dark theme."""
     light, dark = (" ".join(f"--{hue}: {colour};" for hue, colour in of.items()) for of in (LIGHT, DARK))
     lines = [f":root {{ {light} }}", f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"]
     lines += [f".{hue} {{ fill: var(--{hue}); background-color: var(--{hue}); }}" for hue in LIGHT]
@@ -73,7 +75,7 @@ def _hues() -> str:
 
 
 def _bar(findings: JobFindings) -> str:
-    """The time by category as one bar: steps that count, steps in vain, and the rest."""
+    """Returns the time by category as one bar: steps that count, steps in vain, and all else."""
     pieces = []
     for name, spent_s, share in findings.shares():
         title = escape(f"{name}: {as_text(spent_s)}, {share:.1%}")
@@ -83,7 +85,7 @@ def _bar(findings: JobFindings) -> str:
 
 
 def _categories(findings: JobFindings) -> str:
-    """The table of the time by category, each with its colour in the bar."""
+    """Returns the table of the time by category. Each row has its colour in the bar."""
     rows = []
     for name, spent_s, share in findings.shares():
         key = f'<span class="key {look_of(name).classes}"></span>'
@@ -92,7 +94,7 @@ def _categories(findings: JobFindings) -> str:
 
 
 def _cycles(findings: JobFindings) -> list[str]:
-    """The cycles on one line of time, and the moments of faults."""
+    """Returns the cycles on one line of time, with the moments of faults as red lines."""
     length_s = findings.ended - findings.began
     if length_s <= 0:
         return []
@@ -122,6 +124,7 @@ def _cycles(findings: JobFindings) -> list[str]:
 
 
 def _faults(findings: JobFindings) -> list[str]:
+    """Returns the tables of the costliest faults, of faults by class, and of faults by node."""
     if not findings.faults:
         return []
     rows = (
@@ -144,7 +147,7 @@ def _faults(findings: JobFindings) -> list[str]:
 
 
 def _what(fault: FaultFindings) -> str:
-    """What happened, the likely cause where one is known, and where the ranks were then, which is folded."""
+    """Returns what happened, its likely cause where one is known, and a fold with where the ranks were."""
     what = fault.what
     if fault.hint:
         what += f"; likely: {fault.hint}"
@@ -157,11 +160,11 @@ def _what(fault: FaultFindings) -> str:
 
 
 class _Markup(str):
-    """HTML: all other texts in a table are escaped."""
+    """A text that is HTML already. All other texts in a table are escaped."""
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[int] = ()) -> str:
-    """A table. `numbers`: the columns that are aligned as numbers are."""
+    """Returns a table. `numbers`: the columns that are aligned as numbers are."""
     head = "".join(_cell("th", escape(name), column in numbers) for column, name in enumerate(heads))
     body = []
     for row in rows:
@@ -172,6 +175,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Contain
 
 
 def _cell(tag: str, markup: str, is_number: bool) -> str:
+    """Returns a cell of a table; `markup` is HTML already."""
     if is_number:
         return f'<{tag} class="number">{markup}</{tag}>'
     return f"<{tag}>{markup}</{tag}>"

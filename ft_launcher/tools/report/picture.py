@@ -1,7 +1,7 @@
-"""The report as a picture (PNG): the time by category as a bar, and the cycles and faults on a line of time.
+"""Draws the report as a picture (PNG): the time by category as a bar, and cycles and faults on a line of time.
 
-`tools/commands/report.py` calls it. The only file that needs matplotlib, of the extra `observe`. Names that a training
-chose are drawn as they are: nothing in them is a formula, and the settings of matplotlib that a user has do not matter.
+`tools/commands/report.py` calls it for `-o FILE.png`. It is the only file that needs matplotlib (the extra `observe`).
+Names that a training chose are drawn as they are, and the user's own settings of matplotlib have no effect.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from ft_launcher.record.ledger.palette import LIGHT, WEAK, look_of
 from ft_launcher.tools.report.job_findings import JobFindings, as_text, counted
 
 _LEAST_SHARE = 0.0005
-"""Of the time: a smaller category would be in the legend with 0.0 %, and could not be seen."""
+"""Share of the time below which a category is not in the legend: it would read 0.0 %, and could not be seen in the
+bar."""
 _WIDTH_OF_DIGIT = 0.01
-"""Of the line of time, with a margin: numbers of cycles that are shorter would overlap, and are left out."""
+"""Width of a digit as a share of the line of time, with a margin. A cycle that is narrower than its number gets no
+number, since numbers would overlap."""
 _MAX_NAME = 36
-"""Characters: three columns of the legend are as wide as the bar."""
+"""Characters of a name in the legend, whose three columns are as wide as the bar."""
 
 
 def as_png(findings: JobFindings) -> bytes:
-    """Returns the picture."""
-    # Not the user's settings: `text.usetex` would run programs, and a `$` in a name would begin a formula.
+    """Returns the picture as the bytes of a PNG."""
+    # The user's settings do not apply: `text.usetex` would run programs, and a `$` in a name would begin a formula.
     with style.context(["default", {"text.parse_math": False}]), warnings.catch_warnings():
-        # Of letters that the font does not have.
+        # Warnings about letters that the font does not have.
         warnings.simplefilter("ignore", UserWarning)
         figure = Figure(figsize=(10, 4.5), dpi=120, layout="constrained")
         bar, line = figure.subplots(2, 1, height_ratios=(3, 2))
@@ -43,6 +45,7 @@ def as_png(findings: JobFindings) -> bytes:
 
 
 def _draw_categories(axes: Axes, findings: JobFindings) -> None:
+    """Draws the time by category as one bar, with a legend below it."""
     shares = findings.shares()
     left = 0.0
     for name, spent_s, share in shares:
@@ -67,6 +70,7 @@ def _draw_categories(axes: Axes, findings: JobFindings) -> None:
 
 
 def _draw_cycles(axes: Axes, findings: JobFindings) -> None:
+    """Draws the cycles as bars on a line of time, in a unit that suits its length, and the faults as red lines."""
     length_s = max(1e-6, findings.ended - findings.began)
     unit_s, unit = next(
         (known for known in ((86400, "days"), (3600, "hours"), (60, "minutes")) if known[0] * 3 < length_s),
@@ -87,5 +91,5 @@ def _draw_cycles(axes: Axes, findings: JobFindings) -> None:
 
 
 def _plain(text: str, longest: int = _MAX_NAME) -> str:
-    """A text without control characters and halves of surrogate pairs, which no font has, and not too long."""
+    """Returns a text without control characters and halves of surrogate pairs, which no font has, cut at `longest`."""
     return printable(text).encode("utf-8", "backslashreplace").decode()[:longest]

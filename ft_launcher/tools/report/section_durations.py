@@ -1,11 +1,12 @@
-"""How long sections took, beside the limits that watch them. Pure.
+"""Adds up how long sections took, beside the limits that watch them, and judges how well the limits fit. Pure.
 
-`collection.py` fills it, `advice.py` and `terminal_text.py` read it. The journal's events `ledger` have the durations
-of one rank of each node, cycle by cycle; here they become one histogram for each section. Limits are those of the
-settings (`job_start`), then those that a training set or learned (`limits`); what they did is in `verdict` and
-`interruption`.
-Beside sections there is `PRINTED_STEP`: how long it was from one step that a rank printed to the next, from
-`printed_steps`, with the limit `log`.
+`collection.py` fills a `SectionLimits`; `advice.py` and `terminal_text.py` read the result. Durations come from the
+events `ledger`, which have those of one rank of each node, cycle by cycle; they become one histogram for each section.
+Limits come from the settings (`job_start`), then from `limits`, which a training sets or learns. What a limit did is in
+`verdict` and `interruption`.
+
+One entry is no section: `PRINTED_STEP`, the time from one step that a rank printed to the next. Its durations come from
+`printed_steps`, its limit is `log`.
 """
 
 from __future__ import annotations
@@ -20,21 +21,25 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.rank_times import STEP, Durations
 
 FEWEST_TIMES = 100
-"""With fewer occurrences nothing is said of a limit: with 100 and none longer, 3 % may still be (the rule of three)."""
+"""With fewer occurrences nothing is said of a limit. Where 100 were seen and none was longer, 3 % may still be longer
+(the rule of three)."""
 _FEWEST_FOR_P999 = 1000
+"""Occurrences below which there is no 99.9th percentile."""
 _SAFETY, _FLOOR_S = MonitorSettings().safety_factor, MonitorSettings().learned_limit_floor
-"""A limit that is proposed is made as a learned one is: the longest time observed times this, and not below that."""
+"""A proposed limit is made as a learned limit is: the longest observed time, times the safety factor, and not below the
+floor."""
 _IS_LONG = 2.0
-"""A limit that is this many times the proposed one is called long."""
+"""A limit of so many times the proposed one is called long."""
 _IS_TIGHT = 1.5
-"""A limit below this many times the longest observed time is called tight."""
+"""A limit below so many times the longest observed time is called tight."""
 _MAX_NAMES = 256
+"""Sections that are kept, and limits: a training may make names as it likes."""
 _SECTION, _LOG = "section:", "log"
 _NS_PER_S = 1e9
 
 
 class LimitFit(str, Enum):
-    """How a limit fits what was observed."""
+    """How a limit fits what was observed. The values are words of the report."""
 
     __str__ = str.__str__
 
@@ -51,10 +56,10 @@ class WatchedSection:
 
     Attributes:
         times: how often it occurred, on one rank of each node.
-        p999_s: what 99.9 % of them took at most, up to 41 % too high; None: fewer than 1,000, or unknown.
-        max_s: the longest.
-        limit_s: None: it has none.
-        learned: the limit was learned.
+        p999_s: what 99.9 % of the occurrences took at most, up to 41 % too high; None: fewer than 1,000, or not known.
+        max_s: the longest occurrence (seconds).
+        limit_s: None: no limit watches it.
+        learned: whether the limit was learned.
         fired: in how many cycles the limit ended or interrupted a rank.
     """
 
@@ -68,12 +73,12 @@ class WatchedSection:
 
     @property
     def proposed_s(self) -> float:
-        """A limit that would not have fired, with the margin of learned limits."""
+        """A limit that would not have fired, with the margin of learned limits (seconds)."""
         return max(_FLOOR_S, _SAFETY * self.max_s)
 
     @property
     def fit(self) -> LimitFit:
-        """How its limit fits."""
+        """How the limit fits. Too few occurrences say nothing, whatever the limit is."""
         if self.times < FEWEST_TIMES:
             return LimitFit.TOO_FEW
         if self.limit_s is None:
@@ -87,7 +92,7 @@ class WatchedSection:
 
 @dataclass(frozen=True)
 class _Limit:
-    """A limit and since when it is set. `limit_s`: None: there is none any more."""
+    """A limit, and since when it holds. `limit_s` is None where a limit was taken away."""
 
     t: float
     limit_s: float | None
@@ -98,7 +103,7 @@ _NO_LIMIT = _Limit(0.0, None, False)
 
 
 class SectionLimits:
-    """Takes the events that tell of sections and limits, and keeps one histogram for each section."""
+    """Adds up events about sections and limits: one histogram, one limit and a count of firings for each section."""
 
     def __init__(self) -> None:
         self._durations: dict[str, Durations] = {}
@@ -107,11 +112,15 @@ class SectionLimits:
         self._fired: set[tuple[str, Hashable]] = set()
 
     def ledger(self, launch: Hashable, since: float, facts: Mapping[str, Any]) -> None:
-        """Takes an event `ledger` of a launch: the last one of a part that begins at `since` counts."""
+        """Notes an event `ledger` of a launch, about a part of time that begins at `since`.
+
+        The ledger of a cycle that runs is written every ten minutes, each time with all durations so far. So an event
+        is only kept here, and counted when the next part begins or the launch ends.
+        """
         known = self._latest.get(launch)
         if known is not None and known[0] < since:
             self._fold(known[1])
-        # Read when it is known to be the last one: of a cycle that runs it is written again every ten minutes.
+        # Its durations are read when it is known to be the last ledger of its part.
         self._latest[launch] = (since, {"durations": facts.get("durations")})
 
     def ended(self, launch: Hashable) -> None:
@@ -121,7 +130,8 @@ class SectionLimits:
             self._fold(known[1])
 
     def limits(self, t: float, facts: Mapping[str, Any]) -> None:
-        """Takes limits of sections, as in the event `limits`, set at `t`: the last of all nodes count."""
+        """Notes the limits in an event `limits` or `job_start` that was written at `t`. The latest of all nodes
+        counts."""
         sections, learned = facts.get("sections"), facts.get("learned")
         if not isinstance(learned, list):
             learned = []
@@ -132,11 +142,11 @@ class SectionLimits:
             self._limit(t, PRINTED_STEP, facts[_LOG], False)
 
     def printed(self, facts: Mapping[str, Any]) -> None:
-        """Takes an event `printed_steps`."""
+        """Adds the durations in an event `printed_steps`."""
         self._fold(facts)
 
     def fired(self, cycle: Hashable, limit: str) -> None:
-        """Notes that a limit ended or interrupted a rank in a cycle."""
+        """Notes that a limit ended or interrupted a rank in a cycle. A limit that is not of a section is left out."""
         if limit == _LOG:
             name = PRINTED_STEP
         elif limit.startswith(_SECTION):
@@ -147,13 +157,17 @@ class SectionLimits:
             self._fired.add((name, cycle))
 
     def watched(self) -> list[WatchedSection]:
-        """Returns the sections that occurred: those with limits first, then `step`, then the most frequent."""
+        """Returns the sections that occurred: first those with limits, then `step`, then the most frequent.
+
+        Called once, when all events have been added.
+        """
         for launch in list(self._latest):
             self.ended(launch)
         sections = [self._section(name, durations) for name, durations in self._durations.items()]
         return sorted(sections, key=lambda known: (known.limit_s is None, known.name != STEP, -known.times, known.name))
 
     def _section(self, name: str, durations: Durations) -> WatchedSection:
+        """Returns what is known of one section."""
         p999_ns = None
         if durations.count >= _FEWEST_FOR_P999:
             p999_ns = durations.quantile_ns(0.999)
@@ -169,18 +183,21 @@ class SectionLimits:
         )
 
     def _limit(self, t: float, name: str, limit_s: object, is_learned: bool) -> None:
+        """Notes the limit of a section; any other value than a number of seconds means that the section has no
+        limit."""
         known = self._limits.get(name)
         if known is None and len(self._limits) >= _MAX_NAMES:
             return
         if known is not None and t < known.t:
             return
-        # The comparison also refuses what is no number of seconds: NaN, infinity.
+        # The comparison also refuses NaN and infinity.
         if isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool) and 0 < limit_s < 1e9:
             self._limits[name] = _Limit(t, float(limit_s), is_learned)
         else:
             self._limits[name] = _Limit(t, None, False)
 
     def _fold(self, facts: Mapping[str, Any]) -> None:
+        """Adds durations to the histograms, as an event has them."""
         for name, more in durations_of(facts).items():
             known = self._durations.get(name)
             if known is not None:

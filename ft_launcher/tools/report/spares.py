@@ -1,8 +1,14 @@
-"""Nodes that a job lost, for how long it missed them, and what one more spare would have saved. Pure.
+"""Finds the nodes that a job lost, how long it missed them, and what one more spare would have saved. Pure.
 
-Within an attempt a node is lost when it took part in a cycle and not in the next, or when the next has fewer nodes;
-at the end of an attempt that another follows, when its launcher left no word of its end while others did. What the job
-missed is counted in seconds of ranks: of all ranks while they waited for a node, of one node's while they ran without.
+`findings.py` calls `find_spares`. Within an attempt a node is lost when it took part in a cycle and not in the next
+one, or when the next cycle has fewer nodes. Between two attempts a node is lost when its launcher left no event about
+its end while other launchers did.
+
+What the job missed is counted in seconds of ranks (rank-seconds): all ranks count while they wait for a node, and the
+ranks of one node count while the job runs without it. A spare saves the first by being there, and the second by taking
+the place.
+
+So the cycles of all nodes are put in order (`_Group`), and the time between each and the next is looked at (`_Gap`).
 """
 
 from __future__ import annotations
@@ -21,14 +27,14 @@ class Spares:
 
     Attributes:
         losses: how often a node was lost.
-        by_spare: how many of these places were taken by a node that waited already.
-        mtbf_s: time that the job ran, for each loss; None: there was none.
-        back_s: mean time until as many nodes ran as before, of the losses that no spare made up for; None: unknown.
-        saved_rank_s: seconds of ranks that one more spare would have saved.
-        cost_rank_s: seconds of ranks that it would have cost.
-        idle_rank_s: seconds of ranks of the nodes that waited while others ran.
-        active: share of the ranks that trained among all that were there while cycles ran: spares lower it.
-        ran_s: time that the job ran, without that between its attempts.
+        by_spare: how many of these places a node took that waited already.
+        mtbf_s: time that the job ran, for each loss (seconds); None: there was no loss.
+        back_s: mean time until as many nodes ran as before, of losses that no spare made up for; None: not known.
+        saved_rank_s: rank-seconds that one more spare would have saved.
+        cost_rank_s: rank-seconds that one more spare would have cost.
+        idle_rank_s: rank-seconds of the nodes that waited while others ran.
+        active: share of the ranks that trained among all that were there while cycles ran; spares lower it.
+        ran_s: time that the job ran (seconds), without the time between its attempts.
     """
 
     losses: int
@@ -44,7 +50,14 @@ class Spares:
 
 @dataclass(frozen=True)
 class _Group:
-    """A cycle on all nodes. `members`: the launches that took part; `node_ranks`: ranks of one node, at most."""
+    """A cycle on all nodes.
+
+    Attributes:
+        members: id -> launch, of the launches that took part.
+        began, ended: of the cycle (seconds since 1970).
+        nodes, ranks: how many took part, on all nodes.
+        node_ranks: most ranks of one node.
+    """
 
     attempt: int
     members: Mapping[int, Launch]
@@ -56,12 +69,18 @@ class _Group:
 
     @property
     def length_s(self) -> float:
+        """How long the cycle ran (seconds)."""
         return max(0.0, self.ended - self.began)
 
 
 @dataclass(frozen=True)
 class _Gap:
-    """The time between two cycles. `is_loss`: a node was lost in it; `by_spare`: one that waited took its place."""
+    """The time between two cycles.
+
+    Attributes:
+        is_loss: a node was lost in it.
+        by_spare: a node that waited took the place of the lost one.
+    """
 
     before: _Group
     after: _Group
@@ -70,6 +89,7 @@ class _Gap:
 
     @property
     def length_s(self) -> float:
+        """How long it was (seconds)."""
         return max(0.0, self.after.began - self.before.ended)
 
 
@@ -77,7 +97,7 @@ def find_spares(attempts: Mapping[int, Sequence[Launch]]) -> Spares | None:
     """Returns what is known of lost and waiting nodes; None: no cycle of several nodes is known.
 
     Args:
-        attempts: the launches of each, by its number.
+        attempts: attempt -> its launches.
     """
     groups = _groups(attempts)
     if max((group.nodes for group in groups), default=0) < 2:
@@ -113,7 +133,7 @@ def find_spares(attempts: Mapping[int, Sequence[Launch]]) -> Spares | None:
 
 
 def _groups(attempts: Mapping[int, Sequence[Launch]]) -> list[_Group]:
-    """The cycles in their order."""
+    """Returns the cycles of all attempts, in their order."""
     members: dict[tuple[int, int], dict[int, Launch]] = {}
     for attempt, launches in attempts.items():
         for launch in launches:
@@ -124,7 +144,7 @@ def _groups(attempts: Mapping[int, Sequence[Launch]]) -> list[_Group]:
         cycles = [launch.cycles[number] for launch in of_cycle.values()]
         ended = [cycle.ended for cycle in cycles if cycle.ended is not None]
         if not ended:
-            # It runs, or all its launchers were killed.
+            # The cycle still runs, or all its launchers were killed.
             ended = [max(launch.until for launch in of_cycle.values())]
         group = _Group(
             attempt=attempt,
@@ -140,6 +160,7 @@ def _groups(attempts: Mapping[int, Sequence[Launch]]) -> list[_Group]:
 
 
 def _gap(before: _Group, after: _Group) -> _Gap:
+    """Returns what happened between two cycles."""
     if before.attempt != after.attempt:
         endings = {launch.has_ended for launch in before.members.values()}
         return _Gap(before, after, is_loss=endings == {True, False}, by_spare=False)
@@ -150,7 +171,10 @@ def _gap(before: _Group, after: _Group) -> _Gap:
 
 
 def _missed_s(groups: Sequence[_Group], gaps: Sequence[_Gap]) -> list[float]:
-    """For how long there were fewer nodes than before each loss, without those that no node or a spare made up for."""
+    """Returns for each loss how long there were fewer nodes than before (seconds).
+
+    Left out: losses that a spare made up for at once, and losses after which there were never as many nodes again.
+    """
     found = []
     waiting: list[_Gap] = []
     for group, gap in zip(groups[1:], gaps, strict=True):
@@ -162,7 +186,7 @@ def _missed_s(groups: Sequence[_Group], gaps: Sequence[_Gap]) -> list[float]:
 
 
 def _waited_rank_s(gaps: Sequence[_Gap]) -> float:
-    """Seconds in which all ranks waited for a node, beyond what a restart takes that waits for none."""
+    """Returns rank-seconds in which all ranks waited for a node, beyond the time of a restart that waits for nobody."""
     waits = [gap for gap in gaps if gap.is_loss and not gap.by_spare]
     others = [gap.length_s for gap in gaps if gap.by_spare or not gap.is_loss]
     if others:
@@ -173,7 +197,10 @@ def _waited_rank_s(gaps: Sequence[_Gap]) -> float:
 
 
 def _ran_without_rank_s(groups: Sequence[_Group], gaps: Sequence[_Gap]) -> float:
-    """Seconds in which a job ran with fewer nodes than before a loss, for the ranks of one node: of one spare."""
+    """Returns rank-seconds in which the job ran with fewer nodes than before a loss, counted for the ranks of one node.
+
+    One node, since one more spare can take one place.
+    """
     found = 0.0
     full = 0
     for group, gap in zip(groups[1:], gaps, strict=True):
@@ -187,7 +214,7 @@ def _ran_without_rank_s(groups: Sequence[_Group], gaps: Sequence[_Gap]) -> float
 
 
 def _idle_rank_s(groups: Sequence[_Group], attempts: Mapping[int, Sequence[Launch]]) -> float:
-    """Seconds in which nodes were there and took no part, for the ranks that they have room for."""
+    """Returns rank-seconds of nodes that were there for a whole cycle and took no part in it."""
     found = 0.0
     for group in groups:
         waited = [launch for launch in attempts[group.attempt] if id(launch) not in group.members]

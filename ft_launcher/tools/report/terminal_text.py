@@ -1,6 +1,7 @@
-"""The report as text for a terminal: a verdict in plain words, the time by category, faults, advice. Pure.
+"""Writes the report as text for a terminal: a verdict in plain words, the time by category, faults, advice. Pure.
 
-`tools/commands/report.py` prints it, and the page takes its sentences from here. It finds nothing: `findings.py` does.
+`tools/commands/report.py` prints it, and `page.py` takes its sentences from here. Nothing is judged here: `findings.py`
+and `advice.py` do that.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from ft_launcher.tools.report.job_findings import FaultFindings, JobFindings, as
 from ft_launcher.tools.report.section_durations import WatchedSection
 
 COSTLIEST = 5
-"""Faults that are listed with their phases."""
+"""Faults that are listed with the phases of their recovery."""
 MAX_SECTIONS = 16
 """Sections that are listed."""
 _SHOWN_S = 0.0005
-"""Seconds: shorter phases would be shown as 0 ms."""
+"""Seconds of a phase that is shown; a shorter one would read 0 ms."""
 _RANK_HOURS_S = 36.0
-"""Seconds of ranks: what is shorter is below a hundredth of an hour."""
+"""Rank-seconds from which on rank-hours are written: less is below a hundredth of an hour."""
 
 
 def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
@@ -37,7 +38,7 @@ def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
 
 
 def of_advice(advice: Sequence[Advice]) -> list[str]:
-    """Returns the lines of the advice, what it is worth first where that is known; empty without advice."""
+    """Returns the lines of the advice; empty without advice."""
     if not advice:
         return []
     lines = ["", "Advice"]
@@ -50,7 +51,7 @@ def of_advice(advice: Sequence[Advice]) -> list[str]:
 
 
 def verdict(findings: JobFindings) -> str:
-    """Returns two or three sentences on how the job went."""
+    """Returns two or three sentences on how the job went: its time and goodput, its faults, its end."""
     nodes = counted(findings.node_count, "node")
     attempts = counted(findings.attempts, "attempt")
     sentences = [
@@ -80,7 +81,7 @@ def costliest(findings: JobFindings) -> list[FaultFindings]:
 
 
 def headline(fault: FaultFindings) -> str:
-    """Returns when a fault was written down, who failed and how."""
+    """Returns when a fault was written down, who failed and how, in one line."""
     who = fault.kind
     if who == "unknown":
         who = "a fault of unknown kind"
@@ -94,19 +95,19 @@ def headline(fault: FaultFindings) -> str:
 
 
 def scene(fault: FaultFindings) -> list[str]:
-    """Returns where the ranks were: the lines of the traceback or the stack, and those about the other ranks."""
+    """Returns where the ranks were, in lines: the traceback or the stack of the failed rank, then the other ranks."""
     return [*(f"| {line}" for line in fault.detail), *(f"also: {line}" for line in fault.others)]
 
 
 def of_all_ranks(rank_s: float) -> str:
-    """Returns a time of all ranks together (seconds), in the unit in which it is a number that can be read."""
+    """Returns rank-seconds in the unit that gives a readable number."""
     if rank_s < _RANK_HOURS_S:
         return f"{rank_s:.3g} rank-seconds"
     return f"{rank_s / 3600:.3g} rank-hours"
 
 
 def costs(fault: FaultFindings) -> str:
-    """Returns what a fault cost, with the phases of its recovery."""
+    """Returns what a fault cost, with the phases of its recovery, in one line."""
     spent = [f"{phase} {as_text(spent_s)}" for phase, spent_s in fault.phases.items() if spent_s >= _SHOWN_S]
     if fault.lost_s >= _SHOWN_S:
         spent.append(f"lost progress {as_text(fault.lost_s)}")
@@ -117,7 +118,7 @@ def costs(fault: FaultFindings) -> str:
 
 
 def of_section(section: WatchedSection) -> tuple[str, str, str, str, str, str]:
-    """Returns its name, how often it occurred, what 99.9 % and all took at most, its limit, and how that fits."""
+    """Returns a section in words: name, occurrences, 99.9th percentile, longest, limit, and how the limit fits."""
     p999, limit, fit = "", "none", ""
     if section.p999_s is not None:
         p999 = as_text(section.p999_s)
@@ -132,6 +133,7 @@ def of_section(section: WatchedSection) -> tuple[str, str, str, str, str, str]:
 
 
 def _of_sections(findings: JobFindings) -> list[str]:
+    """Returns the lines about sections; empty where none is known."""
     lines = []
     for section in findings.sections[:MAX_SECTIONS]:
         name, times, p999, longest, limit, fit = of_section(section)
@@ -143,6 +145,7 @@ def _of_sections(findings: JobFindings) -> list[str]:
 
 
 def _of_faults(findings: JobFindings) -> list[str]:
+    """Returns the lines about faults; empty where there was none."""
     if not findings.faults:
         return []
     lines = ["", "Costliest faults"]

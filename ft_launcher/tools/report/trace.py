@@ -1,7 +1,9 @@
-"""The cycles and faults of a job as trace events, which Perfetto and Chrome show. Pure.
+"""Writes the cycles and faults of a job as trace events, which Perfetto and Chrome show. Pure.
 
-`tools/commands/report.py` writes it to a file: a form of the report, as text and page are. The format: "Trace Event
-Format" of Chromium, its JSON object form. Times are microseconds since the job began.
+`tools/commands/report.py` writes it to a file for `--trace`. The format is Chromium's "Trace Event Format", in its JSON
+object form. Times are microseconds since the job began.
+
+A node is a "process" of the trace, with three "threads", which are drawn as rows: cycles, phases of recoveries, faults.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ _CYCLES, _PHASES, _FAULTS = 1, 2, 3
 
 
 def as_trace(collection: Collection, findings: JobFindings) -> dict[str, Any]:
-    """Returns one process for each node, with its cycles, the phases of recoveries, and the faults of its ranks."""
+    """Returns the object to write: one process for each journal, with cycles, phases of recoveries, and faults of its
+    ranks."""
     events: list[dict[str, Any]] = []
     pids: dict[str, int] = {}
     of_node: dict[str, int] = {}
     for launch in collection.launches:
-        # By journal: nodes in containers may share a host name.
+        # By journal and not by host name, which nodes in containers may share.
         if launch.source not in pids:
             pids[launch.source] = len(pids) + 1
             events += _names(pids[launch.source], launch.node)
@@ -38,6 +41,7 @@ def as_trace(collection: Collection, findings: JobFindings) -> dict[str, Any]:
 
 
 def _names(pid: int, node: str) -> list[dict[str, Any]]:
+    """Returns the events that name a process and its rows."""
     rows = ((_CYCLES, "cycles"), (_PHASES, "recovery"), (_FAULTS, "faults"))
     named = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": node}}]
     for row, name in rows:
@@ -46,6 +50,7 @@ def _names(pid: int, node: str) -> list[dict[str, Any]]:
 
 
 def _cycles(launch: Launch, pid: int, began: float) -> list[dict[str, Any]]:
+    """Returns the cycles of a launch. A cycle without an end is drawn until the last event of its launch."""
     found = []
     for number, cycle in launch.cycles.items():
         ended = launch.until if cycle.ended is None else cycle.ended
@@ -55,6 +60,7 @@ def _cycles(launch: Launch, pid: int, began: float) -> list[dict[str, Any]]:
 
 
 def _phases(launch: Launch, pid: int, began: float) -> list[dict[str, Any]]:
+    """Returns the phases of the recoveries before the cycles of a launch, one after the other."""
     found = []
     for part in launch.parts:
         cycle = None
@@ -68,9 +74,11 @@ def _phases(launch: Launch, pid: int, began: float) -> list[dict[str, Any]]:
 
 
 def _complete(name: str, pid: int, row: int, since: float, length_s: float, facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns one bar: an event with begin and length."""
     length = _micros(max(0.0, length_s))
     return {"ph": "X", "name": name, "pid": pid, "tid": row, "ts": _micros(since), "dur": length, "args": facts}
 
 
 def _micros(seconds: float) -> int:
+    """Returns seconds as whole microseconds."""
     return round(seconds * 1e6)
