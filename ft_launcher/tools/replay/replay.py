@@ -215,7 +215,6 @@ class Replay:
             return
         try:
             scene = again.scene_in(entry.facts, entry.node)
-        # Anyone may have written a journal.
         except Exception:  # anyone may have written a journal
             self._leave_out(FAULT_OF_ALL, _NO_FIT)
             return
@@ -320,7 +319,7 @@ class Replay:
         except ProtocolError:
             self._leave_out(what, _NO_FIT)
             return
-        except Exception as error:  # the machine fails, where it decided then
+        except Exception as error:
             # The code fails now, where it decided then: that is a difference, too.
             now = {"error": f"{type(error).__name__}: {error}"}
         if now is None:
