@@ -116,7 +116,7 @@ def _outlook(ranks: Ranks, gathered: Sequence[RankEvidence]) -> Outlook:
 
 def _was_suspect(ranks: Ranks, local_rank: int, now: float) -> bool:
     """Whether a rank was about to exceed a limit itself when it lost a peer: one of another node that was ended."""
-    suspected_at = ranks.monitors.found(local_rank).suspected_at
+    suspected_at = ranks.monitors.report(local_rank).suspected_at
     return suspected_at is not None and now < suspected_at + _SUSPECT_S
 
 
@@ -168,8 +168,8 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
     tree = ranks.tree()
     if hung:
         # An answer from before the first rank was ended is worth more than one from after it.
-        found = map(ranks.monitors.found, ranks.monitors.local_ranks)
-        ranks.ask_nccl(nccl_ras.hung_for_s(found, stop_began))
+        reports = map(ranks.monitors.report, ranks.monitors.local_ranks)
+        ranks.ask_nccl(nccl_ras.hung_for_s(reports, stop_began))
     # The processes are looked for while the monitors answer: both take time in a large job.
     ranks.monitors.snapshots(meanwhile=tree.find, stacks=hung)
     # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.

@@ -86,7 +86,7 @@ class HangWarnings:
         due = self.next_check()
         if due is None or time.monotonic() < due:
             return
-        self._due = {rank: due for rank, due in self._due.items() if not self._monitors.found(rank).was_attached}
+        self._due = {rank: due for rank, due in self._due.items() if not self._monitors.report(rank).was_attached}
         if self._due:
             ranks = [placement.ranks[local_rank].rank for local_rank in sorted(self._due)]
             self._warned, self._due = True, {}
@@ -140,7 +140,7 @@ class HangWarnings:
         found = {}
         pids = ranks.pids()
         for local_rank in sorted(ranks.pidfds):
-            snapshot = self._monitors.found(local_rank).snapshot
+            snapshot = self._monitors.report(local_rank).snapshot
             frames, process = (snapshot.frames, snapshot.process) if snapshot else ([], {})
             if is_stopped(pids[local_rank]):  # its monitor may be stopped too
                 process = {"state": "T (stopped)"}

@@ -89,7 +89,7 @@ class HangWatch(EventSource):
         return []
 
     def _attend(self) -> None:
-        found = [self._ranks.monitors.found(local_rank).standstills for local_rank in self._ranks.monitors.local_ranks]
+        found = [self._ranks.monitors.report(local_rank).standstills for local_rank in self._ranks.monitors.local_ranks]
         if sum(found) != self._standstills:
             self._standstills = sum(found)
             if self._look_at is None:

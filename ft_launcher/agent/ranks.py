@@ -326,7 +326,7 @@ class Ranks(EventSource):
             if (
                 isinstance(message, Verdict)
                 and message.limit == STALL
-                and self.monitors.found(local_rank).exception is None
+                and self.monitors.report(local_rank).exception is None
             ):
                 stall = stall or message  # of a rank with an exception it is the way out that takes long
             if not (is_over and isinstance(message, RestartReport)):
@@ -367,12 +367,12 @@ class Ranks(EventSource):
 
     def _how_failed(self, local_rank: int) -> str:
         """Returns how the program of a rank ended, in words."""
-        found = self.monitors.found(local_rank)
-        exception = found.exception or found.untold()
+        report = self.monitors.report(local_rank)
+        exception = report.exception or report.untold()
         if exception is not None:
             return what_was_raised(exception)
-        if found.failed is not None:
-            return f"exits with code {found.failed.exit_code}"
+        if report.failed is not None:
+            return f"exits with code {report.failed.exit_code}"
         return "failed"
 
     def ask_nccl(self, again_s: float = nccl_ras.AGAIN_S) -> None:
@@ -457,7 +457,7 @@ class Ranks(EventSource):
             return
         found = []
         for local_rank in self.monitors.local_ranks:
-            of_rank = self.monitors.found(local_rank)
+            of_rank = self.monitors.report(local_rank)
             if of_rank.times is not None and of_rank.start is not None:
                 began_later = of_rank.start.started_ns > self._processes.started_ns
                 order = not of_rank.times.attached, began_later, self.global_rank(local_rank)

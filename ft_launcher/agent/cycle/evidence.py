@@ -25,7 +25,7 @@ from ft_launcher.decide.attribution.first_failure import find
 from ft_launcher.decide.attribution.own_lock import waits_in_own_lock
 from ft_launcher.decide.attribution.rank_view import views
 from ft_launcher.node.monitors.monitors import NodeMonitors
-from ft_launcher.node.monitors.rank_report import Found
+from ft_launcher.node.monitors.rank_report import RankReport
 from ft_launcher.node.ranks.rank_context import ERROR_FILES_S, RankContext, RankExit
 from ft_launcher.record.journal.contained import contained, log_contained
 from ft_launcher.record.placement import RankNumbers
@@ -68,14 +68,14 @@ def gather(
     evidence = []
     for each in numbers:
         local_rank = each.local_rank
-        found, end = monitors.found(local_rank), ranks.exits.get(local_rank)
-        exception, exception_at = found.exception, found.exception_at
+        report, end = monitors.report(local_rank), ranks.exits.get(local_rank)
+        exception, exception_at = report.exception, report.exception_at
         # A rank under --no-python has no client of ours, and one whose monitor died reported to nobody.
         if exception is None and end is not None and end.exit_code:
             with contained(f"what rank {each.rank} wrote of its error cannot be read"):
-                exception, exception_at = _written(ranks, local_rank, end, found)
+                exception, exception_at = _written(ranks, local_rank, end, report)
         if exception is None:
-            exception, exception_at = found.untold(), found.failed_at
+            exception, exception_at = report.untold(), report.failed_at
         evidence.append(
             RankEvidence(
                 rank=each.rank,
@@ -83,14 +83,14 @@ def gather(
                 pid=pids[local_rank],
                 exit_code=end.exit_code if end else None,
                 died_at=end.at if end else None,
-                verdict=found.verdict,
-                verdict_at=found.verdict_at,
+                verdict=report.verdict,
+                verdict_at=report.verdict_at,
                 exception=exception,
                 exception_at=exception_at,
-                snapshot=found.snapshot,
+                snapshot=report.snapshot,
                 was_stopped=local_rank in stopped,
                 killed_by_us=pids[local_rank] in killed,
-                returned_at=found.returned_at,
+                returned_at=report.returned_at,
             )
         )
     return evidence
@@ -115,7 +115,7 @@ def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_stil
     found = []
     for rank in ranks:
         if is_own:
-            seen = monitors.found(rank.local_rank).at_decision
+            seen = monitors.report(rank.local_rank).at_decision
         else:
             seen = monitors.stood_still(rank.local_rank)
         if seen is None or not seen.process:  # its monitor gave no stacks in time
@@ -133,7 +133,7 @@ def fault_in(evidence: CycleEvidence) -> Fault | None:
 
 
 def _written(
-    ranks: RankContext, local_rank: int, end: RankExit, found: Found
+    ranks: RankContext, local_rank: int, end: RankExit, report: RankReport
 ) -> tuple[RankException | None, float | None]:
     """Returns the error that an ended rank left in a file, and its moment. Once found it is not read again."""
     known = ranks.errors.get(local_rank)
@@ -142,9 +142,9 @@ def _written(
     exception, moment = _in_file(ranks, Path(ranks.error_files[local_rank]))
     # A rank that a signal ended has printed no traceback of its own: the last one is of something else.
     if exception is None and end.exit_code > 0:
-        exception, moment = _printed(ranks, end, found.last_output, ranks.stderrs[local_rank])
+        exception, moment = _printed(ranks, end, report.last_output, ranks.stderrs[local_rank])
         if exception is not None:
-            exception = replace(exception, before_group=found.before_group)
+            exception = replace(exception, before_group=report.before_group)
     if exception is not None:
         ranks.errors[local_rank] = exception, moment
     return exception, moment

@@ -21,7 +21,7 @@ from torch.distributed import is_nccl_available
 
 from ft_launcher.decide.attribution import ras_answer
 from ft_launcher.decide.attribution.nccl_view import NcclView
-from ft_launcher.node.monitors.rank_report import Found
+from ft_launcher.node.monitors.rank_report import RankReport
 from rank_monitor.contract.processes.local_address import host_and_port, loopback
 
 logger = logging.getLogger(__name__)
@@ -159,14 +159,14 @@ def _hold_port() -> socket.socket | None:
     return held
 
 
-def hung_for_s(found: Iterable[Found], now: float) -> float:
+def hung_for_s(reports: Iterable[RankReport], now: float) -> float:
     """Returns for how long the ranks that hang have made no progress, by what their monitors reported.
 
     What NCCL said before that was about a wait that passed. `AGAIN_S` if no monitor ended its rank.
     """
     began = [
         one.verdict_at - one.verdict.waited_s
-        for one in found
+        for one in reports
         if one.verdict is not None and one.verdict.condemned and one.verdict_at is not None
     ]
     return now - max(began, default=now - AGAIN_S)

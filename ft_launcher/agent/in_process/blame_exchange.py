@@ -129,7 +129,7 @@ class BlameOfInterruption:
         return found
 
     def _answer(self, number: int, token: int) -> None:
-        readings = {rank: self._monitors.found(rank).reading for rank in self._monitors.local_ranks}
+        readings = {rank: self._monitors.report(rank).reading for rank in self._monitors.local_ranks}
         tokens = {reading.token for reading in readings.values() if reading is not None}
         if any(later < token for later in tokens):  # somebody looks at the status, for which no stacks are asked for
             self._open = number, self._monitors.ask_readings(stacks=True)

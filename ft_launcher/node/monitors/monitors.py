@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ft_launcher.node.monitors.rank_report import Found, Replaced
+from ft_launcher.node.monitors.rank_report import RankReport, Replaced
 from ft_launcher.node.processes.process_tree import is_stopped
 from ft_launcher.node.ranks.runtime import Runtime
 from rank_monitor.contract.errors import ProtocolError
@@ -76,7 +76,7 @@ class _Slot:
     attached: bool = False
     judges_by: dict[type[Message], Message] = field(default_factory=dict)
     stopped_since: float | None = None
-    found: Found = field(default_factory=Found)
+    report: RankReport = field(default_factory=RankReport)
 
 
 class NodeMonitors:
@@ -136,12 +136,12 @@ class NodeMonitors:
 
     def descriptors(self) -> set[int]:
         """Readable when `handle` has something to do."""
-        found = set()
+        watched = set()
         for slot in self._slots:
-            found |= {slot.monitor.channel.fileno(), slot.monitor.pidfd}
+            watched |= {slot.monitor.channel.fileno(), slot.monitor.pidfd}
         if self._runtime.template.alive:
-            found.add(self._runtime.template.fileno())
-        return {descriptor for descriptor in found if descriptor >= 0}
+            watched.add(self._runtime.template.fileno())
+        return {descriptor for descriptor in watched if descriptor >= 0}
 
     def next_check(self) -> float | None:
         """When `handle` should be called even if nothing is readable (monotonic seconds); None: no need."""
@@ -158,7 +158,7 @@ class NodeMonitors:
             os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
         stack_file, recorder_socket = str(self.stack_file(local_rank)), self.recorder_socket(local_rank)
         slot.start = CycleStart(cycle, rank, pid, started_ns, stack_file, recorder_socket=recorder_socket)
-        slot.found = Found(slot.start)
+        slot.report = RankReport(slot.start)
         self._send(slot, slot.start)
 
     def end_cycle(self) -> None:
@@ -183,7 +183,7 @@ class NodeMonitors:
         Keeps where all ranks were at the last `snapshots`, by which the launcher has decided this.
         """
         for seen in self._slots:
-            seen.found.at_decision = seen.found.snapshot
+            seen.report.at_decision = seen.report.snapshot
         slot = self._slots[local_rank]
         if slot.start is not None:
             self._send(slot, message)
@@ -191,34 +191,34 @@ class NodeMonitors:
     def note_standstill(self, local_rank: int) -> None:
         """Keeps where a rank was at the last `snapshots`: it stands still, and another node may end the rank that holds
         it up."""
-        found = self.found(local_rank)
-        found.stood_still, found.stood_still_at = found.snapshot, time.monotonic()
+        report = self.report(local_rank)
+        report.stood_still, report.stood_still_at = report.snapshot, time.monotonic()
 
     def stood_still(self, local_rank: int) -> Snapshot | None:
         """Returns where a rank stood still at the last looks for a hang; None: it did not.
 
         The time from such a look to the end of the cycle is bounded. After a longer one the rank has gone on.
         """
-        found, limit_s = self.found(local_rank), self._settings.hang_timeout
-        if limit_s is None or found.stood_still_at is None:
+        report, limit_s = self.report(local_rank), self._settings.hang_timeout
+        if limit_s is None or report.stood_still_at is None:
             return None
         counts_s = limit_s / _STANDSTILL_SHARE + self._settings.termination_grace_time + _DECISION_S
-        if time.monotonic() - found.stood_still_at > counts_s:
+        if time.monotonic() - report.stood_still_at > counts_s:
             return None
-        return found.stood_still
+        return report.stood_still
 
     def fail(self, local_rank: int, why: RankException) -> None:
         """Notes why the launcher takes a rank for failed. What the rank reported itself before stays the reason."""
-        self._slots[local_rank].found.take_exception(why, time.monotonic())
+        self._slots[local_rank].report.take_exception(why, time.monotonic())
 
-    def found(self, local_rank: int) -> Found:
+    def report(self, local_rank: int) -> RankReport:
         """What the rank's monitor reported in this cycle."""
-        return self._slots[local_rank].found
+        return self._slots[local_rank].report
 
     def suspect_results(self) -> dict[int, ResultInDoubt]:
         """The suspect results of this cycle, by local rank."""
-        found = {rank: slot.found.suspect_result for rank, slot in enumerate(self._slots)}
-        return {rank: result for rank, result in found.items() if result is not None}
+        results = {rank: slot.report.suspect_result for rank, slot in enumerate(self._slots)}
+        return {rank: result for rank, result in results.items() if result is not None}
 
     def handle(self) -> list[tuple[int, Message | Replaced]]:
         """Takes all messages and replaces lost monitors; returns what the launcher must know, by local rank."""
@@ -237,7 +237,7 @@ class NodeMonitors:
         return events
 
     def snapshots(self, meanwhile: Callable[[], object] = lambda: None, stacks: bool = False) -> None:
-        """Asks every monitor where its rank is, and waits a bounded time for the answers, which `found` then has.
+        """Asks every monitor where its rank is, and waits a bounded time for the answers, which `report` then has.
 
         Args:
             meanwhile: called while they answer.
@@ -264,18 +264,20 @@ class NodeMonitors:
                     event = self._note(slot, received.message, received.sent_ns)
                     if event is not None:
                         self._not_passed_on.append((self._slots.index(slot), event))
-                snapshot = slot.found.snapshot
+                snapshot = slot.report.snapshot
                 if (snapshot and snapshot.token == token) or readable([slot.monitor.pidfd], 0.0):
                     waiting.pop(descriptor)
 
     def ask_times(self) -> None:
-        """Asks every monitor for the time ledger of its rank, which `found` has once it has come."""
+        """Asks every monitor for the time ledger of its rank, which `report` has once it has come."""
         for slot in self._slots:
             if slot.start is not None:
                 self._send(slot, TimesRequest())
 
     def ask_readings(self, stacks: bool = False, collectives: bool = False) -> int:
-        """Asks every monitor where its rank is, without waiting. Returns the token of the answers, `Found.reading`.
+        """Asks every monitor where its rank is, without waiting. Returns the token of the answers.
+
+        `RankReport.reading` is the answer, once it has come.
 
         Args:
             stacks: have the ranks write their stacks too, and ask for their collectives.
@@ -328,7 +330,7 @@ class NodeMonitors:
                 slot.judges_by[type(message)] = message
             case Fenced() | Suspected() | StandsStill() if slot.start is None or message.cycle != slot.start.cycle:
                 return None
-        return slot.found.take(message, sent_ns, time.monotonic())
+        return slot.report.take(message, sent_ns, time.monotonic())
 
     def _note_changes(self) -> None:
         by_pid = {slot.monitor.pid: slot for slot in self._slots}
@@ -362,8 +364,8 @@ class NodeMonitors:
         slot.stopped_since = None
         if slot.start is not None:
             start = replace(slot.start, reconnect=True, attached=slot.attached)
-            if slot.found.times is not None:
-                start = replace(start, times=slot.found.times.json())
+            if slot.report.times is not None:
+                start = replace(start, times=slot.report.times.json())
             self._send(slot, start)
             # The new monitor judges by these at once, also where its rank is stuck and connects late.
             for message in slot.judges_by.values():

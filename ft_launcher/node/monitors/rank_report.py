@@ -46,7 +46,7 @@ class Replaced:
 
 
 @dataclass
-class Found:
+class RankReport:
     """What one rank's monitor reported in this cycle, with the time of each message (monotonic seconds).
 
     `start` says which process of the rank it is about, and `times` is the last time ledger of it. `reading` is the last

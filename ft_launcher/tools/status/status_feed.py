@@ -141,7 +141,7 @@ class StatusFeed(EventSource):
         it."""
         placement, processes, monitors = self._ranks.placement, self._ranks.processes, self._ranks.monitors
         evidence = [
-            replace(rank, snapshot=monitors.found(rank.local_rank).reading)
+            replace(rank, snapshot=monitors.report(rank.local_rank).reading)
             for rank in gather(placement.ranks, processes, monitors, self._stopped)
         ]
         views = rank_view.views(evidence, None)
@@ -150,7 +150,7 @@ class StatusFeed(EventSource):
     def _is_complete(self) -> bool:
         """Returns whether the monitors of all running ranks have answered the last question."""
         monitors, running = self._ranks.monitors, self._ranks.running()
-        readings = [monitors.found(local_rank).reading for local_rank in running]
+        readings = [monitors.report(local_rank).reading for local_rank in running]
         return all(reading is not None and reading.token <= self._token for reading in readings)
 
     def _store_collectives(self) -> None:
@@ -162,10 +162,10 @@ class StatusFeed(EventSource):
         self._stopped = {local_rank for local_rank in self._ranks.running() if is_stopped(pids[local_rank])}
         self._collected.clear()
         for local_rank in self._ranks.monitors.local_ranks:
-            found = self._ranks.monitors.found(local_rank)
-            has_answer = found.reading is not None and found.reading.token <= self._token
-            if has_answer and found.reading is not None and found.reading.groups and found.reading_at is not None:
-                self._collected[local_rank] = (found.reading_at, dict(found.reading.groups))
+            report = self._ranks.monitors.report(local_rank)
+            has_answer = report.reading is not None and report.reading.token <= self._token
+            if has_answer and report.reading is not None and report.reading.groups and report.reading_at is not None:
+                self._collected[local_rank] = (report.reading_at, dict(report.reading.groups))
 
     def _publish(self) -> None:
         """Gives the status a reading of each rank of this node. A rank whose monitor never answered has an empty
@@ -173,12 +173,12 @@ class StatusFeed(EventSource):
         pids = self._ranks.processes.pids()
         readings = []
         for local_rank in self._ranks.monitors.local_ranks:
-            found, rank = self._ranks.monitors.found(local_rank), self._ranks.global_rank(local_rank)
+            report, rank = self._ranks.monitors.report(local_rank), self._ranks.global_rank(local_rank)
             pid = pids.get(local_rank, 0)
-            reading, verdict = found.reading, found.verdict
+            reading, verdict = report.reading, report.verdict
             # A rank of which printed steps are read is watched from its first step on, although it asks for no watch
             # itself.
-            is_read = self._reads_steps and found.times is not None and found.times.attached
+            is_read = self._reads_steps and report.times is not None and report.times.attached
             collected_at, groups = self._collected.get(local_rank, (None, {}))
             process: dict[str, Any] = {}
             if local_rank in self._stopped:
@@ -191,7 +191,7 @@ class StatusFeed(EventSource):
                     rank,
                     local_rank,
                     pid,
-                    found.reading_at,
+                    report.reading_at,
                     reading.connected or is_read,
                     (reading.attached and not reading.detached) or is_read,
                     reading.iteration,

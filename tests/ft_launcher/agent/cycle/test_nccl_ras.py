@@ -15,7 +15,7 @@ import pytest
 from ft_launcher.agent.cycle import nccl_ras
 from ft_launcher.agent.cycle.nccl_ras import NcclRas, address_in
 from ft_launcher.decide.attribution import ras_answer
-from ft_launcher.node.monitors.rank_report import Found
+from ft_launcher.node.monitors.rank_report import RankReport
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from tests.nccl_ras_server import Serve, Server
 from tests.patience import patient, until
@@ -235,9 +235,9 @@ def test_since_when_ranks_hang() -> None:
     """An answer to a suspicion that passed before they did says nothing of the hang."""
     verdict = Verdict(0, 0, 100, "section:step", 5.0, 5.5, False, 7, {}, "", "", [], {}, True)
     warned = replace(verdict, waited_s=1.0, condemned=False)
-    found = [Found(verdict=verdict, verdict_at=100.0), Found(verdict=warned, verdict_at=100.0), Found()]
+    found = [RankReport(verdict=verdict, verdict_at=100.0), RankReport(verdict=warned, verdict_at=100.0), RankReport()]
     assert nccl_ras.hung_for_s(found, 101.0) == 6.5
-    assert nccl_ras.hung_for_s([Found()], 101.0) == nccl_ras.AGAIN_S
+    assert nccl_ras.hung_for_s([RankReport()], 101.0) == nccl_ras.AGAIN_S
 
 
 def test_each_job_has_a_port_that_its_ranks_alone_can_share(ras: NcclRas) -> None:

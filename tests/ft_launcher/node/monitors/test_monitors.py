@@ -58,7 +58,7 @@ def snapshot(monitors: NodeMonitors, wanted: Callable[[Snapshot], bool] = lambda
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         monitors.snapshots()
-        if (found := monitors.found(0).snapshot) and wanted(found):
+        if (found := monitors.report(0).snapshot) and wanted(found):
             return found
     raise AssertionError("no such snapshot came")
 
@@ -80,7 +80,7 @@ def test_what_a_rank_says_arrives_and_is_kept(runtime: Runtime) -> None:
     connection = say(monitors, Hello(os.getpid()), Attach(), RankException("ValueError", "bad", "tb", 1.0))
     until(monitors, lambda event: isinstance(event, RankException))
     assert snapshot(monitors).attached
-    found = monitors.found(0)
+    found = monitors.report(0)
     assert found.exception is not None and found.exception.message == "bad"
     monitors.end_cycle()
     del connection
@@ -124,9 +124,9 @@ def test_a_verdict_that_crosses_the_end_of_its_cycle_explains_the_death(
     assert rank.wait(DEADLINE_S) == -signal.SIGKILL  # by its monitor, whose verdict waits unread
     monitors.end_cycle()
     assert [type(event) for _, event in monitors.handle()] == [Verdict]
-    assert monitors.found(0).verdict is not None
+    assert monitors.report(0).verdict is not None
     begin(monitors, os.getpid())
-    assert monitors.found(0).verdict is None
+    assert monitors.report(0).verdict is None
     monitors.close()
 
 
@@ -201,7 +201,7 @@ def times(monitors: NodeMonitors, wanted: Callable[[RankTimes], bool]) -> RankTi
         monitors.ask_times()
         readable(monitors.descriptors(), 1.0)
         monitors.handle()
-        if (found := monitors.found(0).times) and wanted(found):
+        if (found := monitors.report(0).times) and wanted(found):
             return found
     raise AssertionError("no such ledger came")
 
@@ -214,7 +214,7 @@ def test_a_monitor_that_takes_over_goes_on_with_the_time_ledger(runtime: Runtime
     before = times(monitors, lambda found: "data" in found.sections)
     os.kill(monitors.pid(0), signal.SIGKILL)
     until(monitors, lambda news: isinstance(news, Replaced))
-    monitors.found(0).times = None
+    monitors.report(0).times = None
     after = times(monitors, lambda found: True)
     assert (after.since_ns, after.sections) == (before.since_ns, before.sections)
     del connection
@@ -229,7 +229,7 @@ def test_the_last_time_ledger_comes_with_the_monitors_end(runtime: Runtime) -> N
     snapshot(monitors, lambda one: "data" in one.sections)
     monitors.end_cycle()
     monitors.close()
-    last = monitors.found(0).times
+    last = monitors.report(0).times
     assert last is not None and last.tail == "data"
     del connection
 
@@ -244,5 +244,5 @@ def test_a_time_ledger_of_another_process_is_not_taken(runtime: Runtime, rank: s
     monitors.begin_rank(3, 0, 5, rank.pid, began)
     snapshot(monitors)
     monitors.handle()
-    assert monitors.found(0).times is None
+    assert monitors.report(0).times is None
     monitors.close()

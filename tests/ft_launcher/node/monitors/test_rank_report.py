@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ft_launcher.node.monitors.rank_report import Found
+from ft_launcher.node.monitors.rank_report import RankReport
 from rank_monitor.contract.wire.launcher_messages import STALL, CycleStart, Snapshot, Times, Verdict
 from rank_monitor.contract.wire.messages import RankException
 from rank_monitor.contract.wire.rank_times import RankTimes
@@ -18,15 +18,15 @@ OTHER_CYCLE = replace(CONDEMNED, cycle=CYCLE - 1)
 
 
 @pytest.fixture
-def found() -> Found:
-    return Found(CycleStart(CYCLE, 0, PID, 1, ""))
+def report() -> RankReport:
+    return RankReport(CycleStart(CYCLE, 0, PID, 1, ""))
 
 
-def test_the_first_exception_is_the_cause(found: Found) -> None:
+def test_the_first_exception_is_the_cause(report: RankReport) -> None:
     first, later = (RankException(kind, "text", "", at) for kind, at in (("ValueError", 1.0), ("RuntimeError", 2.0)))
-    assert found.take(first, SENT_NS, NOW) is first
-    assert found.take(later, SENT_NS, NOW + 1.0) is later
-    assert (found.exception, found.exception_at) == (first, NOW)
+    assert report.take(first, SENT_NS, NOW) is first
+    assert report.take(later, SENT_NS, NOW + 1.0) is later
+    assert (report.exception, report.exception_at) == (first, NOW)
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,21 @@ def test_the_first_exception_is_the_cause(found: Found) -> None:
     ],
     ids=["condemned", "stall", "a stall that goes on", "a stall after it", "a restart is asked for", "another cycle"],
 )
-def test_a_verdict_explains_the_end_of_its_cycle(found: Found, verdicts: list[Verdict], kept: Verdict | None) -> None:
+def test_a_verdict_explains_the_end_of_its_cycle(
+    report: RankReport, verdicts: list[Verdict], kept: Verdict | None
+) -> None:
     for verdict in verdicts:
         expected = None if verdict.cycle != CYCLE else verdict
-        assert found.take(verdict, SENT_NS, NOW) is expected
-    assert found.verdict is kept
+        assert report.take(verdict, SENT_NS, NOW) is expected
+    assert report.verdict is kept
 
 
-def test_a_reading_is_no_snapshot_of_the_end(found: Found) -> None:
+def test_a_reading_is_no_snapshot_of_the_end(report: RankReport) -> None:
     reading, snapshot = (Snapshot(token, True, True, 7, {}, 0.1) for token in (-1, 1))
-    assert found.take(reading, SENT_NS, NOW) is None
-    assert found.snapshot is None
-    assert found.take(snapshot, SENT_NS, NOW) is None
-    assert (found.snapshot, found.reading, found.reading_at) == (snapshot, reading, NOW)
+    assert report.take(reading, SENT_NS, NOW) is None
+    assert report.snapshot is None
+    assert report.take(snapshot, SENT_NS, NOW) is None
+    assert (report.snapshot, report.reading, report.reading_at) == (snapshot, reading, NOW)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,6 @@ def test_a_reading_is_no_snapshot_of_the_end(found: Found) -> None:
     ],
     ids=["its own", "an earlier process", "an earlier cycle", "no ledger"],
 )
-def test_a_time_ledger_is_that_of_this_process(found: Found, message: Times, is_kept: bool) -> None:
-    assert found.take(message, SENT_NS, NOW) is None
-    assert (found.times is not None) is is_kept
+def test_a_time_ledger_is_that_of_this_process(report: RankReport, message: Times, is_kept: bool) -> None:
+    assert report.take(message, SENT_NS, NOW) is None
+    assert (report.times is not None) is is_kept
