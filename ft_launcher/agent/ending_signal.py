@@ -59,7 +59,7 @@ class EndingSignal(EventSource):
         """Readable when a signal has arrived."""
         return {self.signals.fileno()}
 
-    def attend(self, ready: Set[int]) -> list[Event]:
+    def poll(self, ready: Set[int]) -> list[Event]:
         """Notes the signals that have arrived; any of them ends the cycle."""
         numbers = self.signals.read()
         if not numbers:

@@ -1,4 +1,4 @@
-"""What the agent's loop of a cycle attends: the base class of the ranks, the membership, the signals and the tools."""
+"""What the agent's loop of a cycle polls: the base class of the ranks, the membership, the signals and the tools."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class EventSource(ABC):
         return nullcontext()
 
     def descriptors(self) -> set[int]:
-        """Readable when `attend` has something to do."""
+        """Readable when `poll` has something to do."""
         return set()
 
     def next_check(self) -> float | None:
-        """When to call `attend` even if nothing is readable (monotonic seconds); None: no need."""
+        """When to call `poll` even if nothing is readable (monotonic seconds); None: no need."""
         return None
 
     @abstractmethod
-    def attend(self, ready: Set[int]) -> Iterable[Event]:
+    def poll(self, ready: Set[int]) -> Iterable[Event]:
         """Does what is due, and returns the events since the last call. Blocks only for questions with a bound.
 
         Args:

@@ -83,7 +83,7 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
         if interrupt in readable([*processes.pidfds.values(), *ranks.monitors.descriptors(), interrupt], left):
             break
         processes.reap_all()
-        ranks.hear(is_over=True)
+        ranks.receive(is_over=True)
         found = look(ranks)
         left = deadline - time.monotonic()
     return found
@@ -178,7 +178,7 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
     if hung:
         nccl = ranks.nccl.view()
     stopping = ranks.stop(tree=tree)
-    ranks.hear(is_over=True)
+    ranks.receive(is_over=True)
     gathered = _gathered(ranks, stopped, stopping.killed)
     if hung:
         gathered = as_decided(gathered, ranks.monitors, stood_still)

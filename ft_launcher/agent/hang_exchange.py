@@ -48,7 +48,7 @@ class HangExchange:
 
     def __init__(self, rendezvous: NodeRendezvous) -> None:
         self._rendezvous = rendezvous
-        self._pass_on, rendezvous.heard = rendezvous.heard, self._heard
+        self._pass_on, rendezvous.heard = rendezvous.heard, self._on_question
         self._news: EventQueue[int | Others] = EventQueue()
         self._asked: list[int] = []
         self._others: Others | None = None
@@ -102,7 +102,7 @@ class HangExchange:
 
     # In threads.
 
-    def _heard(self, topic: Topic, number: int) -> None:
+    def _on_question(self, topic: Topic, number: int) -> None:
         """Takes a question of another node, in the thread of the link. Does not block."""
         if topic is Topic.HANG:
             self._news.put(number)

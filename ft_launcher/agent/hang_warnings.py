@@ -66,7 +66,7 @@ class HangWarnings:
         self._due = {}
 
     def next_check(self) -> float | None:
-        """When `attend` should be called (monotonic seconds); None: nothing is due."""
+        """When `poll` should be called (monotonic seconds); None: nothing is due."""
         return min(self._due.values(), default=None)
 
     def made_group(self, local_rank: int, group: GroupMade) -> None:
@@ -81,7 +81,7 @@ class HangWarnings:
             self._nccl_shown = True
             logger.info("%s", self._parts.nccl_bound)
 
-    def attend(self, placement: Placement) -> None:
+    def poll(self, placement: Placement) -> None:
         """Warns of limits that cannot act, if the time for that has come: once per job. Does not block."""
         due = self.next_check()
         if due is None or time.monotonic() < due:

@@ -82,13 +82,13 @@ class HangWatch(EventSource):
             return None
         return self._look_at
 
-    def attend(self, ready: Set[int]) -> list[Event]:
+    def poll(self, ready: Set[int]) -> list[Event]:
         """Looks if that is due. Returns nothing: the verdict of a monitor ends the cycle. A look may take a second."""
         with contained("whether ranks hang cannot be found"):
-            self._attend()
+            self._poll()
         return []
 
-    def _attend(self) -> None:
+    def _poll(self) -> None:
         found = [self._ranks.monitors.report(local_rank).standstills for local_rank in self._ranks.monitors.local_ranks]
         if sum(found) != self._standstills:
             self._standstills = sum(found)

@@ -109,14 +109,14 @@ class Membership(EventSource):
         coordinator."""
         return self._nodes.next_check()
 
-    def attend(self, ready: Set[int]) -> list[Event]:
+    def poll(self, ready: Set[int]) -> list[Event]:
         """Takes the end of the cycle on other nodes, and notices that this node is cut off or stood still."""
         # First of all: the lease ran out, so the monitors have ended the ranks of this cycle or are about to.
         lease = self._nodes.lease
         if lease is not None and lease.silent_s() is not None:
             return [CyclePhase.FENCED]
         events: list[Event] = []
-        self._nodes.attend(ready)
+        self._nodes.poll(ready)
         end = self._nodes.take_end()
         if end is not None:
             self._end = end

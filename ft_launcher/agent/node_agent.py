@@ -264,7 +264,7 @@ def run_cycle(rank_count: int, sources: Sequence[EventSource]) -> CyclePhase:
 
     Args:
         rank_count: number of ranks of this node.
-        sources: attended in this order at each wake-up, whichever of them has woken the loop.
+        sources: polled in this order at each wake-up, whichever of them has woken the loop.
     """
     cycle = Cycle(rank_count)
     while cycle.phase is CyclePhase.RUNNING:
@@ -273,6 +273,6 @@ def run_cycle(rank_count: int, sources: Sequence[EventSource]) -> CyclePhase:
         due = min((moment for moment in checks if moment is not None), default=None)
         ready = readable(descriptors, None if due is None else max(0.0, due - time.monotonic()))
         for source in sources:
-            for event in source.attend(ready):
+            for event in source.poll(ready):
                 cycle.on(event)
     return cycle.phase

@@ -98,7 +98,7 @@ class HealthWatch(EventSource):
             return self._checks.next_check()
         return self._next_s
 
-    def attend(self, ready: Set[int]) -> list[Event]:
+    def poll(self, ready: Set[int]) -> list[Event]:
         """Begins a reading when it is due, and records its result once it has ended. Returns nothing."""
         if self._next_s is None:
             return []
@@ -107,7 +107,7 @@ class HealthWatch(EventSource):
             with contained("the health of this node cannot be read"):
                 self._checks.begin()
                 self._reads = True
-        if self._reads and self._checks.attend(ready):
+        if self._reads and self._checks.poll(ready):
             self._reads = False
             self._plan_next()
             with contained("what the health checks found cannot be used"):

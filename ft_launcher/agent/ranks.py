@@ -251,14 +251,14 @@ class Ranks(EventSource):
     # As a source of events.
 
     def descriptors(self) -> set[int]:
-        """Readable when `attend` has something to do."""
+        """Readable when `poll` has something to do."""
         found = self.monitors.descriptors() | self.parts.zygotes.descriptors() | self.parts.injected.descriptors()
         found |= self.processes.descriptors() | self.in_process.descriptors()
         # The pidfd of a rank whose exit code cannot be taken yet stays readable, and would wake the loop without end.
         return found | {pidfd for rank, pidfd in self.running().items() if rank not in self.zombies.unreaped}
 
     def next_check(self) -> float | None:
-        """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
+        """When `poll` should be called even if nothing is readable (monotonic seconds); None: no need."""
         sources = (
             *(self.monitors, self.processes, self.in_process, self.zombies, self._warnings),
             self._failed_programs,
@@ -266,7 +266,7 @@ class Ranks(EventSource):
         moments = [self._ask_times_at, *(source.next_check() for source in sources)]
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def attend(self, ready: Set[int]) -> list[Event]:
+    def poll(self, ready: Set[int]) -> list[Event]:
         """Takes the monitors' messages, then the exit codes of ranks that ended, and has level 1 act on both.
 
         In this order, since a verdict or an exception explains the death that follows it.
@@ -275,15 +275,15 @@ class Ranks(EventSource):
         learned = self.parts.zygotes.take_learned()
         if learned is not None:
             self.parts.recorder.modules_preloaded(learned.names, learned.left_out, learned.mib, learned.seconds)
-        self.processes.attend()
+        self.processes.poll()
         unreaped = self.zombies.unreaped
         # Ranks that ended without an exit code so far are tried again at each event.
         ended = [rank for rank, pidfd in self.running().items() if pidfd in ready or rank in unreaped]
-        events = self.hear()
+        events = self.receive()
         # What a rank sent just before its death may still be with its monitor; the answer to a snapshot comes after it.
         if self.in_process.needs_messages(ended):
             self.monitors.snapshots()
-            events += self.hear()
+            events += self.receive()
         for local_rank in ended:
             end = self.processes.reap(local_rank)
             if end is None:
@@ -294,13 +294,13 @@ class Ranks(EventSource):
                 self.parts.recorder.rank_ended(self.cycle, self.global_rank(local_rank), end.exit_code)
                 events.append(self.in_process.ended(local_rank, end.exit_code))
         self._end_failed_programs()
-        events += self.in_process.attend()
+        events += self.in_process.poll()
         is_due = time.monotonic() >= self.zombies.next_check()
-        if self.zombies.attend(self.processes):
+        if self.zombies.poll(self.processes):
             events.append(CyclePhase.FAILED)
         if is_due:
             self.reap_orphans()
-        self._warnings.attend(self.placement)
+        self._warnings.poll(self.placement)
         if time.monotonic() >= self._ask_times_at:
             ran_s = time.monotonic() - self.processes.started_ns / 1e9
             self._ask_times_at = time.monotonic() + min(ran_s, _ASK_S)
@@ -308,13 +308,13 @@ class Ranks(EventSource):
             self.monitors.ask_times()
         return events
 
-    def hear(self, is_over: bool = False) -> list[Event]:
+    def receive(self, is_over: bool = False) -> list[Event]:
         """Takes and records all messages of the monitors; returns the events among them.
 
         Args:
             is_over: the cycle has ended, so level 1 takes none of them any more: it would start ranks again.
         """
-        self.parts.injected.attend(self.cycle, self.parts.recorder, self.monitors, self.parts.zygotes)
+        self.parts.injected.poll(self.cycle, self.parts.recorder, self.monitors, self.parts.zygotes)
         events: list[Event] = []
         stall: Verdict | None = None
         for local_rank, message in self.monitors.handle():
@@ -332,7 +332,7 @@ class Ranks(EventSource):
             if not (is_over and isinstance(message, RestartReport)):
                 events += self._events_of(local_rank, message)
         if stall is not None and self._warnings.stalled(self.placement, stall, self.processes):
-            events += self.hear(is_over)  # what arrived meanwhile
+            events += self.receive(is_over)  # what arrived meanwhile
         return events
 
     def _events_of(self, local_rank: int, message: Message) -> list[Event]:
@@ -350,7 +350,7 @@ class Ranks(EventSource):
             case ModulesImported() if self.placement.max_restarts > 0:
                 self.parts.zygotes.learn(message.names, message.changed)
             case RestartReport():
-                self.in_process.heard(local_rank, message)
+                self.in_process.on_message(local_rank, message)
             case Suspected(is_wrapped=is_wrapped):
                 self.ask_nccl()
                 if is_wrapped:

@@ -104,7 +104,7 @@ class Results:
         while self._ending.number is None and left and time.monotonic() < deadline:
             left = tree.wait(min(deadline, time.monotonic() + SAMPLE_S), self._ending.signals.fileno())
             self._ranks.reap_orphans()
-            self._ending.attend(set())
+            self._ending.poll(set())
         if left:
             commands = {pid: command_of(pid) for pid in left}
             recorder.ends_background(cycle, commands, self._ending.number)

@@ -72,9 +72,9 @@ class Injected:
             return set()
         return {self._socket.fileno()}
 
-    def attend(self, cycle: int, recorder: Recorder, monitors: NodeMonitors, zygotes: ZygotePool) -> None:
+    def poll(self, cycle: int, recorder: Recorder, monitors: NodeMonitors, zygotes: ZygotePool) -> None:
         """Takes the ranks' reports since the last call and carries out the launcher's part. Does not block."""
-        for strike, fault in self._heard():
+        for strike, fault in self._receive():
             # The report comes from a rank: any number may be in it.
             if strike.local_rank not in monitors.local_ranks:
                 self._complaints.about(
@@ -101,7 +101,7 @@ class Injected:
             self._socket.close()
             self._socket = None
 
-    def _heard(self) -> Iterator[tuple[StrikeReport, Injection]]:
+    def _receive(self) -> Iterator[tuple[StrikeReport, Injection]]:
         # Bounded: a rank that sends without end must not keep the launcher from all else.
         for _ in range(_MAX_AT_ONCE):
             if self._socket is None:

@@ -37,7 +37,7 @@ class Zombies:
         """When the next sample is due (monotonic seconds)."""
         return self._next
 
-    def attend(self, ranks: RankContext) -> bool:
+    def poll(self, ranks: RankContext) -> bool:
         """Takes a sample if one is due; returns whether all ranks are zombies."""
         # Events of other kinds call this too; only the time between samples makes two of them proof.
         if time.monotonic() >= self._next:

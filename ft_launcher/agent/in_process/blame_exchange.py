@@ -100,10 +100,10 @@ class BlameOfInterruption:
         """The number of the question that the monitors answer, and the token of their answers."""
 
     def fileno(self) -> int:
-        """Readable when `attend` has something to do."""
+        """Readable when `poll` has something to do."""
         return self._exchange.news.fileno()
 
-    def heard(self, report: RestartReport) -> None:
+    def on_message(self, report: RestartReport) -> None:
         """Notes where the wrapper is: which call, and which round of it. Listens to questions from the first on."""
         if self._round is None:
             self._exchange.listen()
@@ -115,7 +115,7 @@ class BlameOfInterruption:
             self._ask_again_at = now + _ASKED_FOR_S
             self._exchange.ask(self._next_number, self._round)
 
-    def attend(self, now: float) -> list[Blamed]:
+    def poll(self, now: float) -> list[Blamed]:
         """Passes questions to the monitors, and their answers to the exchange; returns what was found."""
         found = []
         for news in self._exchange.news.take():

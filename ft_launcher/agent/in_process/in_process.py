@@ -111,21 +111,21 @@ class InProcess:
         self._blames = BlameOfInterruption(monitors, exchange, members)
 
     def descriptors(self) -> set[int]:
-        """Readable when `attend` has something to do."""
+        """Readable when `poll` has something to do."""
         return {self._loss_notifier.notified.fileno(), self._blames.fileno()}
 
     def next_check(self) -> float | None:
-        """When `attend` should be called even if nothing is readable (monotonic seconds); None: no need."""
+        """When `poll` should be called even if nothing is readable (monotonic seconds); None: no need."""
         return self._levels.next_check()
 
-    def heard(self, local_rank: int, report: RestartReport) -> None:
+    def on_message(self, local_rank: int, report: RestartReport) -> None:
         """Handles a report of a rank's wrapper."""
         # A report of another rank may come late, when a further call has begun: it must not end the stores of that.
         is_entering = report.phase in ENTERING and report.call_prefix and report.call_prefix not in self._servers
         if is_entering and self._ports is not None:
             self._serve_rounds(report.call_prefix, self._ports)
         if report.call_prefix:
-            self._blames.heard(report)
+            self._blames.on_message(report)
         self._do(self._decide(Heard(local_rank, report)) or [])
 
     def suspected(self) -> None:
@@ -158,7 +158,7 @@ class InProcess:
         return RankLost(local_rank)
 
     def needs_messages(self, ended: Iterable[int]) -> bool:
-        """Whether the last messages of the ranks are needed before `attend`: monitors may not have passed them on yet.
+        """Whether the last messages of the ranks are needed before `poll`: monitors may not have passed them on yet.
 
         Args:
             ended: local ranks whose process ended.
@@ -167,7 +167,7 @@ class InProcess:
         missing = (self._levels.needs_message(rank) or self._levels.may_have_declared(rank) for rank in ended)
         return bool(self._notified) or any(missing)
 
-    def attend(self) -> list[Event]:
+    def poll(self) -> list[Event]:
         """Carries out what is due; returns the events since the last call."""
         losses, self._notified = self._notified, []
         for loss in losses:
@@ -255,7 +255,7 @@ class InProcess:
 
     @contained("who held up the others before a restart in process cannot be found")
     def _tell_blame(self) -> None:
-        for found in self._blames.attend(time.monotonic()):
+        for found in self._blames.poll(time.monotonic()):
             blame = found.blame
             self._recorder.culprits_named(self._store.cycle, found.number, blame.kind.value, blame.culprits, found.text)
 

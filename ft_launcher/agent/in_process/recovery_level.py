@@ -161,7 +161,7 @@ class RecoveryLevels:
         """Takes what happened; returns the steps of level 1, or None for a death that counts as without wrappers."""
         match happened:
             case Heard(local_rank, report):
-                return self.heard(local_rank, report, now)
+                return self.on_message(local_rank, report, now)
             case Died(local_rank, exit_code):
                 return self.died(local_rank, exit_code, now)
             case LossNotified(local_rank, problem):
@@ -169,7 +169,7 @@ class RecoveryLevels:
             case DeadlinePassed():
                 return self.tick(now)
 
-    def heard(self, local_rank: int, report: RestartReport, now: float) -> list[Step]:
+    def on_message(self, local_rank: int, report: RestartReport, now: float) -> list[Step]:
         """Handles a report of a rank's wrapper; a repeated report changes nothing."""
         slot = self._slots[local_rank]
         if not self._enabled or slot.exit_code is not None or not slot.is_told_by(report):

@@ -110,7 +110,7 @@ class ForeignRendezvous(NodeRendezvous):
             return self._next_poll
         return None
 
-    def attend(self, ready: Set[int]) -> None:
+    def poll(self, ready: Set[int]) -> None:
         """Asks the handler whether nodes wait to join, and ends the cycle once they do. Does not block.
 
         The question is an operation on the handler's store, which may take as long as the network does, or for ever.

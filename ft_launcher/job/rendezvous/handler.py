@@ -200,13 +200,13 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         return {descriptor}
 
     def next_check(self) -> float | None:
-        """When `attend` and `NodeLink.cut` must be called (monotonic seconds): this node must know that it is cut off
+        """When `poll` and `NodeLink.cut` must be called (monotonic seconds): this node must know that it is cut off
         before others count it as lost. None: there are no others."""
         if self.is_local:
             return None
         return time.monotonic() + self.check_s
 
-    def attend(self, ready: Set[int]) -> None:
+    def poll(self, ready: Set[int]) -> None:
         """Does what is due while a cycle runs: nothing, since the link has threads."""
 
     def trouble(self) -> Exception | None:

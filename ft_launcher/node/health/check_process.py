@@ -139,16 +139,16 @@ class CheckRound:
                 self._start(order)
 
     def descriptors(self) -> set[int]:
-        """Returns descriptors that are readable when `attend` has something to do."""
+        """Returns descriptors that are readable when `poll` has something to do."""
         return set[int]().union(*(process.descriptors() for process in self._running.values()))
 
     def next_check(self) -> float | None:
-        """When to call `attend` even if nothing is readable (monotonic seconds); None: no check runs."""
+        """When to call `poll` even if nothing is readable (monotonic seconds); None: no check runs."""
         if self._running:
             return self._deadline
         return None
 
-    def attend(self, ready: Set[int]) -> bool:
+    def poll(self, ready: Set[int]) -> bool:
         """Takes ends of checks, and kills those that are late. Returns whether the round is over. Does not block."""
         for check, process in list(self._running.items()):
             if not process.descriptors() & ready:
@@ -164,7 +164,7 @@ class CheckRound:
     def wait(self) -> list[Reading]:
         """Waits for the end of the round, its limit and 2 s at most. Returns its readings."""
         while self._running:
-            self.attend(readable(self.descriptors(), max(0.0, self._deadline - time.monotonic())))
+            self.poll(readable(self.descriptors(), max(0.0, self._deadline - time.monotonic())))
         return self.take()
 
     def take(self) -> list[Reading]:

@@ -64,7 +64,7 @@ class FunctionProcess:
         """Readable when its value arrived, or no longer can; -1 when nothing is awaited."""
         return self._channel.fileno()
 
-    def attend(self) -> None:
+    def receive(self) -> None:
         """Takes its value if it has arrived. Does not block."""
         if self._channel.fileno() < 0:
             return
@@ -85,7 +85,7 @@ class FunctionProcess:
                 code = self._poll()
             except ChildProcessError:
                 code = None
-            self.attend()
+            self.receive()
             # The value was sent before the end, so it is there now or never.
             returned = self.value is not None
             if code is None:
@@ -127,18 +127,18 @@ class FunctionContext(RankContext):
         self._processes: dict[int, FunctionProcess] = {}
 
     def descriptors(self) -> set[int]:
-        """Readable when `attend` has something to do."""
+        """Readable when `poll` has something to do."""
         numbers = (process.fileno() for process in self._processes.values())
         return {number for number in numbers if number >= 0}
 
     def next_check(self) -> float | None:
-        """When `attend` should be called even if nothing is readable (monotonic seconds)."""
+        """When `poll` should be called even if nothing is readable (monotonic seconds)."""
         return min((end for _, end in self._ends()), default=None)
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """Takes return values, and kills ranks that still run `stop_timeout_s` after their function returned."""
         for process in self._processes.values():
-            process.attend()
+            process.receive()
         now = time.monotonic()
         for local_rank, end in self._ends():
             if now >= end:

@@ -182,14 +182,14 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         return vars(self).get("_numa_options")
 
     def descriptors(self) -> set[int]:
-        """Readable when `attend` has something to do."""
+        """Readable when `poll` has something to do."""
         return set()
 
     def next_check(self) -> float | None:
-        """When `attend` should be called even if nothing is readable (monotonic seconds)."""
+        """When `poll` should be called even if nothing is readable (monotonic seconds)."""
         return None
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """Takes what ranks send beside their exit code; ranks that run a script send nothing."""
 
     def start(self) -> None:

@@ -4,7 +4,7 @@
 monitors is sent, and their answers are looked at when the loop calls again. While nobody asks, no monitor is asked.
 
 One request takes this way: a server's thread calls `Asking.ask`; the loop sees `Asking.fileno` readable and calls
-`attend`, which asks all monitors; their answers wake the loop; when all have answered, or a limit is over, the readings
+`poll`, which asks all monitors; their answers wake the loop; when all have answered, or a limit is over, the readings
 go to `NodeStatus` and the request is released.
 
 When somebody asks while the training is stalled, ranks are also asked once in that stall for stacks and collectives.
@@ -87,7 +87,7 @@ class StatusFeed(EventSource):
         """Returns when to answer with what is known by then (monotonic seconds); None: nobody waits."""
         return self._until
 
-    def attend(self, ready: Set[int]) -> list[Event]:
+    def poll(self, ready: Set[int]) -> list[Event]:
         """Asks the monitors if somebody wants to know, and publishes their answers when they are complete. Returns no
         event.
 

@@ -94,7 +94,7 @@ class LogFeed(EventSource):
             return set()
         return {self._watch.fileno()}
 
-    def attend(self, ready: Set[int]) -> list[Event]:
+    def poll(self, ready: Set[int]) -> list[Event]:
         """Passes on the findings since the last call. Returns `[CyclePhase.FAILED]` when a bad loss fails the cycle,
         else `[]`.
 

@@ -39,11 +39,11 @@ def ending(ranks: Any) -> EndingSignal:
 
 
 def test_the_first_signal_stands_and_ends_the_cycle(ending: EndingSignal) -> None:
-    assert ending.attend(set()) == [] and ending.number is None
+    assert ending.poll(set()) == [] and ending.number is None
     os.kill(os.getpid(), signal.SIGUSR2)
     assert ending.wait(60) == signal.SIGUSR2
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert ending.attend(ending.descriptors()) == [CyclePhase.SIGNALLED]
+    assert ending.poll(ending.descriptors()) == [CyclePhase.SIGNALLED]
     assert ending.number == signal.SIGUSR2
 
 

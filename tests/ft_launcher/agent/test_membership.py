@@ -20,7 +20,7 @@ class Rendezvous:
         self.ends = [END]
         self.link = SimpleNamespace(cut=lambda now: None)
 
-    def attend(self, ready: set[int]) -> None:
+    def poll(self, ready: set[int]) -> None:
         pass
 
     def trouble(self) -> None:
@@ -31,10 +31,10 @@ class Rendezvous:
 
 
 def test_an_end_that_arrives_with_the_last_exit_code_is_not_waited_for_again() -> None:
-    """The loop attends all sources at each wake-up: it takes the end also where the ranks' success came first."""
+    """The loop polls all sources at each wake-up: it takes the end also where the ranks' success came first."""
     rendezvous: Any = Rendezvous()
     ranks: Any = SimpleNamespace(parts=None)
     nothing: Any = None
     node = Membership(ranks, nothing, nothing, rendezvous, nothing)
-    assert node.attend(set()) == [EndedElsewhere(END)] and rendezvous.ends == []
+    assert node.poll(set()) == [EndedElsewhere(END)] and rendezvous.ends == []
     assert node._await_end(limit_s=0.0) == END

@@ -13,13 +13,13 @@ from ft_launcher.agent.node_agent import run_cycle
 
 
 class Source(EventSource):
-    """A source with a pipe: `bring` makes it readable, and the next `attend` returns these events."""
+    """A source with a pipe: `bring` makes it readable, and the next `poll` returns these events."""
 
     def __init__(self, check: float | None = None) -> None:
         self.reader, self.writer = os.pipe()
         self.check = check
         self.events: list[Event] = []
-        self.attended: list[bool] = []
+        self.polled: list[bool] = []
 
     def bring(self, *events: Event) -> None:
         self.events += events
@@ -31,8 +31,8 @@ class Source(EventSource):
     def next_check(self) -> float | None:
         return self.check
 
-    def attend(self, ready: Set[int]) -> list[Event]:
-        self.attended.append(self.reader in ready)
+    def poll(self, ready: Set[int]) -> list[Event]:
+        self.polled.append(self.reader in ready)
         events, self.events = self.events, []
         return events
 
@@ -52,7 +52,7 @@ def sources() -> Iterator[list[Source]]:
 def test_every_source_is_attended_when_one_is_readable(sources: list[Source]) -> None:
     sources[1].bring(RankEnded(0, 0))
     assert run_cycle(1, sources) is CyclePhase.SUCCEEDED
-    assert [source.attended for source in sources] == [[False], [True]]
+    assert [source.polled for source in sources] == [[False], [True]]
 
 
 def test_the_ending_of_the_first_source_stands(sources: list[Source]) -> None:
@@ -65,13 +65,13 @@ def test_a_check_that_is_due_wakes_the_loop_without_a_descriptor(sources: list[S
     sources[0].check = 0.0
     sources[0].events = [CyclePhase.CUT_OFF]
     assert run_cycle(1, sources) is CyclePhase.CUT_OFF
-    assert [source.attended for source in sources] == [[False], [False]]
+    assert [source.polled for source in sources] == [[False], [False]]
 
 
 def test_it_goes_on_until_all_ranks_have_ended(sources: list[Source]) -> None:
     sources[0].bring(RankEnded(0, 0))
     sources[1].check = 0.0
     ends = iter([[], [], [RankEnded(1, 0)]])
-    sources[1].attend = lambda ready: next(ends)  # type: ignore[method-assign]
+    sources[1].poll = lambda ready: next(ends)  # type: ignore[method-assign]
     assert run_cycle(2, sources) is CyclePhase.SUCCEEDED
-    assert len(sources[0].attended) == 3
+    assert len(sources[0].polled) == 3

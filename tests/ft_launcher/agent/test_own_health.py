@@ -48,7 +48,7 @@ def turns(source: HealthWatch) -> Iterator[None]:
     while time.monotonic() < deadline:
         due = source.next_check()
         wait_s = None if due is None else max(0.0, due - time.monotonic())
-        assert source.attend(readable(source.descriptors(), wait_s)) == []
+        assert source.poll(readable(source.descriptors(), wait_s)) == []
         yield
     raise AssertionError("no change was found")
 
@@ -93,7 +93,7 @@ def test_the_end_of_a_cycle_ends_a_running_check(places: Places) -> None:
 def test_nothing_is_due_before_its_time(places: Places) -> None:
     source, _ = watch(places, "exit 1", interval_s=3600.0)
     with source.during_cycle():
-        assert source.attend(set()) == [] and source.descriptors() == set()
+        assert source.poll(set()) == [] and source.descriptors() == set()
         due = source.next_check()
         assert due is not None and due > time.monotonic()
 
@@ -110,6 +110,6 @@ def test_an_error_of_the_checks_costs_a_reading_and_no_training(
     with source.during_cycle():
         monkeypatch.setattr(NodeHealth, "begin", lambda health: fails())
         monkeypatch.setattr(time, "monotonic", lambda: 1061.0)
-        assert source.attend(set()) == []
+        assert source.poll(set()) == []
         assert source.next_check() == 1121.0
     assert recorder.found == []

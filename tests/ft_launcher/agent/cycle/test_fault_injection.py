@@ -70,10 +70,10 @@ def tell(folder: Path, *data: bytes) -> None:
             rank.sendto(one, str(injection.socket_beside(folder / "m3")))
 
 
-def attend(injected: Injected, folder: Path, monitors: Monitors) -> list[dict[str, object]]:
-    """What the journal says of faults on purpose after the launcher attended to what it heard."""
+def poll(injected: Injected, folder: Path, monitors: Monitors) -> list[dict[str, object]]:
+    """What the journal says of faults on purpose after the launcher polled the reports."""
     recorder = Recorder(RunFolder(None, "run"), RecordSettings(journal_dir=str(folder)))
-    injected.attend(2, recorder, monitors, Zygotes())  # type: ignore[arg-type]
+    injected.poll(2, recorder, monitors, Zygotes())  # type: ignore[arg-type]
     assert recorder.journal.flush(patient(30.0)) and recorder.journal.path is not None
     lines = map(json.loads, recorder.journal.path.read_text().splitlines())
     return [line for line in lines if line["event"] == "fault_on_purpose"]
@@ -82,11 +82,11 @@ def attend(injected: Injected, folder: Path, monitors: Monitors) -> list[dict[st
 def test_a_flood_is_said_once_and_keeps_the_launcher_from_nothing(
     injected: Injected, tmp_path: Path, monitors: Monitors, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rank sends as fast as it can, while the launcher attends: each turn ends, and 5,000 datagrams are 3 lines."""
+    """A rank sends as fast as it can, while the launcher polls: each turn ends, and 5,000 datagrams are 3 lines."""
     flood = subprocess.Popen([sys.executable, "-c", FLOOD, str(injection.socket_beside(tmp_path / "m0"))])
     recorder = Recorder(RunFolder(None, "run"), RecordSettings())
     while flood.poll() is None or readable(injected.descriptors(), 0.0):
-        injected.attend(2, recorder, monitors, Zygotes())  # type: ignore[arg-type]
+        injected.poll(2, recorder, monitors, Zygotes())  # type: ignore[arg-type]
     assert flood.returncode == 0
     lines = [record.getMessage() for record in caplog.records]
     assert len([line for line in lines if "cannot be read" in line]) == 2, lines
@@ -107,7 +107,7 @@ def test_reports_of_one_rank_are_bounded(
 ) -> None:
     monkeypatch.setattr("ft_launcher.agent.cycle.fault_injection._MAX_REPORTS", 2)
     tell(tmp_path, *[StrikeReport("kind:sleep", 1, 1, "").encode()] * 5)
-    assert len(attend(injected, tmp_path, monitors)) == 2
+    assert len(poll(injected, tmp_path, monitors)) == 2
 
 
 def test_a_long_runtime_folder(tmp_path: Path, monitors: Monitors) -> None:
@@ -118,7 +118,7 @@ def test_a_long_runtime_folder(tmp_path: Path, monitors: Monitors) -> None:
     address = channel.short_address(injection.socket_beside(folder / "m3"))
     with address as name, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
         rank.sendto(StrikeReport("kind:sleep", 1, 1, "").encode(), name)
-    assert [line["rank"] for line in attend(injected, tmp_path, monitors)] == [1]
+    assert [line["rank"] for line in poll(injected, tmp_path, monitors)] == [1]
     injected.close()
 
 
@@ -130,14 +130,14 @@ def test_options_add_up() -> None:
 def test_a_monitor_is_killed_and_the_journal_says_so(injected: Injected, tmp_path: Path, monitors: Monitors) -> None:
     told = StrikeReport("kind:kill_monitor", 5, 1, "at step 3")
     tell(tmp_path, told.encode())
-    (line,) = attend(injected, tmp_path, monitors)
+    (line,) = poll(injected, tmp_path, monitors)
     assert {"cycle": 2, **vars(told)}.items() <= line.items()
     assert monitors.process.wait(GONE_S) == -signal.SIGKILL
 
 
 def test_a_fault_of_the_rank_is_only_written_down(injected: Injected, tmp_path: Path, monitors: Monitors) -> None:
     tell(tmp_path, *(StrikeReport("kind:sleep", rank, rank, "").encode() for rank in range(3)))
-    assert [line["rank"] for line in attend(injected, tmp_path, monitors)] == [0, 1, 2]
+    assert [line["rank"] for line in poll(injected, tmp_path, monitors)] == [0, 1, 2]
     assert monitors.process.poll() is None
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_done_is_said(
     tell(tmp_path, *nonsense, StrikeReport("kind:kill_zygote", 0, 0, "").encode(), cut.encode())
     with caplog.at_level(logging.WARNING, "ft_launcher"):
         logging.getLogger("ft_launcher").propagate = True
-        assert len(attend(injected, tmp_path, monitors)) == 2
+        assert len(poll(injected, tmp_path, monitors)) == 2
     assert caplog.text.count("a report of a fault on purpose cannot be read") == 1, "said once"
     assert "there is no zygote to kill" in caplog.text
     assert "the network was not cut: interface nosuch: No such device" in caplog.text
@@ -160,7 +160,7 @@ def test_a_local_rank_that_this_node_has_not_harms_no_monitor(
     injected: Injected, tmp_path: Path, monitors: Monitors, local_rank: int
 ) -> None:
     tell(tmp_path, StrikeReport("kind:kill_monitor", 1, local_rank, "").encode())
-    assert attend(injected, tmp_path, monitors) == []
+    assert poll(injected, tmp_path, monitors) == []
     assert monitors.process.poll() is None
 
 

@@ -70,12 +70,12 @@ def test_it_is_asked_once_at_a_time_and_again_after_the_interval() -> None:
     check = node.next_check()
     assert check is not None and check <= time.monotonic()
     for _ in range(3):  # other events wake the loop meanwhile
-        node.attend(set())
+        node.poll(set())
         assert node.take_end() is None and node.next_check() is None
     handler.go.set()
     until_answered(node)
     for _ in range(2):
-        node.attend(set())
+        node.poll(set())
         assert node.take_end() is None
     check = node.next_check()
     assert check is not None and check > time.monotonic() and node.descriptors() == set()
@@ -87,19 +87,19 @@ def test_other_events_do_not_put_the_question_off() -> None:
     node = node_of(handler, 0.0)
     handler.go.set()
     for asked in (1, 2, 3):
-        node.attend({99})
+        node.poll({99})
         until_answered(node)
-        node.attend({99})
+        node.poll({99})
         assert handler.asked == asked
 
 
 def test_waiting_nodes_end_the_cycle() -> None:
     handler = Handler(1)
     node = node_of(handler)
-    node.attend(set())
+    node.poll(set())
     handler.go.set()
     until_answered(node)
-    node.attend(set())
+    node.poll(set())
     end = node.take_end()
     assert end is not None and (end.reason, end.text) == (EndReason.GREW, "other nodes wait to take part")
     node.ask()
@@ -110,24 +110,24 @@ def test_waiting_nodes_end_the_cycle() -> None:
 def test_an_answer_does_not_outlive_its_cycle() -> None:
     handler = Handler(1)
     node = node_of(handler)
-    node.attend(set())
+    node.poll(set())
     handler.go.set()
     until_answered(node)
     node.report_end(EndReason.FAILED, "a rank failed")
     node.ask()
-    node.attend(set())
+    node.poll(set())
     assert node.take_end() is None or node.descriptors() == set()
 
 
 def test_an_error_is_told_and_ends_nothing() -> None:
     handler = Handler(OSError("no route"))
     node = node_of(handler)
-    node.attend(set())
+    node.poll(set())
     handler.go.set()
     until_answered(node)
-    node.attend(set())
+    node.poll(set())
     assert node.take_end() is None and str(node.trouble()) == "no route"
-    node.attend(set())
+    node.poll(set())
     assert node.trouble() is None
 
 

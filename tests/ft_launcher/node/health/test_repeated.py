@@ -95,8 +95,8 @@ def test_a_round_is_taken_piece_by_piece(places: Places) -> None:
     health = NodeHealth(HealthSettings(node_check="sleep 0.2; exit 3", health_timeout=60.0), places=places)
     assert health.next_check() is None and health.descriptors() == set()
     health.begin()
-    assert not health.attend(set()) and health.next_check() is not None and len(health.pids()) == 1
-    while not health.attend(readable(health.descriptors(), 60.0)):
+    assert not health.poll(set()) and health.next_check() is not None and len(health.pids()) == 1
+    while not health.poll(readable(health.descriptors(), 60.0)):
         pass
     assert {found.check: found.state for found in health.take()}["node_check"] == "unhealthy"
     assert health.take() == [] and health.next_check() is None
