@@ -154,7 +154,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
             recorder.hang_on_other_node(ranks.cycle, known.ranks)
         return NodeFindings(views=views, lost=lost)
     times.failed(_began(fault, known.ranks))
-    ranks.take_times()
+    ranks.record_times()
     times.stopped()
     reached = None
     with contained("how far the cycle came cannot be found"):
@@ -195,7 +195,7 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
         # These count only where no rank failed by itself: their ranks have no failure of their own.
         otherwise=ranks.in_process.fault(evidence) or ranks.zombies.fault(evidence),
         suspect_results=ranks.monitors.suspect_results(),
-        on_purpose=ranks.parts.injected.struck(ranks.cycle),
+        on_purpose=ranks.parts.injected.during(ranks.cycle),
         nccl=nccl,
     )
 

@@ -55,7 +55,7 @@ class HangExchange:
 
     def begin(self) -> None:
         """Forgets what was asked and answered in the last cycle."""
-        self._news.take()
+        self._news.drain()
         self._asked, self._others = [], None
 
     def fileno(self) -> int:
@@ -64,13 +64,13 @@ class HangExchange:
 
     def questions(self) -> list[int]:
         """Returns the numbers of the questions that are not answered yet: of several the last one will do."""
-        self._take()
+        self._drain()
         asked, self._asked = self._asked[-1:], []
         return asked
 
     def others(self) -> Others | None:
         """Returns what the other nodes have answered to the last question; None: nothing new."""
-        self._take()
+        self._drain()
         others, self._others = self._others, None
         return others
 
@@ -85,8 +85,8 @@ class HangExchange:
         text = json.dumps({"number": number, "cycle": cycle, "ranks": records}, separators=(",", ":"))
         self._start(partial(self._answer, text, cycle))
 
-    def _take(self) -> None:
-        for item in self._news.take():
+    def _drain(self) -> None:
+        for item in self._news.drain():
             if isinstance(item, Others):
                 self._others = item
             else:

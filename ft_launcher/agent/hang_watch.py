@@ -55,20 +55,20 @@ class HangWatch(EventSource):
         self._clocks = HangClocks(limit_s)
         self._usage = RankUsage(ranks.monitors.stack_file)
         self._standstills = 0
-        self._look_at: float | None = None
+        self._check_at: float | None = None
         self._is_asking = False
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
         """A context in which ranks are looked at."""
         self._standstills = 0
-        self._stop_looking()
+        self._stop_checks()
         if self._exchange is not None:
             self._exchange.begin()
         try:
             yield
         finally:
-            self._stop_looking()
+            self._stop_checks()
 
     def descriptors(self) -> set[int]:
         """Returns the one that is readable when another node asks, or the others have answered."""
@@ -80,7 +80,7 @@ class HangWatch(EventSource):
         """When to look again (monotonic seconds); None: no rank stands still, or the other nodes are being asked."""
         if self._is_asking:
             return None
-        return self._look_at
+        return self._check_at
 
     def poll(self, ready: Set[int]) -> list[Event]:
         """Looks if that is due. Returns nothing: the verdict of a monitor ends the cycle. A look may take a second."""
@@ -92,36 +92,36 @@ class HangWatch(EventSource):
         found = [self._ranks.monitors.report(local_rank).standstills for local_rank in self._ranks.monitors.local_ranks]
         if sum(found) != self._standstills:
             self._standstills = sum(found)
-            if self._look_at is None:
-                self._look_at = time.monotonic()
+            if self._check_at is None:
+                self._check_at = time.monotonic()
         if self._exchange is not None:
             for number in self._exchange.questions():
                 self._exchange.answer(number, self._ranks.cycle, self._states())
             others = self._exchange.others()
             if others is not None and self._is_asking:
                 self._is_asking = False
-                self._look(others)
-        if self._look_at is not None and not self._is_asking and time.monotonic() >= self._look_at:
+                self._check(others)
+        if self._check_at is not None and not self._is_asking and time.monotonic() >= self._check_at:
             if self._exchange is not None and self._ranks.placement.node_rank < _DECIDING_NODES:
                 self._is_asking = True
                 self._exchange.ask(self._ranks.cycle)
             else:
-                self._look(Others((), self._ranks.placement.is_alone))
+                self._check(Others((), self._ranks.placement.is_alone))
 
-    def _look(self, others: Others) -> None:
+    def _check(self, others: Others) -> None:
         """Looks at the ranks of this node, beside what those of the other nodes have shown, and decides."""
         own = self._states()
         if not any(map(self._is_idle, own)):
-            self._stop_looking()
+            self._stop_checks()
             return
         hang = self._clocks.judge([*own, *others.ranks], others.is_complete, time.monotonic())
         if hang is not None and hang.is_over_limit and self._end(hang):
-            self._stop_looking()
+            self._stop_checks()
             return
         wait_s = self._limit_s / _LOOKS
         if hang is not None and not hang.is_over_limit:
             wait_s = min(wait_s, hang.limit_s - hang.waited_s)
-        self._look_at = time.monotonic() + max(_SHORTEST_S, wait_s)
+        self._check_at = time.monotonic() + max(_SHORTEST_S, wait_s)
 
     def _end(self, hang: Hang) -> bool:
         """Has the rank of this node ended whose hang it is; returns whether there is one."""
@@ -165,7 +165,7 @@ class HangWatch(EventSource):
     def _is_idle(self, rank: RankSample) -> bool:
         return (rank.idle_s or 0.0) >= self._limit_s / _FIRST_LOOK
 
-    def _stop_looking(self) -> None:
-        self._look_at, self._is_asking = None, False
+    def _stop_checks(self) -> None:
+        self._check_at, self._is_asking = None, False
         self._clocks.reset()
-        self._usage.forget()
+        self._usage.reset()

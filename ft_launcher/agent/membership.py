@@ -152,7 +152,7 @@ class Membership(EventSource):
             self._parts.times.formed(0.0)
             return store
         self._parts.times.formed(judgement.decision.wait_s - waited_s)
-        self._ranks.forgive_learned_limit(judgement.relaxed_limit)
+        self._ranks.relax_learned_limit(judgement.relaxed_limit)
         self._ranks.suspect_result = judgement.suspect_result
         return store
 

@@ -126,7 +126,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             try:
                 job_end = self._membership.after(phase)
             finally:
-                self._ranks.take_times()
+                self._ranks.record_times()
                 self._parts.times.stopped()
             if job_end is not None:
                 return job_end

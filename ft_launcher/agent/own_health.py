@@ -111,7 +111,7 @@ class HealthWatch(EventSource):
             self._reads = False
             self._plan_next()
             with contained("what the health checks found cannot be used"):
-                found, self._states = changes(self._states, self._checks.take())
+                found, self._states = changes(self._states, self._checks.pop())
                 for change in found:
                     self._recorder.health_changed(self._cycle(), change)
         return []

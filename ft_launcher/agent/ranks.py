@@ -106,7 +106,7 @@ class Ranks(EventSource):
         self.oom_kills_before: int | None = None
         """What `oom_kills` returned before this cycle's start."""
         self._follows_requests = follows_requests
-        self._multipliers: dict[str, float] = {}
+        self._limit_factors: dict[str, float] = {}
         self._warnings = HangWarnings(parts, self.monitors)
         self._processes: RankContext | None = None
         self._in_process: InProcess | None = None
@@ -167,7 +167,7 @@ class Ranks(EventSource):
         """
         settings = self.parts.settings
         is_program = isinstance(kwargs["entrypoint"], str) and not self.parts.is_script
-        of_all = cycle_environment(settings, os.environ, is_program, self._multipliers, self.suspect_result)
+        of_all = cycle_environment(settings, os.environ, is_program, self._limit_factors, self.suspect_result)
         of_all |= self.nccl.variables()
         of_all[env.IN_PROCESS_LIMITS] = write_record(self.parts.in_process_limits)
         of_all |= self.parts.more_environment(self.cycle, self.placement.has_rank0)
@@ -212,7 +212,7 @@ class Ranks(EventSource):
         self.nccl.begin_cycle()
         self._sessions = set()
         for local_rank in self.monitors.local_ranks:
-            self._failed_programs.forget(local_rank)
+            self._failed_programs.reset(local_rank)
         self.request = None
 
     def begin(self, processes: RankContext) -> None:
@@ -240,13 +240,13 @@ class Ranks(EventSource):
             self.parts.recorder.in_process,
         )
 
-    def forgive_learned_limit(self, limit: str) -> None:
+    def relax_learned_limit(self, limit: str) -> None:
         """Doubles the learned limit that killed a rank, for every rank of the next cycle. Empty: resets all limits."""
         if not limit:
-            self._multipliers = {}
+            self._limit_factors = {}
             return
-        self._multipliers = {limit: 2 * self._multipliers.get(limit, 1)}
-        self.parts.recorder.limit_doubled(limit, self._multipliers[limit])
+        self._limit_factors = {limit: 2 * self._limit_factors.get(limit, 1)}
+        self.parts.recorder.limit_doubled(limit, self._limit_factors[limit])
 
     # As a source of events.
 
@@ -272,7 +272,7 @@ class Ranks(EventSource):
         In this order, since a verdict or an exception explains the death that follows it.
         """
         self.parts.zygotes.handle()
-        learned = self.parts.zygotes.take_learned()
+        learned = self.parts.zygotes.pop_learned()
         if learned is not None:
             self.parts.recorder.modules_preloaded(learned.names, learned.left_out, learned.mib, learned.seconds)
         self.processes.poll()
@@ -290,7 +290,7 @@ class Ranks(EventSource):
                 unreaped.add(local_rank)
             else:
                 unreaped.discard(local_rank)
-                self._failed_programs.forget(local_rank)
+                self._failed_programs.reset(local_rank)
                 self.parts.recorder.rank_ended(self.cycle, self.global_rank(local_rank), end.exit_code)
                 events.append(self.in_process.ended(local_rank, end.exit_code))
         self._end_failed_programs()
@@ -304,7 +304,7 @@ class Ranks(EventSource):
         if time.monotonic() >= self._ask_times_at:
             ran_s = time.monotonic() - self.processes.started_ns / 1e9
             self._ask_times_at = time.monotonic() + min(ran_s, _ASK_S)
-            self.take_times()
+            self.record_times()
             self.monitors.ask_times()
         return events
 
@@ -356,7 +356,7 @@ class Ranks(EventSource):
                 if is_wrapped:
                     self.in_process.suspected()
             case ControlRequest():
-                return self._take_request(local_rank, message)
+                return self._on_request(local_rank, message)
         return []
 
     def _end_failed_programs(self) -> None:
@@ -381,7 +381,7 @@ class Ranks(EventSource):
             pids = self.processes.pids().values()
             self.nccl.ask(time.monotonic(), self.placement.world_size, pids, again_s)
 
-    def _take_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
+    def _on_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
         """Notes a rank's request if it can be followed, which ends the cycle; later requests are ignored."""
         if not (is_known(request) and self._follows_requests):
             self._complaints.about("request", "the request is written down and not acted on")
@@ -448,7 +448,7 @@ class Ranks(EventSource):
         return stopping
 
     @contained("the time ledger is not kept")
-    def take_times(self) -> None:
+    def record_times(self) -> None:
         """Takes the time ledger of one rank, as far as it has come.
 
         All ranks take their steps together: it is the lowest one that is watched and has run since the cycle's start.
@@ -464,11 +464,11 @@ class Ranks(EventSource):
                 found.append((order, of_rank.start.cycle, of_rank.times))
         if found:
             _, cycle, times = min(found, key=lambda entry: entry[0])
-            self.parts.times.take(cycle, times)
+            self.parts.times.record(cycle, times)
 
     def close(self) -> None:
         """Ends the processes of the cycle and the monitors."""
         self.stop()
         self.monitors.close()
-        self.take_times()
+        self.record_times()
         self.nccl.close()

@@ -103,7 +103,7 @@ class NodeTimes:
     # Ledgers of ranks.
 
     @_kept
-    def take(self, cycle: int, times: RankTimes) -> None:
+    def record(self, cycle: int, times: RankTimes) -> None:
         """Takes the ledger of one rank."""
         self._ledger.rank_times(cycle, times)
         now = time.monotonic()

@@ -95,7 +95,7 @@ def learn(zygotes: ZygotePool) -> None:
     while learned is None and time.monotonic() < deadline:
         select.select(list(zygotes.descriptors()), [], [], 1.0)
         zygotes.handle()
-        learned = zygotes.take_learned()
+        learned = zygotes.pop_learned()
     assert learned is not None and learned.names == ["torch._dynamo"], learned
 
 

@@ -65,7 +65,7 @@ class FailedPrograms:
             exit_code = 1
         self._failed[local_rank] = _Failed(pid, exit_code, now, Usage(), now, now + self._period_s)
 
-    def forget(self, local_rank: int) -> None:
+    def reset(self, local_rank: int) -> None:
         """Forgets a rank that has ended."""
         self._failed.pop(local_rank, None)
 
@@ -83,7 +83,7 @@ class FailedPrograms:
             why = self._why_end(failed, now)
             if why:
                 found[local_rank] = failed.exit_code, why
-                self.forget(local_rank)
+                self.reset(local_rank)
         return found
 
     @property

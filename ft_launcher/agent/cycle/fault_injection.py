@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # A report is one short line of JSON. A longer datagram is cut by the kernel, and refused as no fault.
 _MAX_BYTES = 65536
 _MAX_AT_ONCE = 64
-"""Reports that are taken in one turn of the agent: more than ranks of a node strike at once."""
+"""Reports that are taken in one turn of the agent: more than ranks of a node report at once."""
 _MAX_REPORTS = 1000
 """Reports of one rank in a job: each is a line on the console and in the journal."""
 # IFNAMSIZ of Linux, with the zero at the end.
@@ -51,7 +51,7 @@ class Injected:
 
     def __init__(self, faults: Collection[str], monitor_socket: Path, no_python: bool) -> None:
         self._socket: socket.socket | None = None
-        self._struck: dict[tuple[int, int], str] = {}
+        self._injected: dict[tuple[int, int], str] = {}
         self._reports: Counter[int] = Counter()
         self._complaints = Complaints(logger.warning)
         if no_python and faults:
@@ -74,26 +74,26 @@ class Injected:
 
     def poll(self, cycle: int, recorder: Recorder, monitors: NodeMonitors, zygotes: ZygotePool) -> None:
         """Takes the ranks' reports since the last call and carries out the launcher's part. Does not block."""
-        for strike, fault in self._receive():
+        for report, fault in self._receive():
             # The report comes from a rank: any number may be in it.
-            if strike.local_rank not in monitors.local_ranks:
+            if report.local_rank not in monitors.local_ranks:
                 self._complaints.about(
-                    "no rank", f"a fault on purpose was reported for local rank {strike.local_rank}, which is not here"
+                    "no rank", f"a fault on purpose was reported for local rank {report.local_rank}, which is not here"
                 )
                 continue
-            if self._reports[strike.local_rank] >= _MAX_REPORTS:
+            if self._reports[report.local_rank] >= _MAX_REPORTS:
                 self._complaints.about(
-                    "too many", f"local rank {strike.local_rank} reports too many faults on purpose: they are left out"
+                    "too many", f"local rank {report.local_rank} reports too many faults on purpose: they are left out"
                 )
                 continue
-            self._reports[strike.local_rank] += 1
-            self._struck[cycle, strike.local_rank] = f"a fault on purpose, {strike.at}: {strike.fault}"
-            recorder.fault_injected(cycle, strike)
-            _carry_out(fault, monitors.pid(strike.local_rank), zygotes.pids())
+            self._reports[report.local_rank] += 1
+            self._injected[cycle, report.local_rank] = f"a fault on purpose, {report.at}: {report.fault}"
+            recorder.fault_injected(cycle, report)
+            _carry_out(fault, monitors.pid(report.local_rank), zygotes.pids())
 
-    def struck(self, cycle: int) -> dict[int, str]:
+    def during(self, cycle: int) -> dict[int, str]:
         """Returns what struck the ranks of a cycle on purpose, in words, by local rank."""
-        return {local_rank: text for (struck_in, local_rank), text in self._struck.items() if struck_in == cycle}
+        return {local_rank: text for (in_cycle, local_rank), text in self._injected.items() if in_cycle == cycle}
 
     def close(self) -> None:
         """Closes the socket; later reports are lost."""
@@ -107,8 +107,8 @@ class Injected:
             if self._socket is None:
                 return
             try:
-                strike = StrikeReport.decode(self._socket.recv(_MAX_BYTES))
-                yield strike, injection.parse(strike.fault)
+                report = StrikeReport.decode(self._socket.recv(_MAX_BYTES))
+                yield report, injection.parse(report.fault)
             except (ProtocolError, ValueError) as error:
                 self._complaints.about("unreadable", f"a report of a fault on purpose cannot be read: {error}")
             except OSError:

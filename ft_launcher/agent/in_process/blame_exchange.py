@@ -118,7 +118,7 @@ class BlameOfInterruption:
     def poll(self, now: float) -> list[Blamed]:
         """Passes questions to the monitors, and their answers to the exchange; returns what was found."""
         found = []
-        for news in self._exchange.news.take():
+        for news in self._exchange.news.drain():
             if isinstance(news, Asked):
                 self._next_number, self._ask_again_at = news.number + 1, now + _ASKED_FOR_S
                 self._open = news.number, self._monitors.ask_readings(stacks=True)

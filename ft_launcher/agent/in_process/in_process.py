@@ -163,7 +163,7 @@ class InProcess:
         Args:
             ended: local ranks whose process ended.
         """
-        self._notified += self._loss_notifier.notified.take()
+        self._notified += self._loss_notifier.notified.drain()
         missing = (self._levels.needs_message(rank) or self._levels.may_have_declared(rank) for rank in ended)
         return bool(self._notified) or any(missing)
 

@@ -129,7 +129,7 @@ class EventQueue(Generic[_T]):
         with contextlib.suppress(OSError):
             self._ring.send(b"!")
 
-    def take(self) -> list[_T]:
+    def drain(self) -> list[_T]:
         """Returns the letters since the last call. Does not block."""
         with contextlib.suppress(OSError):
             # Only empties the socket: the queue has the contents.

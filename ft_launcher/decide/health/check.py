@@ -21,15 +21,15 @@ Answer: TypeAlias = tuple[list[Finding], dict[str, Any]]
 """The findings of a check, and what it wants to be given as `Task.memory` next time."""
 
 CHECKS = {
-    "endpoint": ("ft_launcher.node.health.endpoint", "look"),
-    "gpu": ("ft_launcher.node.health.gpu", "look"),
-    "gpu_memory": ("ft_launcher.node.health.gpu", "look_at_memory"),
-    "gpu_processes": ("ft_launcher.node.health.gpu", "look_at_processes"),
-    "mounts": ("ft_launcher.node.health.storage", "look_at_mounts"),
-    "nic": ("ft_launcher.node.health.nic", "look"),
-    "nvlink": ("ft_launcher.node.health.gpu", "look_at_links"),
-    "space": ("ft_launcher.node.health.storage", "look_at_space"),
-    "storage": ("ft_launcher.node.health.storage", "look"),
+    "endpoint": ("ft_launcher.node.health.endpoint", "check"),
+    "gpu": ("ft_launcher.node.health.gpu", "check"),
+    "gpu_memory": ("ft_launcher.node.health.gpu", "check_memory"),
+    "gpu_processes": ("ft_launcher.node.health.gpu", "check_processes"),
+    "mounts": ("ft_launcher.node.health.storage", "check_mounts"),
+    "nic": ("ft_launcher.node.health.nic", "check"),
+    "nvlink": ("ft_launcher.node.health.gpu", "check_links"),
+    "space": ("ft_launcher.node.health.storage", "check_space"),
+    "storage": ("ft_launcher.node.health.storage", "check"),
 }
 """Check -> the module and the function that make it: Task -> Answer."""
 
@@ -41,7 +41,7 @@ class Task(NamedTuple):
     """What a check is given.
 
     Attributes:
-        work: what to look at.
+        work: what to check.
         memory: what it returned as its memory last time.
         say: prints its progress; of a check that never answers, only the last such line is known.
     """
@@ -66,8 +66,8 @@ def main() -> None:
     order = json.loads(sys.argv[-1])
     sys.path.extend(order["site"])
     module, function = CHECKS[order["check"]]
-    look = getattr(importlib.import_module(module), function)
-    findings, memory = look(Task(order["work"], order["memory"], _say))
+    check = getattr(importlib.import_module(module), function)
+    findings, memory = check(Task(order["work"], order["memory"], _say))
     _say(json.dumps({"findings": findings, "memory": memory}))
     os._exit(0)
 

@@ -165,9 +165,9 @@ class CheckRound:
         """Waits for the end of the round, its limit and 2 s at most. Returns its readings."""
         while self._running:
             self.poll(readable(self.descriptors(), max(0.0, self._deadline - time.monotonic())))
-        return self.take()
+        return self.pop()
 
-    def take(self) -> list[Reading]:
+    def pop(self) -> list[Reading]:
         """Returns the readings of the round that is over."""
         readings, self._readings = self._readings, []
         return readings

@@ -28,7 +28,7 @@ _SERVING: dict[object, Finding] = {
 }
 
 
-def look(task: Task) -> Answer:
+def check(task: Task) -> Answer:
     """The finding of the checker at `task.work["endpoint"]`, which has `work["timeout_s"]` seconds."""
     endpoint, timeout_s = task.work["endpoint"], task.work["timeout_s"]
     task.say(endpoint)

@@ -116,12 +116,12 @@ def findings_on_links(gpus: Mapping[str, Links], before: Mapping[str, frozenset[
     return findings
 
 
-def look(task: Task) -> Answer:
+def check(task: Task) -> Answer:
     """One finding per GPU that the ranks may use."""
     return _each_gpu(lambda name, handle: [finding_on_gpu(name, _read_gpu(handle))], task.say), {}
 
 
-def look_at_links(task: Task) -> Answer:
+def check_links(task: Task) -> Answer:
     """The findings on the links of the GPUs that the ranks may use."""
     gpus: dict[str, Links] = {}
 
@@ -136,7 +136,7 @@ def look_at_links(task: Task) -> Answer:
     return findings or [("not present", "no active NVLink")], {name: sorted(links) for name, links in seen.items()}
 
 
-def look_at_memory(task: Task) -> Answer:
+def check_memory(task: Task) -> Answer:
     """Returns one finding per GPU that the ranks may use, and the memory in use as `used_mib` of the answer."""
     used_mib = {}
 
@@ -150,7 +150,7 @@ def look_at_memory(task: Task) -> Answer:
     return _each_gpu(read, task.say), {"used_mib": used_mib}
 
 
-def look_at_processes(task: Task) -> Answer:
+def check_processes(task: Task) -> Answer:
     """Returns one finding per GPU that the ranks may use: which other processes compute on it while no rank runs."""
 
     def read(name: str, handle: Any) -> list[Finding]:

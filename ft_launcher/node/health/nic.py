@@ -75,7 +75,7 @@ def findings_on_drops(
     return findings, after
 
 
-def look(task: Task) -> Answer:
+def check(task: Task) -> Answer:
     """The findings on all ports below `task.work["infiniband"]`."""
     work, memory = task.work, task.memory
     root = work["infiniband"]

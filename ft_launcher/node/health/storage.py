@@ -62,7 +62,7 @@ def is_local(path: str, mounts: Iterable[Mount]) -> bool:
     return kind not in NETWORK and not kind.startswith("fuse")
 
 
-def look(task: Task) -> Answer:
+def check(task: Task) -> Answer:
     """One finding per path of `task.work["paths"]`; in order, so the first that hangs hides those after it."""
     findings = []
     for path in task.work["paths"]:
@@ -71,7 +71,7 @@ def look(task: Task) -> Answer:
     return findings, {}
 
 
-def look_at_mounts(task: Task) -> Answer:
+def check_mounts(task: Task) -> Answer:
     """One finding per mount of `task.work["mounts"]` (point, kind, source), and one for Lustre where it is."""
     findings = [finding for finding in map(_lustre, _LUSTRE_HEALTH) if finding is not None][:1]
     for point, kind, source in task.work["mounts"]:
@@ -81,7 +81,7 @@ def look_at_mounts(task: Task) -> Answer:
     return findings, {}
 
 
-def look_at_space(task: Task) -> Answer:
+def check_space(task: Task) -> Answer:
     """One finding per folder of `task.work["folders"]`, none of which the training needs."""
     findings = []
     for folder in task.work["folders"]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ft_launcher.node.processes.signals import SignalPipe
 
-_UNATTENDED_S = 10.0
+_UNREAD_S = 10.0
 """Seconds without a look at the signals: no wait of the launcher's end that is bounded takes longer by itself."""
 _LOOK_S = 0.2
 """Seconds between two looks, once a signal has arrived."""
@@ -47,13 +47,13 @@ class EndLimit:
         deadline, counted = float("inf"), 0
         while not self._is_over.wait(_LOOK_S):
             now = time.monotonic()
-            unattended_s = now - self._signals.attended_at
+            unread_s = now - self._signals.read_at
             arrived = self._signals.arrived
-            if unattended_s >= 1.0:
+            if unread_s >= 1.0:
                 arrived = arrived + self._signals.peek()
             if len(arrived) > counted:
                 counted = len(arrived)
                 deadline = min(deadline, now + self._limit_s(arrived))
-            if now >= deadline and unattended_s >= _UNATTENDED_S:
+            if now >= deadline and unread_s >= _UNREAD_S:
                 self._leave(arrived[0])
                 return

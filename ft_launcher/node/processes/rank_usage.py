@@ -157,7 +157,7 @@ class RankUsage:
         self._stack_file = stack_file
         self._known: dict[int, _Still] = {}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forgets what was read: the next reading is the first one again."""
         self._known.clear()
 

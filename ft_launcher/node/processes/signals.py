@@ -54,14 +54,14 @@ class SignalPipe:
     Only the main thread can install handlers. Without signals the pipe can be made in any thread, and stays empty.
 
     `were_ignored`: those of the signals that this process ignored before. `arrived`: those that were read, in order.
-    `attended_at`: when they were read last (monotonic seconds).
+    `read_at`: when they were read last (monotonic seconds).
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.arrived: list[int] = []
-        self.attended_at = time.monotonic()
+        self.read_at = time.monotonic()
         numbers = set(numbers)
         self._actions = {number: _action(number) for number in numbers}
         self._before = {number: signal.signal(number, _noted) for number in numbers}
@@ -80,14 +80,14 @@ class SignalPipe:
 
     def read(self) -> list[int]:
         """Returns the signals since the last call, in order, without others that Python handles. Does not block."""
-        self.attended_at = time.monotonic()
-        arrived = self._take()
+        self.read_at = time.monotonic()
+        arrived = self._drain()
         if arrived:
             self.arrived = [*self.arrived, *arrived]
             self.wake()
         return arrived
 
-    def _take(self) -> list[int]:
+    def _drain(self) -> list[int]:
         try:
             return [number for number in os.read(self._reader, 512) if number in self._before]
         except BlockingIOError:
@@ -105,7 +105,7 @@ class SignalPipe:
 
     def peek(self) -> list[int]:
         """Returns the signals that nobody has read yet, which stay. A reader meanwhile may get another order."""
-        waiting = self._take()
+        waiting = self._drain()
         if waiting:
             os.write(self._writer, bytes(waiting))
         return waiting

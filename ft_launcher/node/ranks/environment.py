@@ -80,7 +80,7 @@ def cycle_environment(
     settings: Settings,
     environ: Mapping[str, str],
     is_program: bool,
-    multipliers: Mapping[str, float],
+    limit_factors: Mapping[str, float],
     suspect_result: ResultInDoubt | None,
 ) -> dict[str, str]:
     """Returns the variables that all ranks of a cycle get.
@@ -88,7 +88,7 @@ def cycle_environment(
     Args:
         environ: the launcher's own environment, which the ranks have too.
         is_program: the ranks are no Python scripts that we start (`--no-python`).
-        multipliers: learned limit -> factor, after a kill by that limit.
+        limit_factors: learned limit -> factor, after a kill by that limit.
         suspect_result: because of which the ranks of this cycle run on another node than before; None: they do not.
 
     Raises:
@@ -107,8 +107,8 @@ def cycle_environment(
     if is_program and settings.record.watch_log is not None and _UNBUFFERED not in environ:
         variables[_UNBUFFERED] = "1"
     variables |= nccl.variables(settings.nccl, environ)
-    if multipliers:
-        variables[env.LIMIT_MULTIPLIERS] = json.dumps(dict(multipliers))
+    if limit_factors:
+        variables[env.LIMIT_MULTIPLIERS] = json.dumps(dict(limit_factors))
     if suspect_result is not None:
         variables[env.RESULT_IN_DOUBT] = json.dumps(asdict(suspect_result))
     return variables

@@ -101,7 +101,7 @@ class NextZygote:
         """Notes that ranks are forked from the next zygote from now on."""
         self._learned = Learned(**following.learned, seconds=time.monotonic() - self._since)
 
-    def take_learned(self) -> Learned | None:
+    def pop_learned(self) -> Learned | None:
         """Returns what the next ranks find imported, once."""
         learned, self._learned = self._learned, None
         return learned

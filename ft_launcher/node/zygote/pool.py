@@ -302,9 +302,9 @@ class ZygotePool:
         except ZygoteLost as lost:
             self._lose(self._zygote, str(lost))
 
-    def take_learned(self) -> Learned | None:
+    def pop_learned(self) -> Learned | None:
         """Returns what the next ranks find imported, once."""
-        return self._next.take_learned()
+        return self._next.pop_learned()
 
     def _replace_if_ready(self) -> None:
         """Puts the next zygote in the place of the present one when it is ready."""

@@ -100,7 +100,7 @@ class StatusFeed(EventSource):
                 self._ask(stacks, collectives)
             if self._until is not None and (self._is_complete() or time.monotonic() >= self._until):
                 self._until = None
-                self._ranks.take_times()
+                self._ranks.record_times()
                 self._store_collectives()
                 if not self._asks_about_stall():
                     self._publish()

@@ -46,7 +46,7 @@ def one_cycle(kept: NodeTimes, cycle: int) -> None:
     kept.begins(Category.RENDEZVOUS)
     kept.formed(0.0)
     kept.ranks_started(cycle, time.monotonic_ns())
-    kept.take(cycle, trained())
+    kept.record(cycle, trained())
     kept.cycle_over()
     kept.failed(None)
     kept.stopped()
@@ -59,7 +59,7 @@ def test_the_age_of_a_checkpoint_counts_from_when_it_was_heard_of(monkeypatch: p
 
     def hear(after_s: float, saved: int, cycle: int = 0) -> float | None:
         monkeypatch.setattr(time, "monotonic", lambda: began + after_s)
-        kept.take(cycle, replace(trained(), iteration=saved, saved=saved, saved_ns=1))
+        kept.record(cycle, replace(trained(), iteration=saved, saved=saved, saved_ns=1))
         return kept.now().saved_age_s
 
     assert kept.now().saved_age_s is None
@@ -88,7 +88,7 @@ def test_a_cycle_that_runs_for_long_is_written_meanwhile(tmp_path: Path, monkeyp
     keeps = recorder(tmp_path, str(tmp_path))
     kept = NodeTimes(keeps)
     kept.ranks_started(0, time.monotonic_ns())
-    kept.take(0, trained())
+    kept.record(0, trained())
     (part,) = parts(keeps)
     assert (part["cycle"], part["has_ended"]) == (0, False)
     assert "stop" not in part["seconds"]
@@ -101,5 +101,5 @@ def test_a_job_without_a_journal_file_is_not_written_meanwhile(monkeypatch: pyte
     kept = NodeTimes(keeps)
     kept.ranks_started(0, time.monotonic_ns())
     before = len(keeps.journal._held)
-    kept.take(0, trained())
+    kept.record(0, trained())
     assert len(keeps.journal._held) == before and keeps.journal.path is None

@@ -68,7 +68,7 @@ def test_a_rank_cannot_choose_what_is_no_exit_code(told: int, counts: int) -> No
 def test_one_that_has_ended_is_forgotten() -> None:
     failed = FailedPrograms(IDLE_S, BUSY_S, lambda pid: Usage())
     failed.begin(0, PID, 1, now=0.0)
-    failed.forget(0)
+    failed.reset(0)
     assert failed.next_check() is None and failed.due(100.0) == {}
 
 

@@ -63,7 +63,7 @@ class Nodes:
 
 def news(exchange: BlameExchange) -> Asked | Blamed:
     assert readable([exchange.news.fileno()], patient(LIMIT_S))
-    (found,) = exchange.news.take()
+    (found,) = exchange.news.drain()
     return found
 
 
@@ -122,7 +122,7 @@ def test_another_reason_says_itself_who_is_to_blame(nodes: Nodes) -> None:
     nodes.round.interrupt(NO_PROGRESS)
     nodes.ask(1)  # it is taken once the first is done with
     assert not nodes.round.blame()
-    assert not nodes.host.news.take()
+    assert not nodes.host.news.drain()
 
 
 def test_progress_after_all(nodes: Nodes) -> None:

@@ -61,7 +61,7 @@ def have_ended() -> bool:
 
 def taken(departures: RankLossNotifier) -> LossNotified:
     assert readable([departures.notified.fileno()], DEADLINE_S)
-    (loss_notified,) = departures.notified.take()
+    (loss_notified,) = departures.notified.drain()
     return loss_notified
 
 
@@ -101,7 +101,7 @@ def test_the_end_of_the_cycle_ends_a_wait(
     until(lambda: bool(joining(store).entries() if joins else Round(store, 0).end.entries()))
     threads.close()
     until(have_ended)
-    assert [loss_notified.problem for loss_notified in departures.notified.take()] == ["the cycle is over"]
+    assert [loss_notified.problem for loss_notified in departures.notified.drain()] == ["the cycle is over"]
 
 
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch, dead: int) -> None:

@@ -98,15 +98,15 @@ def test_a_round_is_taken_piece_by_piece(places: Places) -> None:
     assert not health.poll(set()) and health.next_check() is not None and len(health.pids()) == 1
     while not health.poll(readable(health.descriptors(), 60.0)):
         pass
-    assert {found.check: found.state for found in health.take()}["node_check"] == "unhealthy"
-    assert health.take() == [] and health.next_check() is None
+    assert {found.check: found.state for found in health.pop()}["node_check"] == "unhealthy"
+    assert health.pop() == [] and health.next_check() is None
 
 
 def test_a_round_that_is_stopped_leaves_nothing(places: Places) -> None:
     health = NodeHealth(HealthSettings(node_check="sleep 3600", health_timeout=60.0), places=places)
     health.begin()
     health.stop()
-    assert health.pids() == set() and health.take() == [] and health.next_check() is None
+    assert health.pids() == set() and health.pop() == [] and health.next_check() is None
     health.begin()
     assert len(health.pids()) == 1, "the next round does not take it for one that hangs"
     health.stop()

@@ -116,5 +116,5 @@ def test_a_rank_stands_still_until_it_writes_anything_but_its_stacks(tmp_path: P
         process.stdout.readline()
         assert usage.still_s({0: process.pid}) == {0: 0.0}
         assert usage.still_s({0: process.pid})[0] > 0
-        usage.forget()
+        usage.reset()
         assert usage.still_s({0: process.pid}) == {0: 0.0}
