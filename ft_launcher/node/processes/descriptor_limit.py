@@ -1,10 +1,15 @@
 """RLIMIT_NOFILE: how many descriptors a launcher may open, how many its job needs, and a reserve for its restarts.
 
-The launcher raises its soft limit to the hard one, since the usual soft limit of 1024 ended jobs of some 200 nodes.
-Ranks get the user's limits. A limit that is too low for the job is an error at its start: later it would only show
-as a store that refuses connections. It can also be lowered while the launcher runs (`prlimit`): a restart opens a few
-dozen descriptors at once, failed half-way then, and ended the job with code 81. So the node agent waits between cycles
-until it can open them. Fails open: after a bounded wait the restart is tried all the same.
+The launcher raises its soft limit to the hard one (`raise_soft`, called by `composition.py`): the usual soft limit of
+1024 ended jobs of some 200 nodes. Ranks and health checks must start with the user's limits, so each place that starts
+a process does so within `of_user`.
+
+A limit that is too low for the job is an error at the job's start (`must_do`, called when the rendezvous is opened).
+Without that check the limit would show hours later, as a store that refuses connections.
+
+The limit can also be lowered while the launcher runs (`prlimit`). A restart opens a few dozen descriptors at once; one
+that failed half-way ended its job with exit code 81. So the node agent holds a `Reserve` while ranks run, and waits
+between cycles until a restart can open what it needs. Fails open: after a bounded wait the restart is tried anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ logger = logging.getLogger(__name__)
 CONNECTIONS_PER_NODE = 2
 """Connections of each node to the rendezvous' store; see `job/link/connections.py`."""
 _OWN, _OWN_PER_RANK = 64, 8
-"""What a launcher has open without other nodes."""
+"""Descriptors that a launcher has open without any connection of another node: a constant part, and a part for each
+rank of this node (for instance its monitor's channel and pidfd, the rank's pidfd, and its log files)."""
 
 _OF_RESTART = 24
 """Pipes, sockets and files of /proc that a restart opens in addition to those of the ranks, with room to spare."""
@@ -37,15 +43,20 @@ _MAX_S = 600.0
 """After this time the restart is tried all the same: its error then names what it cannot open."""
 
 _TO_START = 64
-"""Descriptors that must be free below the user's limit for the moment in which it is this process' own: a start needs a
-dozen, and other threads may open some meanwhile."""
+"""Descriptors that must be free below the user's soft limit while that limit is this process' own (see `of_user`). The
+start of a process needs a dozen, and other threads may open some meanwhile."""
 
 _of_user: tuple[int, int] | None = None
+"""The soft and the hard limit that the launcher was started with; None: `raise_soft` has changed nothing."""
 _starting = threading.Lock()
+"""Held by the thread that has lowered the limit of this process in order to start a child."""
 
 
 def raise_soft() -> None:
-    """Raises the soft limit of this process to the hard one. To be called before threads exist that start ranks."""
+    """Raises the soft limit of this process to the hard one.
+
+    Called once, before threads exist that start ranks: such a thread reads without a lock which limits the user has.
+    """
     global _of_user
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard and _raise_to(hard):
@@ -54,13 +65,20 @@ def raise_soft() -> None:
 
 @contextlib.contextmanager
 def of_user() -> Iterator[Callable[[int], object]]:
-    """Context in which a process that this one starts gets the limits that the launcher was started with. Any thread.
+    """Context in which a child process starts with the limits that the user gave the launcher. Any thread may enter it.
 
-    Meanwhile this process has the user's soft limit: the child inherits it, so that its program begins with it. Where
-    more descriptors are open than that allows, the child gets it after its start, which its program may notice.
+    While the context is open, this process itself has the user's soft limit. The child inherits that limit, so its
+    program has it from the first instruction on. Where this process has too many descriptors open for the user's limit,
+    the child starts with the raised limit and is corrected afterwards, which its program may notice.
 
     Yields:
-        A function that is to be called with the pid of the child once its program has begun.
+        A function to call with the pid of the child once its program has begun. It makes the correction, or does
+        nothing where none is needed.
+
+    Example:
+        with descriptor_limit.of_user() as give_back:
+            process = subprocess.Popen(...)
+            give_back(process.pid)
     """
     if _of_user is None:
         yield lambda pid: None
@@ -81,22 +99,27 @@ def of_user() -> Iterator[Callable[[int], object]]:
 
 
 def _give_back(pid: int) -> None:
+    """Resets RLIMIT_NOFILE of child `pid` to the user's values: the launcher has raised its own, which `pid` inherited.
+
+    A rank must not keep the raised limit. A program that closes every possible descriptor takes seconds with a limit of
+    a million, and select(2) does not work with a descriptor above 1023.
+    """
     assert _of_user is not None
-    with contextlib.suppress(OSError, ValueError):  # it has ended, or somebody has lowered the hard limit
+    with contextlib.suppress(OSError, ValueError):  # the child has ended, or somebody has lowered the hard limit
         resource.prlimit(pid, resource.RLIMIT_NOFILE, _of_user)
 
 
 def needed(nodes: int, nprocs: int, hosts_job: bool, shares: bool) -> int:
     """Returns how many descriptors the launcher with the most connections has open at least. Pure.
 
-    Any node may get rank 0 and host the store of a cycle. Each agent connects to it while ranks are assigned, and each
-    rank for the whole cycle.
+    That launcher is the one that hosts the store of a cycle. Any node may become this host, since any node may get rank
+    0. Each agent is connected to the store while ranks are assigned, and each rank for the whole cycle.
 
     Args:
-        nodes: of the job.
-        nprocs: ranks of this node; the others are taken to have as many.
-        hosts_job: this node hosts the rendezvous' store.
-        shares: the ranks use the store of the cycle.
+        nodes: number of nodes of the job.
+        nprocs: number of ranks of this node. The other nodes are assumed to have as many.
+        hosts_job: whether this node hosts the rendezvous' store.
+        shares: whether the ranks use the store of the cycle.
     """
     of_each_node = 1
     if shares:
@@ -107,12 +130,13 @@ def needed(nodes: int, nprocs: int, hosts_job: bool, shares: bool) -> int:
 
 
 def must_do(least: int, most: int, nprocs: int, hosts_job: bool, shares: bool) -> None:
-    """Checks the limit of this process for a job of `least` to `most` nodes; the other arguments as for `needed`.
+    """Checks the limit of this process for a job of `least` to `most` nodes (`--nnodes`).
 
-    A limit that suffices for `least` but not for `most` nodes is a warning.
+    Logs a warning for a limit that suffices for `least` nodes but not for `most`. The other arguments are those of
+    `needed`.
 
     Raises:
-        ConfigError: the limit is too low for `least` nodes.
+        ConfigError: the limit is too low for `least` nodes, so the job could never start.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     for nodes in (least, most):
@@ -138,8 +162,11 @@ def must_do(least: int, most: int, nprocs: int, hosts_job: bool, shares: bool) -
 class Reserve:
     """Descriptors that are held open while ranks train, and closed when a restart could open no others.
 
+    Made by the node agent, once for a job. All methods are called on the agent's thread: `fill` when a cycle has
+    formed, `await_enough` when it has ended, `release` at the end of the job.
+
     Args:
-        nprocs: ranks of this node.
+        nprocs: number of ranks of this node.
     """
 
     def __init__(self, nprocs: int) -> None:
@@ -148,26 +175,33 @@ class Reserve:
         self._hard_at_start = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     def fill(self) -> None:
-        """Opens as many as a restart needs, if the limit leaves twice as many for others. Does nothing if held."""
+        """Opens as many descriptors as a restart needs.
+
+        Does nothing where the reserve is held already, or where the limit leaves less than twice as many descriptors
+        for all else: a reserve must not be the reason why something else cannot be opened.
+        """
         if not self._held and _can_open(3 * self._needed):
             self._held = _open(self._needed)
 
     def release(self) -> None:
-        """Closes them."""
+        """Closes the descriptors of the reserve, if any are held."""
         while self._held:
             os.close(self._held.pop())
 
     def await_enough(self, wait: Callable[[float], object | None]) -> bool:
-        """Waits until a restart can open what it needs; logs one line for each measure that it takes.
+        """Waits until a restart can open what it needs. Blocks for `_MAX_S` at most.
 
-        Raises the soft limit of this process to the hard one, then releases what is held, then waits for ten minutes at
-        most.
+        Takes these measures in order, each with one line in the log, until enough can be opened:
+        1. raises the soft limit of this process to the hard one,
+        2. releases the reserve,
+        3. waits for somebody to raise the hard limit.
 
         Args:
-            wait: waits for the given seconds; returns anything but None when a signal arrived, which ends the wait.
+            wait: called with a number of seconds to wait. A result other than None says that a signal arrived, which
+                ends the wait.
 
         Returns:
-            Whether there are enough.
+            Whether a restart can open what it needs. The caller restarts in both cases.
         """
         deadline, is_logged = time.monotonic() + _MAX_S, False
         while not _can_open(self._needed):
@@ -178,7 +212,7 @@ class Reserve:
                 logger.warning("RLIMIT_NOFILE of the launcher was lowered to %d; it uses its reserve", hard)
                 self.release()
             elif hard >= self._hard_at_start:
-                return False  # a limit that was always tight, and that the first cycle did with
+                return False  # The limit was as tight at the start, and the first cycle did with it.
             else:
                 if not is_logged:
                     logger.warning(
@@ -192,10 +226,12 @@ class Reserve:
 
 
 def _raise_to(hard: int) -> bool:
+    """Sets both limits of this process to `hard`; returns whether the kernel allowed it."""
     return _set(hard, hard)
 
 
 def _set(soft: int, hard: int) -> bool:
+    """Sets the limits of this process; returns whether the kernel allowed it."""
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     except (OSError, ValueError):
@@ -204,6 +240,10 @@ def _set(soft: int, hard: int) -> bool:
 
 
 def _can_open(number: int) -> bool:
+    """Returns whether `number` descriptors can be opened now, by opening and closing them (a few microseconds each).
+
+    The limit alone does not say this: the number of open descriptors can be read only by listing /proc/self/fd.
+    """
     opened = _open(number)
     for descriptor in opened:
         os.close(descriptor)
@@ -211,7 +251,7 @@ def _can_open(number: int) -> bool:
 
 
 def _open(number: int) -> list[int]:
-    """Opens `number` descriptors, or as many as the limit allows."""
+    """Opens `number` descriptors, or as many as the limits of the process (EMFILE) and the system (ENFILE) allow."""
     opened: list[int] = []
     try:
         while len(opened) < number:

@@ -1,9 +1,11 @@
-"""Reaps processes that ranks left without a parent: they become children of the launcher, which would keep a zombie of
-each until the cycle's end, and so would a container in which the launcher is PID 1.
+"""Reaps processes that ranks left without a parent.
+
+The kernel makes such an orphan a child of the launcher, which is a child subreaper, or PID 1 of a container. Nobody
+waits for the orphan, so each would stay a zombie until the cycle's end and hold a pid.
 
 Called by `agent/ranks.py` while ranks run and while the launcher waits, on the agent's thread. Takes the exit codes of
-single processes only, never that of any child: the launcher's own children, and those of a program that calls
-`launch()`, have somebody who waits for them.
+single pids only, and never waits for "any child": somebody else waits for the launcher's own children, and for those of
+a program that calls `launch()`.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from contextlib import suppress
 from ft_launcher.node.processes.process_tree import Stat, all_stats
 
 SAMPLE_S = 2.0
-"""Seconds between two looks: a rank that leaves a thousand processes in this time is far from any limit of pids."""
+"""Seconds between two samples. A rank that leaves a thousand zombies in this time is far from any limit of pids."""
 
 
 class Orphans:
     """The orphans that this process has adopted.
 
     Args:
-        adopts: every child of this process that it has not started itself is one; False inside a user's program, where
-            only those in a rank's session are.
+        adopts: whether every child that this process has not started itself is an orphan. False inside a user's
+            program, which has children of its own: only processes in a rank's session are orphans there.
         on_reaped: called with the pid of each orphan whose exit code was taken.
     """
 
@@ -36,9 +38,11 @@ class Orphans:
     def reap(self, own: Collection[int], sessions: Collection[int], now: float) -> None:
         """Takes the exit codes of orphans that have ended. Does not block.
 
+        Costs one system call while no child of this process is a zombie, and a scan of /proc otherwise.
+
         Args:
-            own: pids of ranks, zygote, monitors and checks: the code that started them reaps them.
-            sessions: of the ranks, which are led by them.
+            own: pids of ranks, zygote, monitors and checks. The code that started them reaps them.
+            sessions: the sessions of the ranks. Each rank leads its session, so these numbers are pids of ranks.
             now: monotonic seconds.
         """
         if not _has_zombies():
@@ -56,11 +60,11 @@ class Orphans:
                     self._on_reaped(pid)
 
     def orphans_among(self, zombies: Mapping[int, Stat], sessions: Collection[int], now: float) -> set[int]:
-        """Returns which of these zombies are orphans as far as that is certain now. Arguments as of `reap`.
+        """Returns which of these zombies are certainly orphans. `sessions` and `now` as for `reap`.
 
-        A process in a rank's session can only have been started below that rank. Of other children the launcher's own
-        are known, except those that a library starts: it takes their codes at once, so one that is a zombie for longer
-        is an orphan.
+        - A process in a rank's session can only have been started below that rank. It is an orphan at once.
+        - Any other child may have been started by a library in this process. A library takes the exit code at once, so
+          a child that is still a zombie after `SAMPLE_S` is an orphan.
         """
         self._seen_at = {(pid, stat.start): self._seen_at.get((pid, stat.start), now) for pid, stat in zombies.items()}
         found = {pid for pid, stat in zombies.items() if stat.session in sessions and stat.session != pid}

@@ -1,9 +1,16 @@
-"""The processes of a cycle: finds the ranks and everything they started, waits for it, and ends it.
+"""The processes of a cycle: finds the ranks and everything they started, waits for these processes, and ends them.
 
-A process belongs to the cycle when it carries the job's tag in its environment, descends from a rank, or was orphaned
-to the launcher (a child subreaper: the parents of each process that a rank started lead to it). Signals go through
-pidfds only, so that a recycled pid cannot be hit. Why a cycle ends is not known here, nor how long processes that a
-rank started to outlive it, for instance an upload, may go on (`--ft-linger`).
+A process belongs to the cycle when one of these holds (`ProcessTree._belongs`):
+- it descends from a rank,
+- it was orphaned to the launcher. The launcher is a child subreaper, so whatever a rank started stays below it,
+- it carries the job's tag in its environment. Every rank has the tag, and children inherit it.
+
+Signals go through pidfds only: between the scan of /proc and the signal a process may end, and another one may get its
+pid.
+
+The callers (`agent/ranks.py`, `agent/results.py`, `agent/in_process/`) know why a cycle ends, and how long processes
+that a rank started to outlive itself, such as an upload, may go on (`--ft-linger`). Nothing of this is known here. All
+functions run on the caller's thread; only `ProcessTree.wait` and `ProcessTree.stop` block.
 """
 
 from __future__ import annotations
@@ -24,12 +31,14 @@ from rank_monitor.contract.processes.wait import readable
 
 # From linux/prctl.h.
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
-# A process that waits in the kernel (state D) does not end by SIGKILL; after this it is reported and left.
 _AFTER_SIGKILL_S = 10.0
-# A process may fork just before it is killed, and only another scan of /proc finds its child.
+"""Seconds from SIGKILL until a process is reported as left over. One that waits in the kernel (state D, for instance on
+a file server) does not end by SIGKILL before the kernel returns."""
 _RESCAN_S = 0.05
-# A read of these bytes contains the fields up to the start; only they are used.
+"""Seconds between two scans of /proc while processes are killed: one may fork just before it dies, and only another
+scan finds the child."""
 _STAT_BYTES = 1024
+"""Bytes that are read of /proc/PID/stat: enough for the fields up to the start time, the last one that is used here."""
 _LONGEST_WAIT_S = 3600.0
 """poll takes milliseconds as a C int, which an infinite deadline does not fit into."""
 _LOCAL_RANK = "LOCAL_RANK"
@@ -38,14 +47,21 @@ _COMMAND_LENGTH = 200
 
 
 def become_subreaper() -> None:
-    """Makes orphans of the ranks children of this process instead of PID 1's."""
+    """Makes orphans of the ranks children of this process, for as long as it lives, and not of PID 1 (prctl(2)).
+
+    Called by `composition.py` before the first rank starts. A process that was orphaned earlier belongs to PID 1 for
+    good, and only its tag tells that it is of this job.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @contextlib.contextmanager
 def subreaper() -> Iterator[None]:
-    """Context in which orphans below this process become its children. Restores the former state at its end."""
+    """Context in which orphans below this process become its children; restores the previous state at its end.
+
+    For `launch()` inside a user's program, which adopts orphans at no other time.
+    """
     libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int(0)
     libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     become_subreaper()
@@ -56,7 +72,14 @@ def subreaper() -> Iterator[None]:
 
 
 class Stat(NamedTuple):
-    """Of proc(5). `start`: in ticks since boot."""
+    """Four fields of /proc/PID/stat, see proc(5).
+
+    Attributes:
+        parent: pid of the parent.
+        state: one letter, such as "Z" for a zombie and "T" or "t" for a stopped process.
+        session: id of the session, which is the pid of the process that made it.
+        start: when the process started (ticks since boot).
+    """
 
     parent: int
     state: str
@@ -65,6 +88,7 @@ class Stat(NamedTuple):
 
 
 def _read_stat(pid: int | str) -> Stat | None:
+    """Returns the fields of one process; None: it has ended and was reaped."""
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -73,14 +97,14 @@ def _read_stat(pid: int | str) -> Stat | None:
         # From the last parenthesis on: a process chooses its name, which may contain any character.
         fields = os.read(descriptor, _STAT_BYTES).rpartition(b") ")[2].split()
         return Stat(int(fields[1]), fields[0].decode(), int(fields[3]), float(fields[19]))
-    except (OSError, IndexError):  # it ended between the two
+    except (OSError, IndexError):  # The process ended between the opening and the reading.
         return None
     finally:
         os.close(descriptor)
 
 
 def all_stats() -> dict[int, Stat]:
-    """Returns what /proc says of every process that this one can see, by pid."""
+    """Returns what /proc says of every process that this one can see, by pid. Reads one small file for each."""
     found = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of entries: a Path each costs more than the reading)
         if name.isdigit():
@@ -91,19 +115,22 @@ def all_stats() -> dict[int, Stat]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process is stopped (SIGSTOP, a debugger); False when it is gone."""
+    """Returns whether the process is stopped (by SIGSTOP or a debugger); False when it is gone."""
     stat = _read_stat(pid)
     return stat is not None and stat.state in "Tt"
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether the process, or its main thread, has ended and its exit code was not taken; False when it is gone."""
+    """Returns whether the process, or its main thread alone, has ended and nobody has taken its exit code yet.
+
+    False when the process is gone. While other threads live on, /proc shows a zombie that has no exit code yet.
+    """
     stat = _read_stat(pid)
     return stat is not None and stat.state == "Z"
 
 
 def start_ticks(pid: int) -> float:
-    """When a process started, in ticks since boot; infinity when it is gone."""
+    """Returns when a process started (ticks since boot); infinity when it is gone."""
     stat = _read_stat(pid)
     if stat is None:
         return float("inf")
@@ -111,7 +138,10 @@ def start_ticks(pid: int) -> float:
 
 
 def command_of(pid: int) -> str:
-    """Returns the command line of a process as one line, cut to 200 characters; its name when it has none."""
+    """Returns the command line of a process as one printable line, cut to 200 characters, for the log.
+
+    A process without a command line, such as a zombie, is given by its name; one that is gone by "gone".
+    """
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes() or Path(f"/proc/{pid}/comm").read_bytes()
     except OSError:
@@ -124,7 +154,7 @@ def command_of(pid: int) -> str:
 
 
 def _has_threads(pid: int) -> bool:
-    """Whether a process has threads besides its main thread."""
+    """Returns whether a process has threads besides its main thread."""
     try:
         return len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208 (as above)
     except OSError:
@@ -133,45 +163,56 @@ def _has_threads(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class Background:
-    """Distinguishes background processes of ranks that succeeded from all others.
+    """Tells the background processes of ranks that succeeded apart from all other processes of the cycle.
 
-    `sessions` are those of the ranks. `succeeded_since` has an entry for each local rank that failed and was started
-    again: when the process that succeeded began, in ticks since boot; infinity if none did. What a failed process
-    started is not a background process.
+    A background process is one that a rank detached on purpose: it has left the rank's session (`setsid`), as an upload
+    of the last checkpoint does. `agent/results.py` lets background processes go on after a success.
+
+    Attributes:
+        sessions: the sessions of the ranks. A process in one of these was not detached.
+        succeeded_since: local rank, as text -> when the process that succeeded began (ticks since boot); infinity where
+            none succeeded. Has an entry for each local rank that failed and was started again: what the failed process
+            had started is no background process.
     """
 
     sessions: Collection[int]
     succeeded_since: Mapping[str, float] = field(default_factory=dict)
 
     def has(self, pid: int, session: int) -> bool:
-        """Whether a process of the cycle is a background process."""
+        """Returns whether process `pid` of the cycle, which is in `session`, is a background process."""
         if session in self.sessions or session == os.getsid(0):
             return False
         if not self.succeeded_since:
             return True
+        # A detached process has the environment of the rank that started it.
         since = self.succeeded_since.get(environ_of(pid).get(_LOCAL_RANK, ""), 0.0)
         return start_ticks(pid) >= since
 
 
 class Hurry(Protocol):
-    """What can shorten a stop while it waits: signals to the launcher."""
+    """What can shorten a stop while it waits: further signals to the launcher (`agent/ending_signal.py`)."""
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable when `time_left` may have changed."""
+        """Returns a descriptor that is readable when a signal has arrived, so that `time_left` may have changed."""
 
     def time_left(self) -> float:
-        """Takes what has arrived; returns how long the processes may still take from now on (seconds, or infinity)."""
+        """Reads the signals that have arrived; returns how long the processes may still take from now on (seconds).
+
+        Infinity: the signals set no limit.
+        """
 
 
 class ProcessTree:
-    """The processes of one cycle.
+    """The processes of one cycle, for one wait or one stop.
 
     Args:
         tag: the job's tag.
         ranks: pids of the ranks whose exit code was not taken yet.
-        keep: pids of the launcher's own processes (template and monitors), which are left out with their descendants.
-        adopt_orphans: whether every other child of this process belongs to the cycle (not so inside a user's program).
-        among: selects processes of the cycle by pid and session; by default all.
+        keep: pids of the launcher's own processes (zygote, template, monitors, checks). These and their descendants
+            are left alone.
+        adopt_orphans: whether every other child of this process belongs to the cycle. False inside a user's program,
+            which has children of its own.
+        among: called with pid and session of a process of the cycle; returns whether this tree includes the process.
         on_reaped: called with the pid of each orphan whose exit code was taken.
     """
 
@@ -193,7 +234,10 @@ class ProcessTree:
         self._pidfds: dict[int, int] = {}
 
     def members(self) -> set[int]:
-        """Scans /proc for processes of the cycle with a living thread. Returns their pids; reaps orphans that ended."""
+        """Scans /proc; returns the pids of the cycle's processes that have a living thread.
+
+        Takes the exit codes of orphans that have ended. Those of ranks are left to the agent, which needs them.
+        """
         stats = all_stats()
         own = os.getpid()
         others = (pid for pid in stats if pid != own)
@@ -206,6 +250,12 @@ class ProcessTree:
         return {pid for pid in found if stats[pid].state not in "ZX" or _has_threads(pid)}
 
     def _belongs(self, pid: int, stats: dict[int, Stat], own: int) -> bool:
+        """Returns whether a process belongs to the cycle: by its ancestors, else by its tag.
+
+        Args:
+            stats: all processes of one scan.
+            own: pid of this process.
+        """
         ancestor = pid
         while ancestor in stats:
             if ancestor in self._keep:
@@ -217,11 +267,14 @@ class ProcessTree:
                     return True
                 break
             ancestor = stats[ancestor].parent
-        # Last, since it reads the environment of the process, which costs more than its stat.
+        # Last: this reads the environment of the process, which costs more than its stat.
         return carries(pid, self._tag)
 
     def find(self) -> set[int]:
-        """Opens pidfds of the living processes of the cycle. Returns the pids that are new."""
+        """Scans /proc, and opens pidfds of processes of the cycle that are new; returns their pids.
+
+        Closes the pidfds of processes that have ended since the last call.
+        """
         members = self.members()
         self._let_go(self._pidfds.keys() - members)
         new = members - self._pidfds.keys()
@@ -231,14 +284,14 @@ class ProcessTree:
         return new
 
     def wait(self, deadline: float, until: int) -> set[int]:
-        """Waits until all processes, and those that they start in the meantime, have ended.
+        """Waits until all processes, and those that they start in the meantime, have ended. Sends no signal.
 
         Args:
-            deadline: when the wait ends (monotonic seconds); may be infinity.
-            until: a descriptor that ends the wait when it is readable.
+            deadline: when the wait ends at the latest (monotonic seconds); may be infinity.
+            until: a descriptor. The wait also ends when it is readable.
 
         Returns:
-            Pids of the processes that still run.
+            Pids of the processes that still run; empty: all have ended.
         """
         while True:
             self.find()
@@ -247,11 +300,13 @@ class ProcessTree:
                 return set(self._pidfds)
 
     def _let_go(self, pids: Iterable[int]) -> None:
+        """Closes the pidfds of processes that have ended, or that are not waited for any more."""
         for pid in pids:
             os.close(self._pidfds.pop(pid))
 
     def _signal(self, number: int, pids: Iterable[int]) -> None:
-        # Parents first, as a rule: a shell whose command was ended must not go on to its next one.
+        """Sends a signal to processes that `find` has found; ignores those that have ended."""
+        # Lower pids first, which mostly means parents first: a shell whose command was ended must not start the next.
         for pidfd in (self._pidfds[pid] for pid in sorted(pids) if pid in self._pidfds):
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(pidfd, number)
@@ -268,12 +323,17 @@ class ProcessTree:
     ) -> Ending:
         """Ends every process of the cycle: sends `first` at once, and SIGKILL exactly `limit_s` seconds later.
 
+        Blocks until all have ended: for `limit_s` and `_AFTER_SIGKILL_S` at most. Processes that are started meanwhile
+        get `first` as soon as a scan finds them, and SIGKILL with all others.
+
         Args:
-            meanwhile: called when `first` has been sent to all.
+            first: number of the first signal.
+            limit_s: seconds until SIGKILL; 0: at once.
+            meanwhile: called once, when `first` has been sent to all.
             hurry: shortens the time until SIGKILL, and never lengthens it; None: nothing does.
 
         Returns:
-            The pids that had to be killed, and those that could not be.
+            The pids that had to be killed, and those that SIGKILL did not end in time.
         """
         ending = Ending()
         if not self._pidfds:
@@ -281,6 +341,7 @@ class ProcessTree:
         self._signal(first, self._pidfds)
         deadline = time.monotonic() + limit_s
         meanwhile()
+        # Two phases: waiting until `deadline` for `first` to have effect, then killing until the new `deadline`.
         killing = False
         while self._pidfds:
             now = time.monotonic()
@@ -302,14 +363,24 @@ class ProcessTree:
             if hurry is not None and hurry.fileno() in ended:
                 deadline = min(deadline, time.monotonic() + hurry.time_left())
             self._let_go([pid for pid, pidfd in self._pidfds.items() if pidfd in ended])
-            if killing or not self._pidfds:  # what they started since
+            # Children that were started after the last scan. Before SIGKILL one scan at the end of each round will do.
+            if killing or not self._pidfds:
                 self._signal(first, self.find())
         self._let_go(list(self._pidfds))
         return ending
 
 
 class SessionTree(ProcessTree):
-    """The processes that a single dead rank left in its session. Those in other sessions end with the cycle."""
+    """The processes that a single dead rank left in its session.
+
+    Used when a rank has died in a cycle that goes on (in-process restart), in the thread that notifies the other ranks
+    of the loss: what the dead rank left may hold the GPU and ports that its successor needs. Processes that left the
+    session were detached on purpose, and end with the cycle.
+
+    Args:
+        rank: pid of the rank, which is the number of its session.
+        on_reaped: as for `ProcessTree`.
+    """
 
     def __init__(self, rank: int, on_reaped: Callable[[int], None] = lambda pid: None) -> None:
         super().__init__("", set(), set(), adopt_orphans=False, on_reaped=on_reaped)

@@ -1,8 +1,15 @@
 """Decides which files in /dev/shm were left by dead processes of this job and may be removed.
 
-Pure. A library that shares memory by files removes them when its process ends, and cannot where SIGKILL ends that: the
-next cycle has less room, in the end none. `shared_memory_cleanup.py` reads what is decided on, and removes the files.
-Checkpoints, data sets and folders have other names, and are never looked at.
+Pure. A library that shares memory by files removes these files when its process ends. It cannot do so when SIGKILL ends
+the process: each restart then leaves less room in /dev/shm, in the end none. `shared_memory_cleanup.py` reads the facts
+that are decided on here, and removes the files.
+
+A file is removed only if all of this holds:
+- its name is one that a library gives to its files (`NAMES`). Checkpoints and data sets have other names, and are never
+  looked at,
+- the pid in its name is that of a process that this launcher has reaped, and the file was made while that process lived
+  (`candidates`),
+- no living process has the file open or mapped, and every process that could be asked was asked (`removable`).
 """
 
 from __future__ import annotations
@@ -31,7 +38,7 @@ _MAX_LISTED = 5
 
 @dataclass(frozen=True)
 class ReapedProcess:
-    """A process that this launcher reaped: it can have made files from `began` to `ended` (seconds of wall time)."""
+    """A process that this launcher reaped. It can have made files from `began` to `ended` (seconds of wall time)."""
 
     began: float
     ended: float
@@ -54,9 +61,10 @@ class ProcessView:
     """What /proc says of a process that may have opened the files in question.
 
     Attributes:
-        holds: the names of these files that it has open or mapped; None: that cannot be read, and it may have some.
-        sees_folder: whether it is in another pid namespace and has the folder mounted, so that pids in names may be of
-            its namespace. True where that cannot be read.
+        holds: the names of these files that the process has open or mapped; None: this cannot be read, so the process
+            may have any of them.
+        sees_folder: whether the process is in another pid namespace and has the folder mounted. A file's name may then
+            have a pid of that namespace. True where this cannot be read.
     """
 
     pid: int
@@ -74,10 +82,13 @@ def maker_of(name: str) -> int | None:
 
 
 def candidates(files: Iterable[SharedFile], ended: Mapping[int, ReapedProcess], uid: int) -> list[SharedFile]:
-    """Returns the regular files of this user that are named and timed as those of processes that were reaped.
+    """Returns the regular files of user `uid` whose names and times are those of processes that were reaped.
 
     Args:
-        ended: the reaped processes by pid. A pid is used again, so a file must have been made during the life.
+        files: what is in the folder.
+        ended: the reaped processes by pid. Pids are used again, so a file counts only if it was changed while the
+            reaped process lived.
+        uid: the user of this launcher.
     """
     found = []
     for file in files:
@@ -91,10 +102,10 @@ def candidates(files: Iterable[SharedFile], ended: Mapping[int, ReapedProcess], 
 
 
 def removable(found: Collection[SharedFile], processes: Collection[ProcessView]) -> list[SharedFile]:
-    """Returns which candidates nobody can use any more; none of them where that is uncertain.
+    """Returns which of the candidates `found` nobody can use any more; none of them where one process is uncertain.
 
     Args:
-        processes: all that may have opened them.
+        processes: every living process that may have opened a candidate.
     """
     if any(process.holds is None or process.sees_folder for process in processes):
         return []

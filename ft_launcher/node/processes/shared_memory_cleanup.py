@@ -1,8 +1,11 @@
 """Removes what dead processes of this job left in /dev/shm: notes who was reaped, reads /proc, and removes the files.
 
-`shared_memory.py` decides. The node agent calls `begin` between two cycles, which looks at names only; where one is a
-reaped process's, the thread `ft_shared_memory` does the rest, and no restart waits for it. `note` is called where an
-exit code is taken, on the agent's thread or on that of a rank's loss.
+`shared_memory.py` decides which files may be removed.
+
+Threads: the agent's thread calls all methods of `SharedMemoryCleanup`. `begin`, between two cycles, only lists names in
+the folder. If one has the pid of a reaped process, the thread `ft_shared_memory` does the rest, so that no restart
+waits for a scan of /proc. `note` is called wherever an exit code is taken: on the agent's thread, and on the threads
+that notify ranks of a loss. It only changes a dict, in operations that are atomic under the GIL.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ logger = logging.getLogger(__name__)
 
 FOLDER = Path("/dev/shm")
 _INITIAL_PIDS = 4026531836
-"""The inode of the first pid namespace: PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h. All processes are
-seen from there alone: in a container nothing tells whether another one has the same /dev/shm."""
+"""The inode of the first pid namespace: PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h. Only from there are
+all processes of the host visible. Nothing is removed in any other namespace: a process of another container may have
+the same /dev/shm, and a file of it open."""
 _MAX_NOTED = 1 << 16
 """Reaped processes that are remembered: those of a job that restarts for weeks must not fill the memory."""
 
@@ -43,7 +47,9 @@ class SharedMemoryCleanup:
     """The files in /dev/shm that processes of one launcher may have left.
 
     Args:
-        is_on: False inside a user's program, which may wait to open a file that a rank has named to it.
+        is_on: whether anything is removed. False inside a user's program: it may be about to open a file whose name a
+            rank has sent to it.
+        folder: where the files are. Tests use another one.
     """
 
     def __init__(self, is_on: bool, folder: Path = FOLDER) -> None:
@@ -55,18 +61,21 @@ class SharedMemoryCleanup:
         self._has_removed = False
 
     def cycle_begins(self) -> None:
-        """Called before ranks are started: no process of the cycle has made a file earlier."""
+        """Notes that the ranks of a cycle are about to start: no process of the cycle has made a file earlier."""
         self._began = time.time()
 
     def note(self, pid: int) -> None:
-        """Called when the exit code of a process of the job was taken."""
+        """Notes that the exit code of a process of the job was taken. Any thread."""
         self._ended.pop(pid, None)
         self._ended[pid] = ReapedProcess(self._began, time.time())
         if len(self._ended) > _MAX_NOTED:
             self._ended.pop(next(iter(self._ended)), None)
 
     def begin(self) -> None:
-        """Starts the removal where a file has the name of a reaped process's. Reads the folder's names, and no more."""
+        """Starts the removal in a thread, if a file has a reaped process' pid in its name. Does not wait for it.
+
+        Reads nothing but the names in the folder: this takes microseconds, and mostly nothing is to be removed.
+        """
         self._has_removed = False
         if not self._is_on or (self._thread is not None and self._thread.is_alive()):
             return
@@ -80,12 +89,19 @@ class SharedMemoryCleanup:
                 self._thread.start()
 
     def settle(self, limit_s: float) -> bool:
-        """Waits for a removal that has begun; returns whether something was removed since the last `begin`."""
+        """Waits `limit_s` seconds at most for a removal that has begun.
+
+        Called where the health check found /dev/shm full: what is being removed is no reason to leave the job.
+
+        Returns:
+            Whether something was removed since the last `begin`.
+        """
         if self._thread is not None:
             self._thread.join(limit_s)
         return self._has_removed
 
     def _remove(self, ended: dict[int, ReapedProcess]) -> None:
+        """The thread's function: reads the files and all processes, and removes what `removable` returns."""
         found = candidates(_files(self._folder), ended, os.geteuid())
         if not found or Path("/proc/self/ns/pid").stat().st_ino != _INITIAL_PIDS:
             return
@@ -93,6 +109,7 @@ class SharedMemoryCleanup:
         for file in removable(found, list(_processes(found, self._folder.stat().st_dev))):
             path = self._folder / file.name
             with suppress(OSError):
+                # A running process may have replaced the file under the same name since it was read.
                 if path.lstat().st_ino == file.inode:
                     path.unlink()
                     removed.append(file)
@@ -112,7 +129,10 @@ def _files(folder: Path) -> Iterator[SharedFile]:
 
 
 def _processes(files: list[SharedFile], device: int) -> Iterator[ProcessView]:
-    """Yields all processes that may have opened these files of this user: the user's own, for root those of all."""
+    """Yields every process that may have opened these files, all of which belong to this user.
+
+    These are the user's own processes; for root the processes of all users. `device`: of the folder, as in stat(2).
+    """
     names = {file.inode: file.name for file in files}
     uid = os.geteuid()
     for pid in proc.pids():
@@ -128,7 +148,12 @@ def _processes(files: list[SharedFile], device: int) -> Iterator[ProcessView]:
 
 
 def _held(pid: int, names: dict[int, str], device: int) -> frozenset[str] | None:
-    """The names of the files, by inode, that a process has open or mapped; None: it cannot be read."""
+    """Returns the names of those files that a process has open or mapped; None: this cannot be read.
+
+    Args:
+        names: inode -> name of the files in question.
+        device: of their folder; inodes of other devices mean other files.
+    """
     try:
         mapped = re.findall(_in_maps(device), Path(f"/proc/{pid}/maps").read_bytes())
         held = {names[int(inode)] for inode in mapped if int(inode) in names}
@@ -137,24 +162,25 @@ def _held(pid: int, names: dict[int, str], device: int) -> frozenset[str] | None
                 # By the name: to ask for the file's status could wait for a file server that does not answer.
                 held.add(os.readlink(f"/proc/{pid}/fd/{name}").rpartition("/")[2])  # noqa: PTH115
     except PermissionError:
-        # A process with more privileges, as PID 1 or a login's. One that is older than the launcher has inherited none.
+        # A process with more privileges, such as PID 1 or that of a login. If it is older than the launcher, it cannot
+        # have inherited a file of this job.
         is_older = start_ticks(pid) < start_ticks(os.getpid())
         return frozenset() if is_older else None
     return frozenset(held)
 
 
 def _sees(pid: int, status: dict[str, str], device: int) -> bool:
-    """`ProcessView.sees_folder`."""
+    """Returns `ProcessView.sees_folder` of a process. `status`: the fields of its /proc/PID/status."""
     if len(status.get("NSpid", "").split()) == 1:
         return False
     try:
         mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines()
     except OSError as error:
-        # ENOENT and ESRCH: it is gone. EINVAL: it has just ended, and is in no namespace any more.
+        # ENOENT and ESRCH: the process is gone. EINVAL: it has just ended, and is in no namespace any more.
         return error.errno not in (errno.ENOENT, errno.ESRCH, errno.EINVAL)
     return any(line.split()[2] == f"{os.major(device)}:{os.minor(device)}" for line in mounts)
 
 
 def _in_maps(device: int) -> bytes:
-    """The pattern of a file's inode in a line of /proc/PID/maps, for files of one device."""
+    """Returns the pattern that matches the inode in a line of /proc/PID/maps, for files of one device."""
     return b" %02x:%02x ([0-9]+) " % (os.major(device), os.minor(device))

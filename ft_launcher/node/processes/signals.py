@@ -1,8 +1,11 @@
-"""Signals to the launcher as a descriptor that a loop can wait for: a self-pipe. Handlers do nothing themselves, so
-that no signal can raise in the middle of a stop.
+"""Signals to the launcher as a descriptor that a loop can wait for: a self-pipe.
 
-Also decides which signals the launcher handles, which signal the ranks get for one that the launcher got, and how long
-they may take to end then. Knows no process.
+Python writes each signal's number to the pipe (`signal.set_wakeup_fd`), and the handlers themselves do nothing. So no
+signal raises an exception in the middle of a stop, and the agent's thread handles signals where it is ready for them.
+
+Also decides three things, by pure functions: which signals the launcher handles (`to_handle`), which signal the ranks
+get for one that the launcher got (`rank_signal`), and how long ranks may take to end then (`time_to_end`). Knows no
+process. The signals are acted on in `agent/ending_signal.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.kinds import signal_name
 
 _LIBC = ctypes.CDLL(None)
-_ACTION_BYTES = 512  # struct sigaction has 152
+_ACTION_BYTES = 512  # More than enough for struct sigaction, which has 152.
 
 _LEFT_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Left ignored where they were ignored at the start, as `nohup` does it with SIGHUP, and a shell script with SIGINT and
@@ -36,10 +39,13 @@ def _noted(number: int, frame: FrameType | None) -> None:
 
 
 def to_handle(numbers: Iterable[int], named: Collection[int]) -> set[int]:
-    """Returns those of `numbers` that the launcher handles: all but those that this process ignores and is to ignore.
+    """Returns those of `numbers` that the launcher handles.
+
+    Leaves out a signal of `_LEFT_IGNORED` that this process was started with as ignored.
 
     Args:
-        named: the signals that the user named in `--signals-to-handle`: an option counts more than what was inherited.
+        named: the signals that the user named in `--signals-to-handle`. These are always handled: an option counts more
+            than what the process inherited.
     """
     return {
         number
@@ -51,10 +57,17 @@ def to_handle(numbers: Iterable[int], named: Collection[int]) -> set[int]:
 class SignalPipe:
     """Handles the given signals until `close`; `read` returns those that have arrived.
 
-    Only the main thread can install handlers. Without signals the pipe can be made in any thread, and stays empty.
+    Threads: made on the main thread, the only one on which Python installs handlers. A pipe without signals can be made
+    on any thread, and stays empty (`launch()` on another thread of a user's program). The agent's thread calls `read`
+    and `wait`. The thread of `end_limit.py` calls `await_first`, `peek`, `arrived` and `read_at`.
 
-    `were_ignored`: those of the signals that this process ignored before. `arrived`: those that were read, in order.
-    `read_at`: when they were read last (monotonic seconds).
+    Args:
+        numbers: the signals to handle.
+
+    Attributes:
+        were_ignored: those of the signals that this process ignored before.
+        arrived: the signals that were read, in order of their arrival.
+        read_at: when `read` was called last (monotonic seconds), whether or not a signal had arrived.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -79,7 +92,10 @@ class SignalPipe:
         return self._reader
 
     def read(self) -> list[int]:
-        """Returns the signals since the last call, in order, without others that Python handles. Does not block."""
+        """Returns the signals that have arrived since the last call, in order. Does not block.
+
+        Leaves out signals that the pipe was not made for: Python writes the number of every signal that has a handler.
+        """
         self.read_at = time.monotonic()
         arrived = self._drain()
         if arrived:
@@ -96,7 +112,7 @@ class SignalPipe:
     # For a thread that watches whether somebody reads them.
 
     def await_first(self) -> None:
-        """Waits until the first signal has arrived, read or not, or another thread calls `wake`."""
+        """Blocks until a signal has arrived, whether or not it was read, or another thread calls `wake`."""
         readable([self._reader, self._wakeup], None)
 
     def wake(self) -> None:
@@ -104,14 +120,17 @@ class SignalPipe:
         os.eventfd_write(self._wakeup, 1)
 
     def peek(self) -> list[int]:
-        """Returns the signals that nobody has read yet, which stay. A reader meanwhile may get another order."""
+        """Returns the signals that nobody has read yet. They stay in the pipe, perhaps in another order."""
         waiting = self._drain()
         if waiting:
             os.write(self._writer, bytes(waiting))
         return waiting
 
     def wait(self, limit_s: float) -> int | None:
-        """Returns the first signal that is pending or arrives within `limit_s` seconds; None without one."""
+        """Blocks for `limit_s` seconds at most; returns the first signal that has arrived or arrives; None: none did.
+
+        Reads all signals that have arrived together with that one: `arrived` has them.
+        """
         deadline = time.monotonic() + limit_s
         while True:
             arrived = self.read()
@@ -123,41 +142,48 @@ class SignalPipe:
             readable([self._reader], left_s)
 
     def why_ended(self, number: int) -> str:
-        """Returns why a launcher ends that gets a signal, by the signal's name."""
+        """Returns why a launcher ends that gets this signal. Called by `job/rendezvous/guarded_handler.py`."""
         return told_to_end(number)
 
     def close(self) -> None:
-        """Restores the former handlers and closes the pipe."""
+        """Restores the previous handlers and closes the pipe."""
         self.let_go()
         os.close(self._reader)
         os.close(self._writer)
         os.close(self._wakeup)
 
     def let_go(self) -> None:
-        """Restores the former handlers; the pipe stays open."""
+        """Restores the previous handlers; the pipe stays open."""
         _in_use.discard(self)
         if not self._before:
             return
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-            _LIBC.sigaction(number, self._actions[number], None)  # one that C installed (faulthandler), and its flags
+            # Python knows no handler that C code has installed (faulthandler's), and no flags of any.
+            _LIBC.sigaction(number, self._actions[number], None)
 
 
 _in_use: set[SignalPipe] = set()
+"""The pipes of this process that handle signals now. A fork inherits them, and must not."""
 
 
 def let_go_in_child() -> None:
-    """Restores, in a fork of this process, the handlers from before the pipes were made."""
+    """Restores the handlers from before the pipes were made. To be called in a fork of this process, such as a rank.
+
+    A rank that kept the handlers would ignore SIGTERM: nobody reads the pipe there.
+    """
     for pipe in list(_in_use):
         pipe.let_go()
 
 
 @contextlib.contextmanager
 def children_reported() -> Iterator[None]:
-    """Context in which SIGCHLD is not ignored: the kernel takes the exit codes of children where it is.
+    """Context in which SIGCHLD is not ignored; any thread may enter it.
 
-    For a program that calls `launch()`, in any thread; Python sets signals in the main thread only.
+    While SIGCHLD is ignored, the kernel takes the exit codes of children, and the launcher would see none. The context
+    is for a program that calls `launch()` and ignores SIGCHLD. It uses sigaction(2) itself, since Python changes
+    handlers on the main thread only.
     """
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         yield
@@ -178,13 +204,18 @@ def _action(number: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def told_to_end(number: int) -> str:
-    """Returns why a launcher ends that gets a signal, by the signal's name."""
+    """Returns why a launcher ends that gets this signal, such as "told to end by SIGTERM"."""
     return f"told to end by {signal_name(number)}"
 
 
 @dataclass(frozen=True)
 class RankSignal:
-    """The signal that ends the ranks. `always`: a rank without a handler for it gets it too, instead of SIGTERM."""
+    """The signal that ends the ranks.
+
+    Attributes:
+        number: of the signal.
+        always: whether a rank without a handler for `number` gets it too. If not, such a rank gets SIGTERM.
+    """
 
     number: int
     always: bool
@@ -210,8 +241,12 @@ def rank_signal(number: int, named: Collection[int], preemption_signal: int) -> 
 def time_to_end(arrived: Sequence[int], stop_timeout_s: float) -> float:
     """Returns how long ranks may still take to end when these signals have arrived at the launcher (seconds). Pure.
 
-    The first signal leaves them their time, but for Ctrl-C: it and every second signal leave `stop_timeout_s`. A second
-    Ctrl-C leaves less, and the third nothing.
+    | signals that have arrived             | time                                             |
+    |---------------------------------------|--------------------------------------------------|
+    | none, or one other than Ctrl-C        | infinity: other limits apply (the time to save)  |
+    | one Ctrl-C, or any two others         | `stop_timeout_s` (`--workers-stop-timeout`)      |
+    | two Ctrl-C                            | `_SECOND_INTERRUPT_S`, if that is less           |
+    | three Ctrl-C                          | 0: the ranks are killed at once                  |
     """
     interrupts = arrived.count(signal.SIGINT)
     if interrupts > 2:

@@ -1,6 +1,11 @@
 """Builds the environment of a rank: torchrun's documented variables, its monitor, the job's tag, limits, NCCL. Pure.
 
-Called by `agent/node_agent.py` and `agent/ranks.py` for each cycle, and by `tools/commands/dry_run.py`.
+A rank's environment is the launcher's own, updated by three parts:
+- `torch_environment`: what torchrun documents, for each rank (`agent/node_agent.py`),
+- `cycle_environment`: the same for all ranks of a cycle (`agent/ranks.py`),
+- `rank_environment`: where this rank finds its monitor (`agent/ranks.py`).
+
+`tools/commands/dry_run.py` shows the same variables without starting anything.
 """
 
 from __future__ import annotations
@@ -19,16 +24,20 @@ from rank_monitor.contract.wire.messages import ResultInDoubt
 
 _UNBUFFERED = "PYTHONUNBUFFERED"
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""torchrun sets this variable to 1 unless the user has set it."""
 _THREADS = "OMP_NUM_THREADS"
+"""torchrun sets this variable in its own environment and passes it on. Here `settings/` has set it by now."""
 
 
 def torch_environment(placement: Placement, numbers: RankNumbers, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of one rank that torchrun documents, and those that it passes on.
+    """Returns the variables of one rank that torchrun documents, and those that torchrun passes on.
 
-    A test compares them with what the installed torch sets. `LOCAL_RANK` becomes 0 in the node agent where each rank is
-    to see its own device only.
+    A test compares them with what the installed torch sets. With `--virtual-local-rank` the node agent changes
+    `LOCAL_RANK` to 0 afterwards: each rank then sees its own device only.
 
     Args:
+        placement: this node's part in the cycle.
+        numbers: the rank's numbers in the job, on the node and in its role.
         environ: the launcher's own environment.
     """
     variables = {
@@ -58,11 +67,16 @@ def torch_environment(placement: Placement, numbers: RankNumbers, environ: Mappi
 def rank_environment(
     tag: str, cycle: int, monitor_socket: Path, stack_file: Path, stack_signal: int, recorder_socket: str = ""
 ) -> dict[str, str]:
-    """Returns the variables of one rank.
+    """Returns the variables by which one rank finds its monitor, and the launcher finds the rank.
 
     Args:
-        tag: of the job; a stop finds all its processes by this.
-        recorder_socket: where torch's worker server of the rank is to listen; empty: nowhere.
+        tag: the job's tag. Children inherit the variable, so a stop finds all processes of the job by it.
+        cycle: the number of the cycle.
+        monitor_socket: the socket of the rank's monitor, to which the client connects.
+        stack_file: the file that the rank writes its stacks to.
+        stack_signal: the signal at which the rank writes its stacks.
+        recorder_socket: where torch's worker server in the rank is to listen, which gives torch's flight recorder;
+            empty: nowhere.
     """
     variables = {
         env.JOB_TAG: tag,
@@ -86,24 +100,27 @@ def cycle_environment(
     """Returns the variables that all ranks of a cycle get.
 
     Args:
-        environ: the launcher's own environment, which the ranks have too.
-        is_program: the ranks are no Python scripts that we start (`--no-python`).
-        limit_factors: learned limit -> factor, after a kill by that limit.
-        suspect_result: because of which the ranks of this cycle run on another node than before; None: they do not.
+        settings: of this launcher.
+        environ: the launcher's own environment, which the ranks have too. A variable that the user set there wins.
+        is_program: whether the ranks are programs that are started as they are (`--no-python`), and no Python scripts.
+        limit_factors: learned limit -> factor by which the rank is to extend it. Not empty after a cycle in which a
+            learned limit ended a rank.
+        suspect_result: the result because of which the ranks of this cycle were moved to other nodes, for the rank that
+            computes it again; None: no rank was moved.
 
     Raises:
         ConfigError: as `nccl.variables`.
     """
-    # By these a rank's bootstrap applies the options. One that would only say the default is left out, unless the
-    # launcher's own must be overridden.
+    # A rank's bootstrap reads these options from the environment. A variable that would only say the default is left
+    # out, unless the launcher's own environment has it and must be overridden.
     options = {env.ALIAS_NVRX: str(int(settings.start.alias_nvrx)), env.INJECT: ";".join(settings.start.inject)}
     variables = {name: text for name, text in options.items() if text not in ("", "0") or name in environ}
     info = current_info(settings.record, environ)
     if info is not None:
         variables[env.CURRENT_CYCLE_INFO] = str(info)
-    # A program that is Python prints each line at once, unless the user decides it. Into a file it writes 8 KiB at a
-    # time: what such a rank printed would be read minutes later, and `--ft-watch-log-timeout` could end it although it
-    # trains. Our own ranks run as `python -u` anyhow.
+    # A program that is Python must print each line at once, unless the user has decided this. Into a file Python writes
+    # 8 KiB at a time: the lines would be read minutes later, and `--ft-watch-log-timeout` could end a rank that trains.
+    # Scripts need no variable: they run as `python -u`.
     if is_program and settings.record.watch_log is not None and _UNBUFFERED not in environ:
         variables[_UNBUFFERED] = "1"
     variables |= nccl.variables(settings.nccl, environ)

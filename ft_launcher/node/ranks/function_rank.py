@@ -1,8 +1,11 @@
-"""A function as the entry point of ranks: its check, its sealed pickle, and how a copied process becomes a rank.
+"""A function as the entry point of ranks (`launch()`): its check, its pickle, and how a copied process becomes a rank.
 
-By fork and forkserver multiprocessing makes the process, and `become_rank` runs in it first. A process that was started
-for the rank (spawn) runs the client's bootstrap, which reads the pickle. Uses torch's underscored
-`_maybe_wrap_with_numa_binding`, in the rank.
+Which code runs first in a rank depends on the start method:
+- `fork` and `forkserver`: multiprocessing makes the process as a copy, and `become_rank` runs in it first.
+- `spawn`: a new process (or a fork of the zygote) runs the client's bootstrap, which receives what `send` has sent.
+
+`function_context.py` starts the ranks with these functions, in the launcher; `check` is called by `python_api.py`
+before the job begins. Uses torch's underscored `_maybe_wrap_with_numa_binding`, in the rank.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ _HINT = "Define it at the top of a module or script; start_method='fork' takes e
 
 
 class FunctionEntry:
-    """Wraps a function with a `__name__`: torch reads that of each entry point, and a partial has none."""
+    """A function with a `__name__`, `__qualname__` and `module`.
+
+    torch reads the name of each entry point, and a `functools.partial` or a callable object has none.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -44,7 +50,7 @@ class FunctionEntry:
         self.module: str = getattr(named, "__module__", "")
 
     def __call__(self, *args: Any) -> Any:
-        """Calls it."""
+        """Calls the function."""
         return self.function(*args)
 
     def __repr__(self) -> str:
@@ -54,10 +60,14 @@ class FunctionEntry:
 def check(entry: FunctionEntry, args: Sequence[Any]) -> None:
     """Checks that a function and its arguments can be sent to a process that is not a fork of this one.
 
+    Without this check the error would appear in each rank, after the rendezvous.
+
     Raises:
-        ConfigError: one of them cannot be pickled or imported there; the text says which, and why.
+        ConfigError: the function or an argument cannot be pickled, or cannot be imported there; the text says which
+            of them, and why.
     """
-    # Without a file or module name of `__main__` in it, the new process cannot import the function's module.
+    # The preparation data has the file or the module name of `__main__`, unless there is none (an interactive session).
+    # Then the new process cannot import the function's module.
     if entry.module == "__main__" and not any(key.startswith("init_main") for key in _preparation()):
         problem = "is defined where no other process can import it (an interactive session)"
         raise ConfigError("function", entry.__name__, _SOURCE, problem, _HINT)
@@ -72,8 +82,10 @@ def check(entry: FunctionEntry, args: Sequence[Any]) -> None:
 def send(connection: socket.socket, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Sends a rank its function and arguments, after multiprocessing's preparation data for a new process.
 
+    The rank need not run yet: `connection` keeps the message.
+
     Raises:
-        OSError: there is no memory for it.
+        OSError: there is no memory for the message.
     """
     sealed_pickle.send(
         connection, *sealed_pickle.pack(_preparation() | {"tracker": sealed_pickle.Tracker()}, (function, args))
@@ -81,24 +93,34 @@ def send(connection: socket.socket, function: Callable[..., Any], args: tuple[An
 
 
 def _preparation() -> dict[str, Any]:
-    """Returns multiprocessing's preparation data, without fixing the start method of this process."""
+    """Returns multiprocessing's preparation data (`sys.path`, the main module, ...) for a new process.
+
+    Does not fix the start method of this process, which `get_preparation_data` does: the user's program may set its own
+    method later.
+    """
     chosen: str | None = multiprocessing.get_start_method(allow_none=True)
     found: dict[str, Any] = spawn.get_preparation_data(process.current_process().name)
     if chosen is None:
-        # `get_preparation_data` fixes the default method; a user's program may set its own later.
         multiprocessing.set_start_method(None, force=True)
         del found["start_method"]
     return found
 
 
 def bound(function: Callable[..., Any], local_rank: int, binding: Any) -> Callable[..., Any]:
-    """Returns the function, with torch's binding to processors around it. `binding`: its options; None: no binding."""
+    """Returns the function with torch's binding to processors around it (`--numa-binding`).
+
+    Args:
+        function: what the rank is to call.
+        local_rank: of the rank, which is the number of its device.
+        binding: torch's options for the binding; None: the function is returned as it is.
+    """
     if binding is None:
         return function
     return functools.partial(_bound, function, local_rank, binding)
 
 
 def _bound(function: Callable[..., Any], local_rank: int, binding: Any, *args: Any) -> Any:
+    """Binds this process, and calls the function. Runs in the rank: torch's wrapper itself cannot be pickled."""
     from torch.numa.binding import _maybe_wrap_with_numa_binding
 
     device = _device(_maybe_wrap_with_numa_binding, local_rank)
@@ -106,7 +128,7 @@ def _bound(function: Callable[..., Any], local_rank: int, binding: Any, *args: A
 
 
 def _device(wrap: Callable[..., Any], local_rank: int) -> dict[str, int]:
-    """Returns torch's argument for the device: `gpu_index` until torch 2.13, `device_index` in 2.15."""
+    """Returns torch's argument for the device, as a keyword: `gpu_index` until torch 2.13, `device_index` in 2.15."""
     if "device_index" in inspect.signature(wrap).parameters:
         name = "device_index"
     else:
@@ -116,10 +138,16 @@ def _device(wrap: Callable[..., Any], local_rank: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class CopiedRank:
-    """What a copied process becomes.
+    """What a copied process needs to become a rank.
 
-    `held`: the caller's descriptors from before the launch; None: not a fork. `by_lines`: what it prints is read on the
-    way, so each line is to be written at once; Python's own streams would hold back 8 KiB for a file.
+    Attributes:
+        environ: variables to add to the environment of the copy.
+        outputs: number of a stream (1 or 2) -> the file that it goes to.
+        held: the descriptors that the user's program had open before the launch, which a fork keeps; None: the process
+            is no fork of the launcher (`forkserver`), and has none of the launcher's descriptors.
+        agent: pid of the launcher.
+        by_lines: whether each line is to be written at once, because the launcher reads what the rank prints. Python's
+            own streams hold back 8 KiB for a file.
     """
 
     environ: Mapping[str, str]
@@ -130,15 +158,24 @@ class CopiedRank:
 
 
 def become_rank(order: CopiedRank, channel: socket.socket, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Makes the process that multiprocessing started a rank and runs its function in it."""
-    # As every rank: a stop finds its processes by the session, and Ctrl-C goes through the launcher.
+    """Turns the process that multiprocessing started into a rank, and runs the rank's function in it.
+
+    Args:
+        order: what the process becomes.
+        channel: the socket on which the return value is sent to the launcher.
+        function: the user's function.
+        args: its arguments.
+    """
+    # Each rank has a session of its own: a stop finds its processes by the session, and Ctrl-C in the terminal reaches
+    # the launcher alone, which passes it on.
     os.setsid()
     if order.held is not None:
         _let_go_of_the_agent(order.held, channel.fileno())
         fork_server.end_with_parent(order.agent)
     for number, path in order.outputs.items():
-        # Both streams may go to one file.
+        # Both streams may go to one file, so neither may overwrite the other.
         mode = os.O_APPEND
+        # A rank that is started again within a cycle goes on in the file of its predecessor.
         if env.REJOIN not in order.environ:
             mode |= os.O_TRUNC
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o644)
@@ -149,16 +186,19 @@ def become_rank(order: CopiedRank, channel: socket.socket, function: Callable[..
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(line_buffering=True)
-    # The job's tag in /proc is how a stop finds this process.
+    # A stop finds this process by the job's tag in /proc.
     proc_view.show(sys.orig_argv, os.environ)
-    from ft_client import bootstrap  # here: it is not the agent's to know
+    from ft_client import bootstrap  # Imported here, in the rank: the launcher itself does not know the client.
 
     bootstrap.run_function(channel, function, args)
 
 
 def _let_go_of_the_agent(held: Collection[int], channel: int) -> None:
-    """Closes the descriptors that the launch opened: monitors detect the launcher's death by the end of these."""
-    # A collection here would run destructors of objects that belong to the launcher.
+    """Closes the descriptors that the launch opened, and restores the signal handlers, in a fork of the launcher.
+
+    Monitors detect the launcher's death by the end of these descriptors, which must therefore be open in no rank.
+    """
+    # A garbage collection in this process would run destructors of objects that belong to the launcher.
     gc.freeze()
     signals.let_go_in_child()
     parent = multiprocessing.parent_process()

@@ -1,10 +1,13 @@
 """NCCL's timeouts as variables of the ranks, and how long a hang in a collective can last with them. Pure.
 
-Called by `environment.py` and `function_context.py` for the ranks, by `agent/hang_warnings.py` and `composition.py` for
-the texts about hangs.
+Called by `environment.py` and `function_context.py` for the ranks' environment, and by `agent/hang_warnings.py` and
+`composition.py` for the texts about hangs.
 
-A variable that the user set wins over the setting. The names and defaults of the TORCH_NCCL variables are those of
-torch's ProcessGroupNCCL.
+How torch ends a hang in a collective (ProcessGroupNCCL): a watchdog thread in each rank aborts a collective that has
+taken longer than its timeout. The abort itself may hang. A second thread therefore watches the watchdog's heartbeat,
+and ends the process when the heartbeat stays away. So a hang can last for both times together.
+
+A variable that the user set wins over the setting. Names and defaults of the TORCH_NCCL variables are torch's.
 """
 
 from __future__ import annotations
@@ -17,20 +20,23 @@ from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.settings import kinds
 from rank_monitor.contract.settings.config import NcclSettings
 
-# Read by torch's ProcessGroupNCCL when a group is made.
+# torch's ProcessGroupNCCL reads these variables when a group is made.
 _HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 _MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
 _ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 # The texts that torch's `getCvarBool` reads as false.
 _OFF = {"0", "n", "no", "f", "false"}
-_COLLECTIVE_S, _HEARTBEAT_S = 600.0, 480.0  # torch's defaults
+# torch's defaults (seconds): `kProcessGroupNCCLDefaultTimeout`, and of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.
+_COLLECTIVE_S, _HEARTBEAT_S = 600.0, 480.0
 
 VARIABLES = (env.NCCL_COLLECTIVE_TIMEOUT, _HEARTBEAT, _MONITORING, _ERRORS)
-"""The variables that `variables` may give."""
+"""The variables that the function `variables` may return."""
 
 
 def variables(settings: NcclSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns what the ranks get in addition to `environ`, the launcher's own environment.
+    """Returns the variables that the ranks get in addition to `environ`, the launcher's own environment.
+
+    Leaves out variables that `environ` has, and settings without a value: torch's defaults apply then.
 
     Raises:
         ConfigError: the user's FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC is not a limit.
@@ -47,12 +53,17 @@ def variables(settings: NcclSettings, environ: Mapping[str, str]) -> dict[str, s
 
 
 def of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns those of `VARIABLES` that an environment has."""
+    """Returns those of `VARIABLES` that an environment has. For ranks whose parent is not this process."""
     return {name: environ[name] for name in VARIABLES if name in environ}
 
 
 def detection(ranks: Mapping[str, str], max_restarts: int) -> str:
-    """Returns a text: how long ranks with this environment may hang in NCCL, in one cycle and in all."""
+    """Returns a text for the console: how long ranks may hang in NCCL, in one cycle and in the whole job.
+
+    Args:
+        ranks: the environment of the ranks.
+        max_restarts: `--max-restarts`. Each cycle may hang once more.
+    """
     collective, heartbeat = _collective_timeout_s(ranks), _number(ranks.get(_HEARTBEAT))
     if ranks.get(_ERRORS, "").strip() == "0":
         return f"NCCL ends no rank that hangs in a collective ({_ERRORS} is 0); the monitors' limits do"
@@ -68,7 +79,12 @@ def detection(ranks: Mapping[str, str], max_restarts: int) -> str:
 
 
 def collective_timeout(settings: NcclSettings, environ: Mapping[str, str]) -> str:
-    """Returns a text: the timeout of collectives in process groups that are made without one."""
+    """Returns a text for a warning about a hang: the timeout of collectives in groups that are made without one.
+
+    Args:
+        settings: of this launcher.
+        environ: the launcher's own environment.
+    """
     timeout_s = _collective_timeout_s({**environ, **variables(settings, environ)})
     if timeout_s is None:
         after = "torch's default, 600 s for NCCL and 1800 s for others"
@@ -78,6 +94,11 @@ def collective_timeout(settings: NcclSettings, environ: Mapping[str, str]) -> st
 
 
 def _collective_timeout_s(environ: Mapping[str, str]) -> float | None:
+    """Returns the collective timeout of an environment (seconds); None: not set, or off.
+
+    Raises:
+        ConfigError: the variable's text is not a limit.
+    """
     text = environ.get(env.NCCL_COLLECTIVE_TIMEOUT)
     try:
         found = kinds.LIMIT.read(text)
@@ -90,7 +111,7 @@ def _collective_timeout_s(environ: Mapping[str, str]) -> float | None:
 
 
 def _number(text: str | None) -> float | None:
-    """Returns the number; None where torch takes its default, which it logs itself."""
+    """Returns the whole number in a variable's text; None where torch uses its default, which torch logs itself."""
     try:
         return float(int(text or ""))
     except ValueError:
@@ -98,6 +119,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _text(number: float | None) -> str | None:
+    """Returns a number as the text of a variable, whole numbers without ".0"; None for None."""
     if number is None:
         return None
     if number == int(number):
@@ -106,6 +128,7 @@ def _text(number: float | None) -> str | None:
 
 
 def _seconds(seconds: float | None, default: float) -> str:
+    """Returns a duration in words; None: torch's default, which is `default`."""
     if seconds is None:
         return f"{default:g} s, torch's default"
     return f"{seconds:g} s"
