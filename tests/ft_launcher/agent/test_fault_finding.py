@@ -32,6 +32,6 @@ def test_a_rank_that_lost_a_peer_just_before_its_own_limit(
     if suspected_s_ago is not None:
         suspected_at = time.monotonic() - suspected_s_ago
     found = SimpleNamespace(suspected_at=suspected_at)
-    monitors = SimpleNamespace(found=lambda local_rank: found)
+    monitors = SimpleNamespace(report=lambda local_rank: found)
     ranks: Any = SimpleNamespace(running=lambda: {}, monitors=monitors)
     assert fault_finding.look(ranks).hangs is hangs

@@ -137,7 +137,7 @@ def test_the_process_of_a_check_is_lean() -> None:
     defined = {
         (f"ft_launcher.node.health.{file.stem}", function)
         for file in (ROOT / "ft_launcher/node/health").glob("*.py")
-        for function in re.findall(r"^def (look\w*)\(", file.read_text(), re.MULTILINE)
+        for function in re.findall(r"^def (check\w*)\(task: Task", file.read_text(), re.MULTILINE)
     }
     assert set(CHECKS.values()) == defined
     for module in {module for module, _ in CHECKS.values()}:
