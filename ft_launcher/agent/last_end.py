@@ -1,6 +1,6 @@
 """The record of a cycle's end: what this node found of it, kept until the decision is there, and written with that.
 
-Called by the memberships, which bring the fault to the coordinator meanwhile.
+The membership calls it, and brings the fault to the coordinator between `keep` and `record`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from ft_launcher.agent.fault_finding import NodeFindings
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import first_failure
-from ft_launcher.decide.policy.case import MAX_HEADLINE, FaultJudgement, FaultReport
+from ft_launcher.decide.policy.case import MAX_HEADLINE, FaultReport, PolicyJudgement, RankRequest
 from ft_launcher.job.coordinator.node_messages import JobOver
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from rank_monitor.contract.exit_codes import ExitCode
@@ -25,25 +25,26 @@ class LastEnd:
 
     Attributes:
         found: of the cycle that has ended, until the coordinator has said what follows.
+        asked: the request of a rank of this node that ended the cycle; None: something else did.
         cycle: its number.
     """
 
     def __init__(self, ranks: Ranks, rendezvous: NodeRendezvous) -> None:
         self.found = NodeFindings()
+        self.asked: RankRequest | None = None
         self.cycle = 0
-        self._is_recorded = False
         self._ranks = ranks
         self._nodes = rendezvous
 
-    def keep(self, found: NodeFindings, is_recorded: bool = False) -> None:
+    def keep(self, found: NodeFindings, asked: RankRequest | None = None) -> None:
         """Keeps what was found of the cycle that has ended, for the coordinator and for our own record.
 
         Args:
-            is_recorded: its end is recorded already, and the coordinator knows it: a rank of this node asked for it.
+            asked: the request of a rank of this node that ended the cycle.
         """
-        self.found, self.cycle, self._is_recorded = found, self._ranks.cycle, is_recorded
-        if is_recorded:
-            return
+        self.found = found
+        self.asked = asked
+        self.cycle = self._ranks.cycle
         report = None
         if found.fault is not None:
             headline = self._ranks.parts.recorder.headline(found.fault)
@@ -53,24 +54,27 @@ class LastEnd:
             views = {}
         self._nodes.bring(report, views)
 
-    def record(self, judgement: FaultJudgement | None, reason: str, over: JobOver | None = None) -> None:
+    def record(self, judgement: PolicyJudgement | None, reason: str, over: JobOver | None = None) -> None:
         """Records why the cycle ended, with the coordinator's decision, and forgets what was found of it.
 
-        The fault of this node is recorded in full where the decision is about it. Otherwise the headline of the other
-        node's fault is recorded, or the reason for the new formation.
+        The fault of this node, or the request of its rank, is recorded in full where the decision is about it.
+        Otherwise the headline of the other node's fault is recorded, or the reason for the new formation.
 
         Args:
             reason: for the new formation, or for the end of the job.
             over: the job is over for this node.
         """
-        found, self.found = self.found, NodeFindings()
+        found, asked = self.found, self.asked
+        self.found, self.asked = NodeFindings(), None
         recorder = self._ranks.parts.recorder
         ended = None
-        if self._ranks.were_started and not self._is_recorded:
+        if self._ranks.were_started:
             ended = self.cycle
-        self._is_recorded = False
         # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
         is_ours = judgement is not None and judgement.node == self._nodes.node
+        if asked is not None and judgement is not None and is_ours and judgement.answers_request:
+            recorder.asked(self.cycle, asked.request, judgement.decision, judgement.inputs)
+            return
         if judgement is not None and is_ours:
             found = _with_culprit(judgement, found)
         if found.fault is not None and judgement is not None and is_ours:
@@ -84,7 +88,7 @@ class LastEnd:
             recorder.reform(ended, reason, found.lost)
 
 
-def _with_culprit(judgement: FaultJudgement, found: NodeFindings) -> NodeFindings:
+def _with_culprit(judgement: PolicyJudgement, found: NodeFindings) -> NodeFindings:
     """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
     if judgement.culprit is None:
         return found

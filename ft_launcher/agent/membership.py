@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import RunResult
@@ -29,17 +29,17 @@ from ft_launcher.agent.last_end import LastEnd
 from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
-from ft_launcher.decide.policy.restart_policy import REQUESTS, Action, Decision, Question, after_request, asked_by
+from ft_launcher.decide.policy.case import RankRequest
+from ft_launcher.decide.policy.restart_policy import REQUESTS, Action, Decision, asked_by, asks_for_restart
 from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason, JobOver
 from ft_launcher.job.link.coordinator_link import Cut, CutReason
 from ft_launcher.job.rendezvous.cycle_store import CycleStore
 from ft_launcher.job.rendezvous.handler import NodeRendezvous, NoPlace
 from ft_launcher.node.processes.signals import told_to_end
 from ft_launcher.record.ledger.account import Category
-from rank_monitor.contract.errors import one_line
+from rank_monitor.contract.errors import StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes.wait import readable
-from rank_monitor.contract.wire.messages import ControlRequest
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +171,7 @@ class Membership(EventSource):
         """
         link = self._nodes.local_link
         if link is None:
+            self._await_dismissal()
             return 0.0
         self._nodes.ask()
         place = self._nodes.answered()
@@ -189,6 +190,27 @@ class Membership(EventSource):
             if number is not None:
                 raise self._ending.error_without_ranks(number)
         return judgement.decision.wait_s
+
+    def _await_dismissal(self) -> None:
+        """Among several nodes, after a request that ends this launcher: waits for the coordinator's answer.
+
+        No place follows for this node, so its health need not be checked before. A node that is cut off from the
+        coordinator ends all the same, as its rank has asked.
+
+        Raises:
+            NoPlace: there was such a request.
+            SignalException: the launcher got a signal.
+        """
+        asked = self._last_end.asked
+        if asked is None or asks_for_restart(asked.request):
+            return
+        try:
+            self._ending.call(lambda: self._nodes.await_place(self._nodes.link))
+        except (RendezvousConnectionError, StoreLost) as error:
+            logger.warning("the other nodes may not know what a rank has asked for: %s", one_line(error))
+            code = REQUESTS[asked.request.action][1]
+            assert code is not None, "the launcher ends"
+            raise NoPlace(JobOver(int(code), asked_by(asked.rank, asked.request))) from None
 
     def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
         """Waits for a place in the next cycle and takes it; returns False if that formation failed: another follows."""
@@ -237,7 +259,8 @@ class Membership(EventSource):
             case CyclePhase.SUCCEEDED:
                 return self._after_success()
             case CyclePhase.FAILED | CyclePhase.ASKED:
-                return self._after_failure()
+                self._after_failure()
+                return None
             case CyclePhase.FAILED_ELSEWHERE:
                 self._after_failure_elsewhere(self._end_elsewhere)
                 return None
@@ -257,16 +280,15 @@ class Membership(EventSource):
                 self._end_by_signal()
         raise AssertionError(f"a cycle never ends in {phase}")
 
-    def _after_failure(self) -> JobEnd | None:
+    def _after_failure(self) -> None:
         """Reports the failure, stops this node's ranks and keeps the fault for the next arrival.
 
         The report goes out before the stop, so that all nodes stop together; the coordinator decides what follows.
         """
         ranks = self._ranks
         if ranks.request is not None:
-            found = fault_finding.stop_and_attribute(ranks, hung=False)
-            self._last_end.keep(NodeFindings(views=found.views), is_recorded=True)
-            return self._after_request(*ranks.request)
+            self._after_request(ranks.request)
+            return
         if self._nodes.is_alone and not ranks.have_agreed:
             # Other nodes would stop later for it: they have the cause, or none has.
             seen = fault_finding.await_cause(ranks, self._ending.signals.fileno())
@@ -285,7 +307,6 @@ class Membership(EventSource):
         if ranks.have_agreed:
             self._await_agreed_exits()
         self._last_end.keep(fault_finding.stop_and_attribute(ranks, hung, stood_still))
-        return None
 
     def _await_agreed_exits(self) -> None:
         self._ending.await_agreed_exits()
@@ -366,32 +387,11 @@ class Membership(EventSource):
             return 0
         return number
 
-    def _after_request(self, rank: int, request: ControlRequest) -> JobEnd | None:
-        """Reports a rank's request after the ranks have ended; returns a result when this launcher ends."""
-        decision, inputs = self._decided(rank, request)
-        reason = asked_by(rank, request)
-        match decision.action:
-            case Action.RESTART:
-                self._nodes.report_end(EndReason.RESTART, reason)
-            case Action.GIVE_UP:
-                self._nodes.report_end(EndReason.STOP, reason, decision.exit_code or 0)
-        self._parts.recorder.asked(self._ranks.cycle, request, decision, inputs)
-        if decision.action is Action.RESTART:
-            return None
-        self._why_leaving = reason
-        return JobEnd(decision.exit_code, decision.reason, self._results.stopped())
-
-    def _decided(self, rank: int, request: ControlRequest) -> tuple[Decision, dict[str, Any] | None]:
-        """Returns what follows a request, and what that was decided by; None among several nodes, where the history of
-        restarts is with the coordinator, and nothing that follows depends on it."""
-        link, now = self._nodes.local_link, time.monotonic()
-        if link is None:
-            action, exit_code = REQUESTS[request.action]
-            return Decision(action, asked_by(rank, request), exit_code=exit_code), None
-        question = Question(self._parts.settings.restart, self._ranks.placement.max_restarts, link.history)
-        inputs = question.to_record(now)
-        inputs["request"] = {"rank": rank, "action": request.action, "description": request.description}
-        return after_request(request, rank, question, now), inputs
+    def _after_request(self, asked: RankRequest) -> None:
+        """Ends the ranks and reports the request of one of them; the answer to the next arrival says what follows."""
+        found = fault_finding.stop_and_attribute(self._ranks, hung=False)
+        self._nodes.report_end(EndReason.ASKED, asked_by(asked.rank, asked.request), asked)
+        self._last_end.keep(NodeFindings(views=found.views), asked)
 
     def _over(self, over: JobOver) -> JobEnd:
         """Records the end of the job for this node, and returns it."""

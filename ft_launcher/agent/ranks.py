@@ -26,6 +26,7 @@ from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.in_process.in_process import InProcess
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.decide.attribution.first_failure import what_was_raised
+from ft_launcher.decide.policy.case import RankRequest
 from ft_launcher.decide.policy.restart_policy import is_known
 from ft_launcher.job.rendezvous.cycle_store import CycleStore
 from ft_launcher.node.monitors.monitors import NodeMonitors
@@ -91,9 +92,9 @@ class Ranks(EventSource):
         """The store of the cycle, which the agent sets before the start."""
         self.suspect_result: ResultInDoubt | None = None
         """Because of which the ranks of the next cycle run on another node than before; None: they do not."""
-        self.request: tuple[int, ControlRequest] | None = None
+        self.request: RankRequest | None = None
+        """The first request of this cycle that can be followed."""
         self._complaints = Complaints(logger.warning)
-        """The first request of this cycle that can be followed, with the global rank that made it."""
         self.zombies = Zombies()
         """Those of this cycle."""
         stop = parts.settings.stop
@@ -387,7 +388,7 @@ class Ranks(EventSource):
             self._complaints.about("request", "the request is written down and not acted on")
             return []
         if self.request is None:
-            self.request = (self.global_rank(local_rank), request)
+            self.request = RankRequest(self.global_rank(local_rank), request)
         return [CyclePhase.ASKED]
 
     # Stop.

@@ -6,12 +6,19 @@ from pathlib import Path
 
 from tests.faults.training import ITERATIONS, Plan, Strike
 from tests.nodes import lone_worker
+from tests.nodes.agents import Agent
 from tests.nodes.conftest import StartAgents
 
 HOLD, SAVED = 4, 3
 EXCLUDED = 94
 STOPPED = 95
 QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
+
+
+def decides_on(node: Agent, *actions: str) -> None:
+    """The decisions in the journal of a node are about these requests of rank 3, and say what they were made of."""
+    found = [line["inputs"]["request"] for line in node.journal("decision")]
+    assert found == [{"rank": 3, "action": action, "description": "struck on purpose"} for action in actions]
 
 
 def test_with_min_healthy_the_cycle_goes_on_until_too_few_nodes_are_well(on_loopback: StartAgents) -> None:
@@ -74,6 +81,7 @@ def test_a_rank_has_its_node_excluded_and_the_spare_takes_its_place(on_loopback:
     agents.end(*(EXCLUDED if agent is leaves else 0 for agent in agents))
     agents.trained((ITERATIONS, 4))
     assert leaves.cycles == [0], agents.tail()
+    decides_on(leaves, "exclude_this_node")
     assert [line["reason"] for line in leaves.journal("job_end")] == ["rank 3 asked for it: struck on purpose"]
 
 
@@ -81,6 +89,7 @@ def test_a_rank_ends_the_job_on_all_nodes(on_loopback: StartAgents) -> None:
     plan = Plan((Strike("ask for the end", iteration=6, rank=3),))
     agents = on_loopback(2, plan, "--nnodes=2", *QUICK, "--max-restarts=1")
     agents.end(STOPPED, STOPPED)
+    decides_on(agents.node_of(3), "stop_job")
     assert [agent.cycles for agent in agents] == [[0], [0]], agents.tail()
 
 
@@ -90,6 +99,7 @@ def test_a_rank_has_all_nodes_restart(on_loopback: StartAgents) -> None:
     agents = on_loopback(2, plan, "--nnodes=2", *QUICK, "--max-restarts=0")
     agents.end(0, 0)
     asks = agents.node_of(3)
+    decides_on(asks, "restart", "restart")
     for agent in agents:
         assert agent.cycles == [0, 1, 2], agents.tail()
         assert [line["cycle"] for line in agent.journal("cycle_end")] == [0, 1, 2], agents.tail()

@@ -101,6 +101,7 @@ _PHASES_ELSEWHERE = {
     EndReason.GREW: CyclePhase.REGROUP,
     EndReason.LEFT: CyclePhase.REGROUP,
     EndReason.RESTART: CyclePhase.REGROUP,
+    EndReason.ASKED: CyclePhase.REGROUP,
     EndReason.STOP: CyclePhase.JOB_ENDED,
     EndReason.SUCCEEDED: CyclePhase.JOB_ENDED,
 }

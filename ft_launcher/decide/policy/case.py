@@ -1,8 +1,11 @@
-"""What nodes and the restart policy tell each other about a fault. Pure data.
+"""What nodes and the restart policy tell each other about a fault, and about a request of a rank. Pure data.
 
 A node sends a `FaultReport` to the coordinator. The coordinator asks the policy about a `Case` and gets a
-`PolicyAnswer`. Its `FaultJudgement` goes to all nodes: the decision, and what each node needs to record it and to carry
-it out. `job_policy.py` answers; `job/` sends reports and judgements as JSON.
+`PolicyAnswer`. Its `PolicyJudgement` goes to all nodes: the decision, and what each node needs to record it and to
+carry it out.
+
+A node sends a `RankRequest` too. The coordinator asks the policy about a `RequestCase`, and the judgement goes to the
+node of the rank alone. `job_policy.py` answers; `job/` sends reports, requests and judgements as JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any, TypeAlias
 from ft_launcher.decide.attribution import Fault
 from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Decision
-from rank_monitor.contract.wire.messages import ResultInDoubt
+from rank_monitor.contract.wire.messages import ControlRequest, ResultInDoubt
 
 MAX_HEADLINE = 500
 """Characters. The headline contains text of a rank, and goes to every node of the job with the judgement."""
@@ -35,12 +38,20 @@ class FaultReport:
 
 
 @dataclass(frozen=True)
-class FaultJudgement:
-    """What was decided about a fault, as every node of the job receives it.
+class RankRequest:
+    """What a rank asks the launcher for. `rank` is its number in the job."""
+
+    rank: int
+    request: ControlRequest
+
+
+@dataclass(frozen=True)
+class PolicyJudgement:
+    """What was decided about a fault, as every node of the job receives it; or about a request, as its node does.
 
     Attributes:
-        node: the node whose fault it is.
-        headline: the first line about the fault.
+        node: the node whose fault it is, or whose rank has made the request.
+        headline: the first line about the fault; empty for a request.
         inputs: what the decision was made of, for the journal of that node.
         culprit: the fault of the rank that held up those of all nodes, where the views of all nodes show one. Its
             `local_rank` and `pid` are 0 where the coordinator does not know them.
@@ -55,6 +66,11 @@ class FaultJudgement:
     culprit: FaultReport | None = None
     relaxed_limit: str = ""
     suspect_result: ResultInDoubt | None = None
+
+    @property
+    def answers_request(self) -> bool:
+        """Whether it is about a request of a rank, and not about a fault."""
+        return "request" in self.inputs
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,15 @@ class Case:
 
 
 @dataclass(frozen=True)
+class RequestCase:
+    """The question to the policy: a request of a rank, and the history of restarts as it was `age_s` seconds ago."""
+
+    asked: RankRequest
+    history: dict[str, Any]
+    age_s: float
+
+
+@dataclass(frozen=True)
 class PolicyAnswer:
     """What follows the end of a cycle: go on (`exit_code` None), after `wait_s`, or give up.
 
@@ -109,12 +134,12 @@ class PolicyAnswer:
 
     reason: str
     exit_code: int | None
-    judgement: FaultJudgement | None
+    judgement: PolicyJudgement | None
     history: dict[str, Any]
     wait_s: float = 0.0
     relocates: bool = False
     faulty_node: str = ""
 
 
-Policy: TypeAlias = Callable[[Case, float], PolicyAnswer]
-"""Case, now -> answer. The coordinator gets the restart policy as a function."""
+Policy: TypeAlias = Callable[[Case | RequestCase, float], PolicyAnswer]
+"""Question, now -> answer. The coordinator gets the restart policy as a function."""

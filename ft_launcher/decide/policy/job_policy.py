@@ -1,4 +1,4 @@
-"""The restart policy in the form in which the coordinator of several nodes calls it. Pure.
+"""The restart policy in the form in which the coordinator calls it, about a fault or about a request of a rank. Pure.
 
 Finds the rank that held up those of all nodes, by what they saw, before it decides about the fault that one reported.
 """
@@ -13,22 +13,39 @@ from ft_launcher.decide.attribution.fault import HangKind
 from ft_launcher.decide.policy.case import (
     MAX_HEADLINE,
     Case,
-    FaultJudgement,
     FaultReport,
     NodeViews,
     Policy,
     PolicyAnswer,
+    PolicyJudgement,
+    RequestCase,
 )
-from ft_launcher.decide.policy.restart_policy import Question, answer, inputs_of, is_suspect
+from ft_launcher.decide.policy.restart_policy import (
+    Question,
+    after_request,
+    answer,
+    inputs_of,
+    inputs_of_request,
+    is_suspect,
+)
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import RestartSettings
 
 
 def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
-    """Returns the restart policy as the function that a coordinator calls for each fault."""
+    """Returns the restart policy as the function that a coordinator calls for each fault and each request."""
 
-    def policy(case: Case, now: float) -> PolicyAnswer:
+    def about_request(case: RequestCase, now: float) -> PolicyAnswer:
+        rank, request = case.asked.rank, case.asked.request
+        question = Question(settings, max_restarts, History.from_record(case.history, now - case.age_s))
+        decision = after_request(request, rank, question, now)
+        judgement = PolicyJudgement(decision, inputs=inputs_of_request(request, rank, question, now))
+        return PolicyAnswer(decision.reason, decision.exit_code, judgement, question.history.to_record(now))
+
+    def policy(case: Case | RequestCase, now: float) -> PolicyAnswer:
+        if isinstance(case, RequestCase):
+            return about_request(case, now)
         fault, life, headline = case.report.fault, case.report.life, case.report.headline[:MAX_HEADLINE]
         faulty_node, by_views = "", 0
         of_all_nodes = _culprit_of_all_nodes(fault, case.views)
@@ -53,7 +70,7 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
             suspect_result = fault.doubt
         if fault.learned_limit:
             relaxed_limit = fault.limit
-        judgement = FaultJudgement(
+        judgement = PolicyJudgement(
             decision,
             headline=headline,
             inputs=inputs_of(fault, question, now, by_views, returned),

@@ -316,6 +316,11 @@ def is_known(request: ControlRequest) -> bool:
     return request.action in REQUESTS
 
 
+def asks_for_restart(request: ControlRequest) -> bool:
+    """Whether the ranks are to go on after a request, so that the launcher of no node ends."""
+    return REQUESTS[request.action][0] is Action.RESTART
+
+
 def asked_by(rank: int, request: ControlRequest) -> str:
     """Describes in one line which rank made a request, with its description."""
     description = " ".join(request.description.split())[:_MAX_DESCRIPTION]
@@ -336,6 +341,12 @@ def after_request(request: ControlRequest, rank: int, question: Question, now: f
     if code is None:
         return Decision(action, f"{asks}; not charged", restarts_left=_left(question, now))
     return Decision(action, asks, exit_code=int(code))
+
+
+def inputs_of_request(request: ControlRequest, rank: int, question: Question, now: float) -> dict[str, Any]:
+    """Returns what a decision about a request is made of as JSON values; the arguments are those of `after_request`."""
+    asked = {"rank": rank, "action": request.action, "description": request.description}
+    return question.to_record(now) | {"request": asked}
 
 
 def about_policy(settings: RestartSettings, nodes: int) -> list[str]:

@@ -6,7 +6,7 @@ Knows no store, no thread and no clock, so a fault that takes weeks to occur is 
               the maximum is reached; else `last_call_s` after the minimum was reached. Too few for `join_s`, or too few
               after a member was preempted: OVER.
     RUNNING   ended by the first failure, loss, preemption or departure of a member, by a request, or to grow: FORMING.
-              All members succeeded, or one asked to stop: OVER.
+              All members succeeded, or a rank of one asked for the end of the job: OVER.
     OVER      every further arrival is answered with the end of the job, also after a take-over.
 
 Messages of an ended cycle change nothing later: each carries its cycle's number.
@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum, auto
 
-from ft_launcher.decide.policy.case import FaultJudgement, Policy
+from ft_launcher.decide.policy.case import Policy, PolicyJudgement, RankRequest
+from ft_launcher.decide.policy.restart_policy import Action, asks_for_restart, is_known
 from ft_launcher.job.coordinator.beat_schedule import DEPUTIES
 from ft_launcher.job.coordinator.fault_decision import FaultDecision
 from ft_launcher.job.coordinator.formation import Formation, Rules
@@ -40,7 +41,6 @@ from ft_launcher.job.coordinator.node_messages import (
 )
 from ft_launcher.job.coordinator.roster import RankClaims, Roster, holder_of
 from rank_monitor.contract.exit_codes import ExitCode
-from rank_monitor.contract.restart_history import History
 
 
 class Phase(Enum):
@@ -118,14 +118,9 @@ class Coordinator:
         return Members(self._roster.cycle, active, waiting, gone)
 
     @property
-    def judgement(self) -> FaultJudgement | None:
+    def judgement(self) -> PolicyJudgement | None:
         """What was decided about the fault of the last cycle; None: nothing was, or it is not decided yet."""
         return self._fault_decision.judgement
-
-    @property
-    def history(self) -> History:
-        """The restarts so far, as the policy remembers them."""
-        return self._fault_decision.history_of_restarts()
 
     def formed(self) -> Formed:
         """Returns what another coordinator needs to take over."""
@@ -165,10 +160,12 @@ class Coordinator:
             case Ended():
                 return self._ended(message, now)
             case Left():
+                self._fault_decision.forget_node(message.node)
                 return [*self._ranks_ended([message.node]), *self._left(message, now)]
 
     def on_lost(self, node: str, now: float) -> list[Work]:
         """Processes the loss of a node: it has not beaten for too long."""
+        self._fault_decision.forget_node(node)
         ended = self._ranks_ended([node])
         return [*ended, *self._away_now(node, EndReason.LOST, "gave no sign of life", now)]
 
@@ -196,9 +193,12 @@ class Coordinator:
         gone: list[Work] = []
         if not is_repeated:
             gone = self._ranks_ended([arrival.node])
+        dismissal = self._fault_decision.dismissal(arrival.node)
+        if dismissal is not None:
+            return [*gone, Reply(arrival.node, arrival.seq, dismissal)]
         if self.phase is Phase.OVER:
             self._notified.add(arrival.node)
-            return [*gone, Reply(arrival.node, arrival.seq, self._over)]
+            return [*gone, *self._answer({arrival.node: arrival}, self._over)]
         if is_repeated:
             return []
         if arrival.rank >= self._rules.size.maximum:
@@ -227,6 +227,8 @@ class Coordinator:
             self._roster.failed.append(ended.node)
         if ended.reason is EndReason.PREEMPTED:
             return self._preempted(ended.node, ended.signal, ended.text, now)
+        if ended.request is not None:
+            return self._asked(ended.node, ended.request, ended.text, now)
         gone: list[Work] = []
         if ended.reason is EndReason.SUCCEEDED:
             gone = self._ranks_ended([ended.node])
@@ -236,12 +238,35 @@ class Coordinator:
             case EndReason.SUCCEEDED:
                 self._roster.done.add(ended.node)
                 return gone + self._succeed_if_all()
-            case EndReason.STOP:
-                return self._finish(EndReason.STOP, ended.exit_code, ended.text)
-            case EndReason.RESTART | EndReason.GREW:  # that the group grows, only a handler that is not ours says
+            case EndReason.GREW:  # only a handler that is not ours says so
                 return self._end_cycle(ended.reason, ended.text, now)
         reason = f"node {self._roster.members[ended.node].name}: {ended.text}"
         return self._lose_member(ended.node, ended.reason, reason, now)
+
+    def _asked(self, node: str, asked: RankRequest, text: str, now: float) -> list[Work]:
+        """Processes a request of a rank. Its node receives the decision with the answer to its next arrival.
+
+        A request for the end of the job, or for the node to leave, counts also where the cycle has ended meanwhile. One
+        for a restart does not: what ended the cycle has restarted it.
+        """
+        if self.phase is Phase.OVER or not is_known(asked.request):
+            return []
+        if self.phase is Phase.FORMING and asks_for_restart(asked.request):
+            return []
+        decision = self._fault_decision.decide_request(node, asked, now)
+        if decision is None:
+            return []
+        match decision.action:
+            case Action.RESTART:
+                return self._end_cycle(EndReason.RESTART, text, now)
+            case Action.LEAVE:
+                return [*self._ranks_ended([node]), *self._away_now(node, EndReason.LEFT, text, now)]
+            case Action.GIVE_UP:
+                code = decision.exit_code or int(ExitCode.JOB_STOPPED)
+                if self.phase is Phase.RUNNING:
+                    return self._finish(EndReason.STOP, code, text)
+                self._notified |= self._roster.not_gone
+                return self._give_up(JobOver(code, text))
 
     def _left(self, left: Left, now: float) -> list[Work]:
         """Processes a departure. That of a member whose launcher was told to end is a preemption.
@@ -377,7 +402,10 @@ class Coordinator:
         active = [arrival.name for arrival in self._roster.members.values()]
         standby = [arrival.name for arrival in self._roster.waiting.values()]
         places[0] = replace(places[0], active=active, standby=standby)
-        return [
+        replies: list[Work] = [
             Reply(node, arrival.seq, decided.with_own_judgement(node, answer))
             for (node, arrival), answer in zip(self._roster.members.items(), places, strict=True)
         ]
+        for node in self._roster.members:
+            decided.forget_node(node)
+        return replies

@@ -1,6 +1,7 @@
-"""The decision about the fault that ended the last cycle: whose it was, what follows, and who is to be notified. Pure.
+"""The decisions about the fault that ended the last cycle, and about requests of ranks. Pure.
 
-Knows no phase and no members; the coordinator asks it when a cycle is to form.
+Says whose the fault was, what follows, and which node is to be notified. Knows no phase and no members; the coordinator
+asks for the decision about a fault when a cycle is to form, and for that about a request when the request arrives.
 """
 
 from __future__ import annotations
@@ -9,11 +10,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ft_launcher.decide.policy.case import NO_VIEWS, Case, FaultJudgement, FaultReport, NodeViews, Policy, PolicyAnswer
+from ft_launcher.decide.policy.case import (
+    NO_VIEWS,
+    Case,
+    FaultReport,
+    NodeViews,
+    Policy,
+    PolicyAnswer,
+    PolicyJudgement,
+    RankRequest,
+    RequestCase,
+)
+from ft_launcher.decide.policy.restart_policy import Action, Decision
 from ft_launcher.job.coordinator.node_messages import Formed, JobOver, RankAssigned
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
-from rank_monitor.contract.restart_history import History
 
 _A = TypeVar("_A", RankAssigned, JobOver)
 
@@ -26,7 +37,7 @@ Reports = Mapping[str, FaultReport | None]
 
 
 class FaultDecision:
-    """The last answer of the policy, the history of restarts, and judgements not yet sent to nodes without a place.
+    """The last answer of the policy, the history of restarts, and judgements that wait for their node's next arrival.
 
     Args:
         policy: the restart policy.
@@ -38,7 +49,7 @@ class FaultDecision:
         self._policy = policy
         self._history_at = now
         self.history: dict[str, Any] = {}
-        self.kept: dict[str, FaultJudgement] = {}
+        self.kept: dict[str, PolicyJudgement] = {}
         self.answer: PolicyAnswer | None = None
         self.faulty_node = ""
         self._failed_starts = 0
@@ -96,6 +107,28 @@ class FaultDecision:
             self.answer = PolicyAnswer(why, None, None, self.history)
         return self.answer
 
+    def decide_request(self, node: str, asked: RankRequest, now: float) -> Decision | None:
+        """Decides on a request of a rank, and keeps the judgement for its node. Charges nothing.
+
+        Returns None where the policy cannot be asked: then nothing follows.
+        """
+        try:
+            answer = self._policy(RequestCase(asked, self.history, now - self._history_at), now)
+        except ProtocolError:
+            return None
+        if answer.judgement is None:
+            return None
+        self.kept[node] = replace(answer.judgement, node=node)
+        return answer.judgement.decision
+
+    def dismissal(self, node: str) -> JobOver | None:
+        """Returns the answer to a node that is to leave because one of its ranks has asked for that; else None."""
+        judgement = self.kept.get(node)
+        if judgement is None or judgement.decision.action is not Action.LEAVE:
+            return None
+        decision = judgement.decision
+        return JobOver(decision.exit_code or int(ExitCode.NODE_EXCLUDED), decision.reason, judgement)
+
     def _ask(self, report: FaultReport, node: str, has_spare: bool, now: float, views: NodeViews) -> PolicyAnswer:
         try:
             answer = self._policy(Case(report, self.history, now - self._history_at, has_spare, views), now)
@@ -108,12 +141,8 @@ class FaultDecision:
             return answer
         return replace(answer, judgement=replace(answer.judgement, node=self.faulty_node))
 
-    def history_of_restarts(self) -> History:
-        """Returns the history as an object, with moments of this process' monotonic clock."""
-        return History.from_record(self.history, self._history_at)
-
     @property
-    def judgement(self) -> FaultJudgement | None:
+    def judgement(self) -> PolicyJudgement | None:
         """What was decided about the fault; None where there was none, or before it is decided."""
         if self.answer is not None:
             return self.answer.judgement
@@ -124,9 +153,13 @@ class FaultDecision:
         if self.judgement is not None and self.faulty_node in waiting:
             self.kept[self.faulty_node] = self.judgement
 
+    def forget_node(self, node: str) -> None:
+        """Drops the judgement that is kept for a node: the node has received it, or is gone."""
+        self.kept.pop(node, None)
+
     def with_own_judgement(self, node: str, answer: _A) -> _A:
-        """Returns the answer to a node, with the judgement of its fault if that was kept for it."""
-        judgement = self.kept.pop(node, None)
+        """Returns the answer to a node, with the judgement of its fault or request if that was kept for it."""
+        judgement = self.kept.get(node)
         if judgement is None:
             return answer
         return replace(answer, judgement=judgement)

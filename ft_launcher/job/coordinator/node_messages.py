@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
-from ft_launcher.decide.policy.case import FaultJudgement, FaultReport
+from ft_launcher.decide.policy.case import FaultReport, PolicyJudgement, RankRequest
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.json_record import from_json, to_json
 
 # Nodes of one job may run different releases of the launcher; a record of another version is refused.
-VERSION = 3
+VERSION = 4
 # Cycles and ranks are numbered from 0.
 NO_CYCLE = -1
 NO_RANK = -1
@@ -39,6 +39,8 @@ class EndReason(str, Enum):
     """Its ranks exit after the same step, each when it has saved, with a code that the launcher acts on."""
     PREEMPTED = "preempted"
     """It got a signal to end: all ranks stop after the same step, each when it has saved."""
+    ASKED = "asked"
+    """A rank of the node asks for a restart, for the end of the job, or for its node to leave."""
     LEFT = "left"
     LOST = "lost"
     GREW = "grew"
@@ -71,14 +73,17 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class Ended:
-    """A member's part in a cycle ended, or it wants the cycle to end. `text`: why, for other nodes. `signal`: the one
-    that preempts it."""
+    """A member's part in a cycle ended, or it wants the cycle to end. `text`: why, for other nodes.
+
+    `request`: of a rank of this node, if the reason is `ASKED`; the coordinator decides what follows. `signal`: the one
+    that preempts this node.
+    """
 
     node: str
     cycle: int
     reason: EndReason
     text: str
-    exit_code: int = 0
+    request: RankRequest | None = None
     signal: int = 0
 
 
@@ -103,7 +108,7 @@ class RankAssigned:
     nodes: int
     reason: str
     deputy: bool = False
-    judgement: FaultJudgement | None = None
+    judgement: PolicyJudgement | None = None
     active: list[str] = field(default_factory=list)
     standby: list[str] = field(default_factory=list)
 
@@ -114,7 +119,7 @@ class JobOver:
 
     exit_code: int
     reason: str
-    judgement: FaultJudgement | None = None
+    judgement: PolicyJudgement | None = None
 
     @property
     def end_reason(self) -> EndReason:
@@ -155,8 +160,8 @@ class Formed:
     arrivals: dict[str, JoinRequest] = field(default_factory=dict)
     history: dict[str, Any] = field(default_factory=dict)
     over: JobOver | None = None
-    judgement: FaultJudgement | None = None
-    owed: dict[str, FaultJudgement] = field(default_factory=dict)
+    judgement: PolicyJudgement | None = None
+    owed: dict[str, PolicyJudgement] = field(default_factory=dict)
     deposed: list[str] = field(default_factory=list)
     attempt: str = ""
     before: dict[str, JobOver] = field(default_factory=dict)

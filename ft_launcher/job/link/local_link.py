@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from ft_launcher.decide.policy.case import FaultJudgement
+from ft_launcher.decide.policy.case import PolicyJudgement
 from ft_launcher.job.coordinator.coordinator import Coordinator
 from ft_launcher.job.coordinator.node_messages import (
     Answer,
@@ -25,7 +25,6 @@ from ft_launcher.job.coordinator.node_messages import (
 )
 from ft_launcher.job.link.attempt import NodeSettings
 from ft_launcher.job.link.coordinator_link import Cut
-from rank_monitor.contract.restart_history import History
 
 
 class LocalLink:
@@ -71,14 +70,9 @@ class LocalLink:
         return self._machine.next_deadline()
 
     @property
-    def judgement(self) -> FaultJudgement | None:
+    def judgement(self) -> PolicyJudgement | None:
         """What was decided about the fault of the last cycle, also before the answer is due; None: nothing was."""
         return self._machine.judgement
-
-    @property
-    def history(self) -> History:
-        """The restarts so far, as the policy remembers them."""
-        return self._machine.history
 
     def take_end(self, cycle: int) -> CycleEnd | None:
         """Returns the end of this cycle if it has ended and that was not taken yet."""

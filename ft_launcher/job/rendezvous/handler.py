@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from ft_launcher.decide.policy.case import FaultReport
+from ft_launcher.decide.policy.case import FaultReport, RankRequest
 from ft_launcher.job.coordinator.beat_schedule import lease_s
 from ft_launcher.job.coordinator.node_messages import (
     CycleEnd,
@@ -161,7 +161,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         try:
             link = self._link or self._connect()
             while True:
-                place = self._join(link)
+                place = self.await_place(link)
+                self._is_granted = False
                 info = self._enter(link, place)
                 if info is not None:
                     return info
@@ -286,10 +287,16 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             return self._link.take_end(self.place.cycle)
         return None
 
-    def report_end(self, end_reason: EndReason, reason: str, exit_code: int = 0, number: int = 0) -> None:
-        """Reports how the cycle ended on this node; returns at once. `number`: of the preempting signal."""
+    def report_end(self, end_reason: EndReason, reason: str, asked: RankRequest | None = None, number: int = 0) -> None:
+        """Reports how the cycle ended on this node; returns at once.
+
+        Args:
+            reason: for the other nodes.
+            asked: what a rank of this node asks for.
+            number: of the signal that preempts this node.
+        """
         if self._link is not None and self.place is not None:
-            self._link.send(Ended(self._me.node, self.place.cycle, end_reason, reason, exit_code, number))
+            self._link.send(Ended(self._me.node, self.place.cycle, end_reason, reason, asked, number))
 
     def ranks_ended(self) -> None:
         """Reports to the hosts of the ranks' stores that those of this node have ended after a preemption."""
@@ -376,15 +383,19 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._rename_if_deposed(link)
         link.ask(self._me)
 
-    def _join(self, link: CoordinatorLink) -> RankAssigned:
-        """Returns this node's place, once the coordinator has given it one."""
+    def await_place(self, link: CoordinatorLink) -> RankAssigned:
+        """Returns this node's place, once the coordinator has given it one. `next_rendezvous` does not ask again then.
+
+        Raises:
+            NoPlace: there is no further cycle for this node.
+            RendezvousConnectionError: this node is cut off.
+        """
         if not self._is_granted:
             self._ask(link)
             while self.answered(self._settings.beat_s) is None:
                 self._must_be_linked(link)
                 if self._rename_if_deposed(link):
                     link.ask(self._me)
-        self._is_granted = False
         assert self.place is not None
         return self.place
 

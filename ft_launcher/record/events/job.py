@@ -173,7 +173,7 @@ class DecisionEvent(Event, name="decision"):
     hardware is there), `agreed_exit_code` (of all nodes), `by_views` (by where the ranks of so many nodes were the
     fault was found; 0: by `evidence` of this node), where it counted `returned` (the rank of the job that had returned,
     and how many seconds before the stop), or the `request` of a rank. null: the policy was not asked, since this node
-    leaves or, with several nodes, a rank asks. `ft_launcher replay` decides by it again."""
+    leaves. `ft_launcher replay` decides by it again."""
     budget: Shared[str | Absent] = ABSENT
     """Of a charged restart when the budget is whole again, in words, and whether progress has just given it back; else
     empty."""

@@ -6,11 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from ft_launcher.decide.attribution import Fault, FaultKind
-from ft_launcher.decide.policy.case import Case, FaultJudgement, FaultReport, PolicyAnswer
-from ft_launcher.decide.policy.restart_policy import Action, Decision
+from ft_launcher.decide.policy.case import (
+    Case,
+    FaultReport,
+    PolicyAnswer,
+    PolicyJudgement,
+    RankRequest,
+    RequestCase,
+)
+from ft_launcher.decide.policy.restart_policy import REQUESTS, Action, Decision
 from ft_launcher.job.coordinator.coordinator import Coordinator
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import NO_CYCLE, NO_RANK, JoinRequest, RankAssigned, Reply, Work
+from rank_monitor.contract.wire.messages import ControlRequest
 
 
 def failed(headline: str = "", **changes: Any) -> FaultReport:
@@ -24,15 +32,28 @@ def node(name: str, seq: int = 1, cycle: int = NO_CYCLE, **fields: Any) -> JoinR
     return JoinRequest(name, seq, name, **(usual | fields))
 
 
-def judge(case: Case, now: float) -> PolicyAnswer:
-    """A restart, counted in the history: after 5 s where the headline is `wait 5`, and none where it is `fatal`."""
+def request(action: str = "restart", rank: int = 3) -> RankRequest:
+    """What a rank asks for."""
+    return RankRequest(rank, ControlRequest(action, "please"))
+
+
+def judge(case: Case | RequestCase, now: float) -> PolicyAnswer:
+    """A restart, counted in the history: after 5 s where the headline is `wait 5`, and none where it is `fatal`.
+
+    A request is answered by the table of requests.
+    """
+    if isinstance(case, RequestCase):
+        action, code = REQUESTS[case.asked.request.action]
+        decision = Decision(action, "asked for", exit_code=code)
+        judgement = PolicyJudgement(decision, inputs={"request": {"rank": case.asked.rank}})
+        return PolicyAnswer("asked for", code, judgement, case.history)
     history = {"restarts": int(case.history.get("restarts", 0)) + 1}
     if case.report.headline == "fatal":
-        return PolicyAnswer("it is fatal", 3, FaultJudgement(Decision(Action.GIVE_UP, "it is fatal")), case.history)
+        return PolicyAnswer("it is fatal", 3, PolicyJudgement(Decision(Action.GIVE_UP, "it is fatal")), case.history)
     reason, wait_s = f"restart {history['restarts']}", 0.0
     if case.report.headline.startswith("wait"):
         wait_s = float(case.report.headline.removeprefix("wait"))
-    return PolicyAnswer(reason, None, FaultJudgement(Decision(Action.RESTART, reason)), history, wait_s)
+    return PolicyAnswer(reason, None, PolicyJudgement(Decision(Action.RESTART, reason)), history, wait_s)
 
 
 def rules_of(minimum: int, maximum: int, **rules: Any) -> Rules:

@@ -18,7 +18,7 @@ from ft_launcher.job.coordinator.node_messages import (
     Reply,
     Work,
 )
-from tests.ft_launcher.job.nodes_of_a_test import judge, node, rules_of
+from tests.ft_launcher.job.nodes_of_a_test import judge, node, request, rules_of
 
 
 class Story:
@@ -45,19 +45,22 @@ class Story:
             lines += self.told(self.machine.on(arrival, self.now))
         return lines
 
-    def ended(
-        self, nodes: str, how: EndReason, reason: str = "boom", code: int = 0, cycle: int | None = None
-    ) -> list[str]:
-        """Their part in the cycle they are in (or another) ended."""
+    def ended(self, nodes: str, how: EndReason, action: str = "", cycle: int | None = None) -> list[str]:
+        """Their part in the cycle they are in (or another) ended, or a rank of each asked for an action."""
         lines = []
         for name in nodes:
-            ended = Ended(name, self._cycle[name] if cycle is None else cycle, how, reason, code)
+            asked = request(action) if action else None
+            ended = Ended(name, self._cycle[name] if cycle is None else cycle, how, "boom", asked)
             lines += self.told(self.machine.on(ended, self.now))
         return lines
 
     def failed(self, nodes: str) -> list[str]:
         """A rank of theirs failed."""
         return self.ended(nodes, EndReason.FAILED)
+
+    def asked(self, nodes: str, action: str, cycle: int | None = None) -> list[str]:
+        """A rank of each asked for an action."""
+        return self.ended(nodes, EndReason.ASKED, action, cycle)
 
     def left(self, name: str, signal: int = 0) -> list[str]:
         """A node says that it leaves, told to by a signal if one is given."""

@@ -81,6 +81,7 @@ def test_phase_after_events(events: list[Event], phase: CyclePhase) -> None:
         (EndReason.LEFT, None, CyclePhase.REGROUP),
         (EndReason.LEFT, 82, CyclePhase.JOB_ENDED),
         (EndReason.RESTART, None, CyclePhase.REGROUP),
+        (EndReason.ASKED, None, CyclePhase.REGROUP),
         (EndReason.STOP, 90, CyclePhase.JOB_ENDED),
         (EndReason.SUCCEEDED, 0, CyclePhase.JOB_ENDED),
     ],

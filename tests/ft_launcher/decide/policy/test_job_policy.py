@@ -15,14 +15,22 @@ from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind, nccl_vi
 from ft_launcher.decide.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.decide.attribution.rank_view import GroupState, RankView
 from ft_launcher.decide.attribution.scene import Scene
-from ft_launcher.decide.policy.case import Case, FaultJudgement, FaultReport, NodeViews, PolicyAnswer
+from ft_launcher.decide.policy.case import (
+    Case,
+    FaultReport,
+    NodeViews,
+    PolicyAnswer,
+    PolicyJudgement,
+    RankRequest,
+    RequestCase,
+)
 from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.job_policy import make_policy
 from ft_launcher.decide.policy.restart_policy import Action
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.json_record import from_json, read_record, to_json, write_record
-from rank_monitor.contract.wire.messages import ResultInDoubt
+from rank_monitor.contract.wire.messages import ControlRequest, ResultInDoubt
 
 FAULT = Fault(FaultKind.EXIT, 3, 1, 4711, 7, "rank 3 exited", "node b", "", detail=("a",), agreed_exit_code=7)
 
@@ -37,10 +45,10 @@ def crossed(report: FaultReport) -> FaultReport:
     return read_record(FaultReport, write_record(report))
 
 
-def received(answer: PolicyAnswer) -> FaultJudgement:
+def received(answer: PolicyAnswer) -> PolicyJudgement:
     """The judgement as the nodes receive it."""
     assert answer.judgement is not None
-    return read_record(FaultJudgement, write_record(answer.judgement))
+    return read_record(PolicyJudgement, write_record(answer.judgement))
 
 
 def culprit_in(answer: PolicyAnswer) -> Fault | None:
@@ -54,6 +62,17 @@ def culprit_in(answer: PolicyAnswer) -> Fault | None:
 def judged(fault: Fault, history: dict[str, Any], max_restarts: int, life: CycleLife, **settings: Any) -> PolicyAnswer:
     case = Case(crossed(FaultReport(fault, life)), history, 10.0, False)
     return make_policy(replace(RestartSettings(), **settings), max_restarts)(case, 100.0)
+
+
+def test_a_request_is_answered_with_what_the_decision_was_made_of_and_charges_nothing() -> None:
+    history = judged(FAULT, {}, 3, CycleLife(20.0, 5)).history
+    case = RequestCase(RankRequest(3, ControlRequest("restart", "please")), through_json(history), 10.0)
+    answer = make_policy(RestartSettings(), 3)(case, 100.0)
+    judgement = received(answer)
+    assert judgement.answers_request and judgement.inputs["history"]["charged"] == 1
+    assert judgement.inputs["request"] == {"rank": 3, "action": "restart", "description": "please"}
+    assert (judgement.decision.action, judgement.decision.restarts_left) == (Action.RESTART, 2)
+    assert len(answer.history["charged"]) == 1 and not judgement.decision.charged
 
 
 def test_a_budget_is_spent_over_judgements_that_cross_as_json() -> None:
@@ -181,7 +200,7 @@ def test_the_life_of_a_cycle_that_does_not_fit(life: Any) -> None:
 )
 def test_a_decision_that_does_not_fit(record: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
-        from_json(FaultJudgement, {"decision": record})
+        from_json(PolicyJudgement, {"decision": record})
 
 
 LOADS = ["train.py:9 in load"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ft_launcher.decide.policy.case import FaultReport
+from ft_launcher.decide.policy.restart_policy import REQUESTS
 from ft_launcher.job.coordinator.coordinator import Coordinator, Phase
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import EndReason, RankAssigned, Reply
@@ -88,6 +89,8 @@ def test_the_messages_of_an_ended_cycle_change_nothing() -> None:
     story.come("ab")
     for how in EndReason:
         assert story.ended("ab", how, cycle=0) == []
+    for action in REQUESTS:
+        assert story.asked("ab", action, cycle=0) == []
     assert story.machine.phase is Phase.RUNNING
 
 
@@ -270,7 +273,7 @@ MOMENTS: dict[str, tuple[Setup, str]] = {
     "a rank of another failed and it waits": (lambda story: story.failed("a") + story.come("b"), "ac"),
     "a rank of another failed and that waits": (lambda story: story.failed("a") + story.come("ba"), "c"),
     "it was reported preempted": (lambda story: story.ended("b", EndReason.PREEMPTED), "ac"),
-    "a restart was asked for": (lambda story: story.ended("a", EndReason.RESTART), "ac"),
+    "a restart was asked for": (lambda story: story.asked("a", "restart"), "ac"),
 }
 """Moment at which node b of a, b and c is told to end -> what comes to it, and who has still to arrive afterwards."""
 
@@ -519,13 +522,54 @@ def test_a_failure_after_another_node_is_done_begins_the_cycle_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "told"),
-    [(EndReason.STOP, 95, ["end 0: stop 95", "over for s: 95"]), (EndReason.RESTART, 0, ["end 0: restart"])],
+    ("action", "ended", "arrived"),
+    [
+        ("stop_job", ["end 0: stop 95", "over for s: 95"], ["over for a: 95", "over for b: 95"]),
+        ("restart", ["end 0: restart"], ["cycle 1: ab"]),
+        ("exclude_this_node", ["end 0: left"], ["cycle 1: as", "over for b: 94"]),
+        ("dance", [], []),
+    ],
 )
-def test_a_request_of_the_training(how: EndReason, code: int, told: list[str]) -> None:
+def test_a_request_of_a_rank(action: str, ended: list[str], arrived: list[str]) -> None:
     story = running("ab", maximum=2)
     story.come("s")
-    assert story.ended("b", how, code=code) == told
+    assert story.asked("b", action) == ended
+    if ended:
+        assert story.come("ab") == arrived
+
+
+@pytest.mark.parametrize(
+    ("action", "asked", "arrived"),
+    [
+        ("stop_job", ["over for a: 95"], ["over for b: 95"]),
+        ("restart", [], ["cycle 1: ab"]),
+        ("exclude_this_node", [], ["over for b: 94"]),
+    ],
+)
+def test_a_request_that_comes_after_a_failure(action: str, asked: list[str], arrived: list[str]) -> None:
+    """The end of the job, and that of a node, are not lost with the cycle that they ended."""
+    story = running("ab")
+    story.failed("a")
+    story.come("a")
+    assert story.asked("b", action) == asked
+    assert story.come("b") == arrived
+
+
+def test_the_host_of_the_store_leaves_as_its_rank_has_asked() -> None:
+    story = running("ab", hosts=True)
+    assert story.asked("a", "exclude_this_node") == ["end 0: left 82"]
+    assert story.come("ab") == ["over for a: 94", "over for b: 82"]
+
+
+def test_a_node_that_leaves_as_asked_is_told_so_by_another_coordinator_too() -> None:
+    """The first one had decided so, formed the next cycle, and died before the node arrived."""
+    story = running("abc", minimum=2)
+    story.asked("c", "exclude_this_node")
+    assert story.come("ab") == ["cycle 1: ab"]
+    story.taken_over("b")
+    assert story.come("c") == ["over for c: 94"]
+    story.left("c")
+    assert story.machine.formed().owed == {}
 
 
 def test_the_job_ends_with_the_host_of_its_store() -> None:

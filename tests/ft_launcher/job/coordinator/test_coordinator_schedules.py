@@ -13,6 +13,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ft_launcher.decide.policy.restart_policy import REQUESTS
 from ft_launcher.job.coordinator.coordinator import Coordinator, Phase
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import (
@@ -28,7 +29,7 @@ from ft_launcher.job.coordinator.node_messages import (
     ToCoordinator,
     Work,
 )
-from tests.ft_launcher.job.nodes_of_a_test import failed, judge, node
+from tests.ft_launcher.job.nodes_of_a_test import failed, judge, node, request
 
 NODES = 7
 JOIN_S, LAST_CALL_S, DOUBT_S = 600.0, 30.0, 17.0
@@ -170,13 +171,18 @@ class World:
             self.post(Left(one.name, "bye", signal=15 * (one.seq % 2)))
 
     def ask(self, one: Simulated) -> None:
+        """A rank of its asks for a restart, for the end of the job, or for it to leave."""
         if one.state == "in":
-            self.post(Ended(one.name, one.cycle, EndReason.RESTART, "please"))
+            one.state = "ended"
+            action = ["restart", "stop_job", "restart", "exclude_this_node"][one.seq % 4]
+            self.post(Ended(one.name, one.cycle, EndReason.ASKED, "please", request(action)))
 
     def say_late(self, one: Simulated) -> None:
         if 0 <= one.cycle < self.cycle:
             for how in EndReason:
                 assert self.post(Ended(one.name, one.cycle, how, "late")) == []
+            for action in REQUESTS:
+                assert self.post(Ended(one.name, one.cycle, EndReason.ASKED, "late", request(action))) == []
 
     def say_twice(self, one: Simulated) -> None:
         if one.state == "waiting":

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
-from ft_launcher.decide.policy.case import FaultJudgement, FaultReport
+from ft_launcher.decide.policy.case import FaultReport, PolicyJudgement, RankRequest
 from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Action, Decision
 from ft_launcher.job.coordinator.node_messages import (
@@ -30,6 +30,7 @@ from ft_launcher.job.coordinator.node_messages import (
     encode,
 )
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.wire.messages import ControlRequest
 
 words, numbers = st.text(max_size=20), st.integers(-(2**60), 2**60)
 scalars = st.none() | st.booleans() | numbers | words
@@ -45,15 +46,16 @@ faults = st.builds(
 lives = st.builds(CycleLife, st.floats(0, 1e6), st.none() | numbers)
 reports = st.none() | st.builds(FaultReport, faults, lives, words)
 decisions = st.builds(Decision, st.sampled_from(Action), words, st.booleans(), numbers)
-judgements = st.none() | st.builds(FaultJudgement, decisions, words, words, objects, reports)
+judgements = st.none() | st.builds(PolicyJudgement, decisions, words, words, objects, reports)
 joins = st.builds(JoinRequest, words, numbers, words, words, numbers, words, numbers, words, numbers, reports, objects)
 overs = st.builds(JobOver, numbers, words, judgements)
 arrivals = st.dictionaries(words, joins, max_size=2)
 reasons = st.sampled_from(EndReason)
+requests = st.builds(RankRequest, numbers, st.builds(ControlRequest, words, words))
 
 messages: st.SearchStrategy[NodeMessage] = st.one_of(
     joins,
-    st.builds(Ended, words, numbers, reasons, words, numbers),
+    st.builds(Ended, words, numbers, reasons, words, st.none() | requests, numbers),
     st.builds(Left, words, words),
     st.builds(Members, numbers, st.lists(words), st.lists(words), st.lists(numbers)),
     st.builds(RankAssigned, numbers, numbers, numbers, words, st.booleans(), judgements),
@@ -101,10 +103,10 @@ def test_any_object_is_a_message_or_a_protocol_error(
         (b"[]", "not an object"),
         (b"{}", "version None"),
         (b'{"v":2,"kind":"Left"}', "version 2"),
-        (b'{"v":3,"kind":"Gon"}', "unknown kind"),
-        (b'{"v":3,"kind":"Left","node":"a"}', "reason"),
-        (b'{"v":3,"kind":"Left","node":"a","reason":1}', "reason"),
-        (b'{"v":3,"kind":"Left","node":"a","reason":"","more":1}', "more"),
+        (b'{"v":%d,"kind":"Gon"}' % VERSION, "unknown kind"),
+        (b'{"v":%d,"kind":"Left","node":"a"}' % VERSION, "reason"),
+        (b'{"v":%d,"kind":"Left","node":"a","reason":1}' % VERSION, "reason"),
+        (b'{"v":%d,"kind":"Left","node":"a","reason":"","more":1}' % VERSION, "more"),
         (b" " * (MAX_BYTES + 1), "bytes is above"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from ft_launcher.decide.attribution import Fault, FaultKind
 from ft_launcher.decide.policy.case import FaultReport
 from ft_launcher.decide.policy.job_policy import make_policy
@@ -14,7 +16,7 @@ from ft_launcher.job.link.attempt import NodeSettings
 from ft_launcher.job.link.local_link import LocalLink
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.settings.config import RestartSettings
-from tests.ft_launcher.job.nodes_of_a_test import node
+from tests.ft_launcher.job.nodes_of_a_test import node, request
 
 EXITED = FaultReport(Fault(FaultKind.EXIT, 0, 0, 1, 1, "exited", "", ""))
 
@@ -44,7 +46,8 @@ def test_a_fault_is_decided_in_the_same_call() -> None:
     place = link.answer(2, 0.0)
     assert isinstance(place, RankAssigned) and place.cycle == 1
     assert place.judgement is not None and place.judgement.node == "a"
-    assert place.judgement.decision.restarts_left == 2 and len(link.history.charged) == 1
+    assert place.judgement.decision.restarts_left == 2
+    assert place.judgement.decision.charged
 
 
 def test_the_last_restart_is_spent() -> None:
@@ -79,11 +82,23 @@ def test_success_ends_the_job_and_is_taken_once() -> None:
 def test_a_restart_that_a_rank_asked_for_is_not_charged() -> None:
     link = linked()
     link.ask(node("a"))
-    link.send(Ended("a", 0, EndReason.RESTART, "please"))
+    link.send(Ended("a", 0, EndReason.ASKED, "please", request("restart")))
     link.ask(node("a", 2, 0))
     place = link.answer(2, 0.0)
-    assert isinstance(place, RankAssigned) and place.cycle == 1 and place.judgement is None
-    assert link.history.charged == ()
+    assert isinstance(place, RankAssigned) and place.cycle == 1
+    assert place.judgement is not None and place.judgement.answers_request and place.judgement.node == "a"
+    assert not place.judgement.decision.charged and place.judgement.inputs["history"]["charged"] == 0
+
+
+@pytest.mark.parametrize(("action", "code"), [("stop_job", 95), ("exclude_this_node", 94)])
+def test_a_rank_ends_the_launcher(action: str, code: int) -> None:
+    link = linked()
+    link.ask(node("a"))
+    link.send(Ended("a", 0, EndReason.ASKED, "please", request(action)))
+    link.ask(node("a", 2, 0))
+    over = link.answer(2, 0.0)
+    assert isinstance(over, JobOver) and over.exit_code == code
+    assert over.judgement is not None and over.judgement.answers_request
 
 
 def test_a_node_that_was_never_a_member_leaves() -> None:

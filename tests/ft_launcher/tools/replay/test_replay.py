@@ -18,7 +18,7 @@ from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_reco
 from ft_launcher.decide.attribution.first_failure import lost_a_peer, with_lost
 from ft_launcher.decide.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.decide.attribution.rank_view import RankView, views
-from ft_launcher.decide.policy.case import Case, FaultJudgement, FaultReport, NodeViews
+from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews, PolicyJudgement
 from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.job_policy import make_policy
 from ft_launcher.record import events
@@ -279,7 +279,7 @@ def hung(rank: int, entered: int, frames: list[str], condemned: bool) -> CycleEv
     return CycleEvidence([of_rank], stop_began=10.0, all_ranks=False)
 
 
-def judged(case: Case) -> tuple[Fault, FaultJudgement]:
+def judged(case: Case) -> tuple[Fault, PolicyJudgement]:
     """Returns the fault of the rank that held up those of all nodes, and the judgement, as the nodes receive it."""
     answer = make_policy(RestartSettings(), 3)(case, 5.0)
     assert answer.judgement is not None and answer.judgement.culprit is not None
