@@ -1,6 +1,7 @@
 """Unix sockets of whole messages (SOCK_SEQPACKET), with descriptors passed along (SCM_RIGHTS).
 
-All three processes use it. It handles bytes and credentials and does not interpret messages. Nothing here blocks.
+Launcher, monitor and client use it. It handles bytes and credentials and does not interpret messages. Nothing here
+blocks on the sockets that it makes, which are all non-blocking.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pathlib import Path
 
 from rank_monitor.contract.wire.codec import MAX_MESSAGE
 
-# `sun_path` has 108 bytes with the final NUL (unix(7)).
 MAX_PATH_BYTES = 107
-# One connection is expected. With a full queue `connect` fails at once (EAGAIN), and the client tries again.
+"""Of the path of a socket: `sun_path` has 108 bytes with the final NUL (unix(7))."""
 BACKLOG = 16
-# `struct ucred`: pid, uid, gid.
+"""Connections that wait to be accepted. One is expected; with a full queue `connect` fails at once (EAGAIN), and the
+client tries again."""
 _CREDENTIALS = struct.Struct("3i")
+"""`struct ucred`: pid, uid, gid."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Peer:
 
 @contextlib.contextmanager
 def short_address(path: Path) -> Iterator[str]:
-    """`path`, or where it is too long for the kernel, a short name through a descriptor of its folder.
+    """A context that gives a name of `path` for bind or connect: the path itself, or where that is too long for the
+    kernel, a short name through a descriptor of its folder.
 
     The short name is valid inside the context only.
     """
@@ -49,7 +52,7 @@ def short_address(path: Path) -> Iterator[str]:
 
 
 def listen(path: Path) -> socket.socket:
-    """Returns a non-blocking listening socket at `path` (mode 0600).
+    """Returns a non-blocking listening socket at `path`, which this user alone may connect to (mode 0600).
 
     Raises:
         OSError: the path is taken or cannot be written.
@@ -85,7 +88,7 @@ def connect(path: Path) -> socket.socket:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected, non-blocking sockets."""
+    """Returns two connected, non-blocking sockets."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setblocking(False)
@@ -93,7 +96,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def peer(connection: socket.socket) -> Peer:
-    """The credentials of the process at the other end."""
+    """Returns the credentials of the process that made the other end: a process that inherited it is not told apart."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return Peer(pid, uid)
@@ -103,7 +106,7 @@ def send(connection: socket.socket, data: bytes, descriptors: tuple[int, ...] = 
     """Sends one whole message if that is possible at once. Does not block on a non-blocking socket.
 
     Returns:
-        Whether it was sent: False when the queue is full.
+        Whether the message was sent; False: the queue is full.
 
     Raises:
         OSError: the other end is gone.
@@ -122,9 +125,9 @@ def receive(connection: socket.socket, max_descriptors: int = 0) -> tuple[bytes,
     """Receives one whole message. Does not block on a non-blocking socket.
 
     Returns:
-        The message, cut at `MAX_MESSAGE` + 1 bytes so that `codec.decode` refuses an oversized one, and the
-        descriptors that arrived with it (the caller closes them); None when nothing waits. Empty bytes: the other end
-        has closed, or the message is empty; see `closed`.
+        None when nothing waits. Otherwise the message and the descriptors that arrived with it, which the caller
+        closes. A message is cut at `MAX_MESSAGE` + 1 bytes, so that `codec.decode` refuses one that is too large. Empty
+        bytes: the other end has closed, or the message is empty; `closed` tells the two apart.
 
     Raises:
         OSError: the connection broke.
@@ -142,7 +145,7 @@ def receive(connection: socket.socket, max_descriptors: int = 0) -> tuple[bytes,
 
 
 def closed(connection: socket.socket) -> bool:
-    """Whether the other end has closed. `receive` returns the same for this and for an empty message."""
+    """Whether the other end has closed: `receive` returns the same for that and for an empty message."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return any(events & (select.POLLHUP | select.POLLRDHUP | select.POLLERR) for _, events in poll.poll(0))

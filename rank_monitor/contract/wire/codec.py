@@ -1,6 +1,8 @@
 """Encodes messages as bytes and decodes them: small binary records for frequent ones, versioned JSON for the rest.
 
-All three processes use it, with the sockets of `channel.py`. No socket and no clock is used here.
+Launcher, monitor and client use it, with the sockets of `channel.py`. No socket and no clock is used here. A message
+that `decode` returns has been checked: its version, its size, depth and number of keys of its JSON, and the type of
+each field. Everything else raises ProtocolError, whatever the bytes are: a rank may send any.
 
     header (16 bytes, little endian): version u8, kind u8, two zero bytes, sequence u32, sent u64
     heartbeat    header
@@ -23,16 +25,18 @@ from rank_monitor.contract.wire.foreign import check_depth
 from rank_monitor.contract.wire.json_record import from_json
 from rank_monitor.contract.wire.messages import KINDS, Heartbeat, IterationReached, Message, Progress, Sections
 
-# Of the header and the meaning of all messages. A process refuses those of another version.
 VERSION = 2
-# A message of SOCK_SEQPACKET goes out whole or not at all: one above the send buffer (212,992 bytes by default) never.
+"""The version of the header and of the meaning of all messages. A process refuses messages of another version: it may
+come from another release, in a container for example."""
 MAX_MESSAGE = 60_000
+"""Bytes of one message. A message of SOCK_SEQPACKET goes out whole or not at all, and one above the send buffer
+(212,992 bytes by default) never does."""
 MAX_OPEN_SECTIONS = 64
-"""With the longest names a report of so many takes 17 KB, which fits into one message."""
+"""Sections that one report may name. With the longest names a report of so many takes 17 KB."""
 MAX_NAME_BYTES = 255
-"""The length of a name is one byte."""
+"""Of the name of a section: its length is one byte in a report."""
 MAX_DEPTH = 16
-"""Nesting of a message's JSON. Ours have at most four levels; what reads a message may recurse into it."""
+"""Nesting of a message's JSON. Our messages have at most four levels; what reads a message may recurse into it."""
 MAX_KEYS = 256
 """Keys of any one object in a message: four times the sections that one report may name."""
 
@@ -42,15 +46,16 @@ _SECTIONS_HEAD = struct.Struct("<qB")
 _SECTION_HEAD = struct.Struct("<QB")
 _HEARTBEAT = Heartbeat.kind
 
-# The short form of JSON; a message in a message becomes an object. Both are made once, since `json.dumps` and
-# `json.loads` look at their options at each call.
+# The short form of JSON; a message within a message becomes an object. Encoder and decoder are made once, since
+# `json.dumps` and `json.loads` look at their options at each call.
 _ENCODE = json.JSONEncoder(separators=(",", ":"), default=vars).encode
 _DECODE = json.JSONDecoder().decode
 
 
 @dataclass(frozen=True)
 class Received:
-    """A decoded message with what its header said."""
+    """A decoded message with what its header says: the sender's number of the message, and when it was sent (the
+    sender's CLOCK_MONOTONIC in nanoseconds)."""
 
     message: Message
     sequence: int
@@ -58,13 +63,19 @@ class Received:
 
 
 def heartbeat(sequence: int, sent_ns: int) -> bytes:
-    """The 16 bytes of a `Heartbeat`."""
-    # The field for the sequence has 32 bits: the number wraps.
+    """Returns the 16 bytes of a `Heartbeat`. Called by the training itself, at each heartbeat."""
+    # The field for the sequence has 32 bits, so the number wraps.
     return _HEADER.pack(VERSION, _HEARTBEAT, 0, sequence & 0xFFFFFFFF, sent_ns)
 
 
 def sections(sequence: int, sent_ns: int, iteration: int, open_sections: typing.Mapping[str, int]) -> bytes:
-    """The bytes of `Sections`; `open_sections` maps name to the moment it was opened.
+    """Returns the bytes of a `Sections`. Called by the training itself, whenever a section begins or ends.
+
+    Args:
+        sequence: the sender's number of the message.
+        sent_ns: when it is sent.
+        iteration: of the training; NO_ITERATION: not known.
+        open_sections: name -> when the section was opened.
 
     Raises:
         ValueError: more than 64 open sections, or a name of more than 255 bytes.
@@ -85,10 +96,10 @@ def sections(sequence: int, sent_ns: int, iteration: int, open_sections: typing.
 
 
 def encode(message: Message, sequence: int, sent_ns: int) -> bytes:
-    """The bytes of any message.
+    """Returns the bytes of any message.
 
     Raises:
-        ValueError: it is larger than one message may be.
+        ValueError: the message is larger than `MAX_MESSAGE`.
     """
     match message:
         case Heartbeat():
@@ -105,9 +116,9 @@ def encode(message: Message, sequence: int, sent_ns: int) -> bytes:
 
 
 def heartbeat_sent_ns(data: bytes | bytearray, length: int) -> int | None:
-    """The moment at which the heartbeat in the first `length` bytes was sent; None if they are no heartbeat.
+    """Returns when the heartbeat in the first `length` bytes was sent; None if these bytes are no heartbeat.
 
-    Cheaper than `decode`.
+    Cheaper than `decode`: most of what a monitor reads are heartbeats.
     """
     if length != _HEADER.size or data[0] != VERSION or data[1] != _HEARTBEAT:
         return None
@@ -115,10 +126,10 @@ def heartbeat_sent_ns(data: bytes | bytearray, length: int) -> int | None:
 
 
 def decode(data: bytes) -> Received:
-    """The message in `data`.
+    """Returns the message in `data`.
 
     Raises:
-        ProtocolError: it is not a message of ours, of another version, too large, or its fields do not fit.
+        ProtocolError: `data` is no message of ours, has another version, or is too large; or a field does not fit.
     """
     if len(data) < _HEADER.size:
         raise ProtocolError(f"message of {len(data)} bytes is shorter than a header")
@@ -180,7 +191,7 @@ def _decode_json(expected: type, data: bytes) -> Message:
 
 
 def _most_keys(value: object) -> int:
-    """The number of keys of the largest object in a JSON value. Recurses: check the depth before."""
+    """Returns the number of keys of the largest object in a JSON value. Recurses: check the depth before."""
     if isinstance(value, dict):
         return max(len(value), *map(_most_keys, value.values()), 0)
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""Complaints about what others sent: each kind is said once, and then counted.
+"""Complaints about what others sent: the first of each kind is printed, and the others are counted.
 
-A rank, a node or a stranger may send what nobody can read as often as it likes; neither the console nor a log may be
-filled by it.
+A rank, a node or a stranger may send what nobody can read, and as often as it likes. Neither the console nor a log may
+be filled by that.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Callable
 
 _AGAIN = 1000
-"""The count is said when it has grown so many times: 129,585 complaints in 5 s, as were seen, make two lines."""
+"""The count is printed when it has become so many times what was printed last. 129,585 complaints in 5 s, as were seen,
+make two lines."""
 
 
 class Complaints:
-    """Counts complaints by kind, and says the first of each. For one thread.
+    """Counts complaints by kind, and prints the first of each. For one thread.
 
     Args:
-        say: gets the line.
+        say: called with each line to be printed.
     """
 
     def __init__(self, say: Callable[[str], object]) -> None:
@@ -26,11 +27,11 @@ class Complaints:
         self._said: dict[str, int] = {}
 
     def about(self, kind: str, text: str) -> None:
-        """Says or counts one complaint.
+        """Prints or counts one complaint.
 
         Args:
-            kind: what it is about, in words of ours: there are as many counters as kinds.
-            text: the complaint.
+            kind: what the complaint is about, in words of ours and not of the sender: each kind costs a counter.
+            text: the line.
         """
         self._counts[kind] += 1
         count = self._counts[kind]

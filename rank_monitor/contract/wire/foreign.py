@@ -1,9 +1,10 @@
 """Reads files, JSON and numbers that another process wrote, within bounds. Does not interpret them.
 
 A rank chooses the bytes of its error file, of its messages and of its reports, and may be wrong or hostile. A FIFO must
-not block the reader, a link to `/dev/zero` must not fill its memory, and JSON that is nested 100,000 deep must not end
-it with RecursionError. So such files and texts pass through here; a rank's stack file, which is read from an offset,
-has a bounded reader of its own in `rank_process.py`.
+not block the reader. A link to `/dev/zero` must not fill the reader's memory. JSON that is nested 100,000 deep must not
+end the reader with RecursionError, and a number of a million digits must not keep it busy. So all such files and texts
+pass through here. One reader is elsewhere: that of a rank's stack file, which is read from an offset
+(`rank_process.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from typing import IO, Any, NoReturn
 MAX_FILE_BYTES = 64 * 1024
 """A traceback of 500 frames has about 50 KB; no record that ranks write for us is larger."""
 MAX_USER_FILE_BYTES = 16 << 20
-"""Of a file that the user names: YAML, which may have the settings of other programs, or a map of devices."""
+"""Of a file that the user names: YAML, which may hold the settings of other programs too, or a map of devices."""
 MAX_DEPTH = 32
 """Our own records are nested at most six deep; torch's error files three."""
 _MAX_NUMBER = 32
 """Characters of one number. A float's shortest exact form has at most 24, a 64-bit integer 20."""
 
 _OF_NUMBERS = bytes.maketrans(b"123456789.E", b"0000000000e")
+"""Makes every digit and point a 0, so that a long number is a run of them (`_may_be_out_of_range`)."""
 _MAX_BESIDE = len("-e+00")
 """Characters of a number beside its digits and point, where its exponent has at most two digits."""
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
@@ -35,8 +37,13 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 def open_regular(path: str | os.PathLike[str], follow_link: bool, buffering: int = -1) -> IO[bytes]:
     """Opens a regular file for reading. Does not block: a rank may have put a FIFO or a link to a device there.
 
+    Args:
+        path: of the file.
+        follow_link: whether the last part of `path` may be a symbolic link.
+        buffering: as for `open`.
+
     Raises:
-        OSError: it cannot be opened, or is not a regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     if not follow_link:
@@ -51,15 +58,16 @@ def open_regular(path: str | os.PathLike[str], follow_link: bool, buffering: int
 def read_file(
     path: str | os.PathLike[str], most: int = MAX_FILE_BYTES, follow_link: bool = False, tail: bool = False
 ) -> bytes:
-    """The content of a regular file. Opening it does not block, whatever is at `path`.
+    """Returns the content of a regular file. Opening it does not block, whatever is at `path`.
 
     Args:
+        path: of the file.
         most: bytes; a larger file is refused.
         follow_link: whether the last part of `path` may be a symbolic link: for a path that the user chose, not a rank.
-        tail: of a larger file, return the last `most` bytes.
+        tail: return the last `most` bytes of a larger file, instead of refusing it.
 
     Raises:
-        OSError: it cannot be opened, is not a regular file, or is larger than `most`.
+        OSError: the file cannot be opened, is not a regular file, or is larger than `most`.
     """
     with open_regular(path, follow_link) as file:
         size = os.fstat(file.fileno()).st_size
@@ -72,7 +80,7 @@ def read_file(
 
 
 def read_json(path: str | os.PathLike[str], follow_link: bool = False) -> Any:
-    """The JSON value in a regular file; arguments as for `read_file`.
+    """Returns the JSON value in a regular file; arguments as for `read_file`.
 
     Raises:
         OSError: as for `read_file`.
@@ -82,11 +90,11 @@ def read_json(path: str | os.PathLike[str], follow_link: bool = False) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Returns the value of a JSON text. Takes time linear in its length.
 
     Raises:
-        ValueError: it is not JSON, is nested deeper than `MAX_DEPTH`, holds NaN or an infinity, or a number of more
-            than 32 characters.
+        ValueError: the text is not JSON, is nested deeper than `MAX_DEPTH`, or holds NaN, an infinity, or a number of
+            more than 32 characters.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8", errors="replace")
@@ -97,7 +105,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """The object of a JSON text; empty where the text is not one, or not within the bounds of `parse_json`."""
+    """Returns the object of a JSON text; an empty one where the text is no object, or not within the bounds of
+    `parse_json`. For a reader to whom a wrong text says the same as none."""
     try:
         found = parse_json(text)
     except ValueError:
@@ -110,8 +119,8 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 def _may_be_out_of_range(text: str) -> bool:
     """Whether a number in a text may be too long, or have an exponent of three digits, so that no float holds it.
 
-    Then each number is looked at, which takes three times as long. A rank's words may look like such a number; the name
-    of a host, `node017`, does not.
+    Only then each number is checked, which takes three times as long. A rank's words may look like such a number; the
+    name of a host, `node017`, does not.
     """
     raw = text.encode(errors="replace").translate(_OF_NUMBERS, b"+-")
     return b"0" * (_MAX_NUMBER + 1 - _MAX_BESIDE) in raw or b"0e000" in raw
@@ -120,8 +129,11 @@ def _may_be_out_of_range(text: str) -> bool:
 def check_depth(text: str, max_depth: int) -> None:
     """Refuses JSON that is nested too deep, before a parser recurses into it. Linear in the text's length.
 
+    All but brackets is removed from the text, then innermost pairs are removed `max_depth` times: what is left then was
+    nested deeper.
+
     Raises:
-        ValueError: it is nested deeper than `MAX_DEPTH`.
+        ValueError: the text is nested deeper than `max_depth`.
     """
     if text.count("[") + text.count("{") <= max_depth:
         return
@@ -136,8 +148,8 @@ def check_depth(text: str, max_depth: int) -> None:
 
 
 def whole_number(text: bytes | str, most: int) -> int | None:
-    """The whole number in a text; None if it is not a number, or not from 0 to `most`."""
-    # `int` of many digits takes quadratic time.
+    """Returns the whole number in a text; None if the text is no number, or one that is not from 0 to `most`."""
+    # `int` takes quadratic time for many digits.
     if len(text) > _MAX_NUMBER:
         return None
     try:

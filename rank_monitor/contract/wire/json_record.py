@@ -1,7 +1,11 @@
 """Makes a dataclass from a JSON object, checking each field against its type, and a JSON object from a dataclass.
 
-All who read what another process wrote call it: messages, keys of stores, files, journals. It knows none of them. The
-type of a field may be:
+Whoever reads what another process wrote calls it: for messages, keys of stores, files and journals. It knows none of
+these. A value that is returned has the types that its class declares, so nobody behind it needs to check again.
+
+Example: `from_json(ControlRequest, {"action": "restart", "description": ""})`.
+
+The type of a field may be:
 
 - `int`, `float`, `bool`, `str`, `None`, an `Enum` (by its values), `Any`, or a union of types with different JSON forms
 - `list[T]`, `Sequence[T]`, `tuple[T, ...]` or `tuple[A, B]`, all from a JSON array
@@ -27,22 +31,27 @@ from rank_monitor.contract.wire.foreign import parse_json
 _T = TypeVar("_T")
 
 _Readers: TypeAlias = "dict[type, Callable[[Any], Any]]"
-"""Python's type of a JSON value -> what makes the value of a field of it, or raises ValueError. No other type fits."""
+"""Python's type of a JSON value -> the function that makes the value of a field of it, or raises ValueError. A JSON
+value of another type does not fit."""
 
 _JSON_TYPES = (dict, list, str, int, float, bool, type(None))
+"""All types that a parsed JSON value can have."""
 
 
 def from_json(expected: type[_T], values: object, ignore_unknown: bool = False) -> _T:
-    """An instance of `expected` with these fields.
+    """Returns an instance of `expected` with the fields of a JSON object. A field with a default may be missing.
 
     Args:
+        expected: a dataclass with fields of the types above.
+        values: a parsed JSON value.
         ignore_unknown: leave out fields that `expected`, or a dataclass in it, does not have: another release wrote
             them, as in a journal.
 
     Raises:
-        ProtocolError: not an object, an unknown or missing field, or a value of another type.
+        ProtocolError: `values` is no object, has an unknown field, lacks one, or has a value of another type. The text
+            names the class and the field.
     """
-    # A class is hashable, whatever mypy holds of it.
+    # A class is hashable, although mypy does not know that here.
     fields = _fields(expected, ignore_unknown)  # type: ignore[arg-type]
     if not isinstance(values, dict):
         raise ProtocolError(f"{expected.__name__}: not an object")
@@ -62,10 +71,10 @@ def from_json(expected: type[_T], values: object, ignore_unknown: bool = False) 
 
 
 def read_record(expected: type[_T], text: str | bytes) -> _T:
-    """An instance of `expected` from a JSON text that another process wrote.
+    """Returns an instance of `expected` from a JSON text that another process wrote.
 
     Raises:
-        ProtocolError: the text is not JSON, is not within the bounds of `parse_json`, or as for `from_json`.
+        ProtocolError: the text is not JSON, or not within the bounds of `parse_json`; or as for `from_json`.
     """
     try:
         values = parse_json(text)
@@ -75,17 +84,17 @@ def read_record(expected: type[_T], text: str | bytes) -> _T:
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """The JSON object of a dataclass, as `from_json` reads it: enums become their values, and tuples lists."""
+    """Returns the JSON object of a dataclass, as `from_json` reads it: enums become their values, and tuples lists."""
     return {field.name: _plain(getattr(record, field.name)) for field in dataclasses.fields(record)}
 
 
 def write_record(record: Any) -> str:
-    """The JSON text of a dataclass, as `read_record` reads it."""
+    """Returns the JSON text of a dataclass, as `read_record` reads it."""
     return json.dumps(to_json(record))
 
 
 def real(facts: Mapping[str, Any], name: str) -> float | None:
-    """The finite number under a name; None: there is none."""
+    """Returns the finite number under a name; None: there is none, or something else."""
     value = facts.get(name)
     if type(value) in (int, float) and abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
         return float(value)  # type: ignore[arg-type]
@@ -94,16 +103,17 @@ def real(facts: Mapping[str, Any], name: str) -> float | None:
 
 @functools.cache
 def _fields(expected: type, ignore_unknown: bool) -> Mapping[str, _Readers]:
-    """By name of a field, how its value is made."""
-    # Of `__init__`, which knows its module: a class looks for it in `sys.modules`, where a rank may not have ours.
+    """Returns, by name of each field, how its value is made. Once for each class: types are slow to look into."""
+    # The hints of `__init__`, which knows the variables of its module. Those of a class are looked up in `sys.modules`,
+    # where a rank may not have our modules (`rank/start/script.py: release_own_names`).
     hints = typing.get_type_hints(expected.__init__)  # type: ignore[misc]
     return {name: _readers(hint, ignore_unknown) for name, hint in hints.items() if name != "return"}
 
 
 def _readers(hint: Any, ignore_unknown: bool) -> _Readers:
-    """How a value of the type `hint` is made."""
+    """Returns how a value of the type `hint` is made."""
     origin, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
-    # Python 3.10 makes a `typing.Union` of it where the default is None.
+    # Python 3.10 makes a `typing.Union` of a hint whose default is None.
     if origin in (types.UnionType, typing.Union):
         found: _Readers = {}
         for part in parts:
@@ -125,7 +135,7 @@ def _readers(hint: Any, ignore_unknown: bool) -> _Readers:
 
 
 def _reader_of_array(origin: Any, parts: tuple[Any, ...], ignore_unknown: bool) -> Callable[[Any], Any]:
-    """What makes a list or a tuple of a JSON array."""
+    """Returns what makes a list or a tuple of a JSON array."""
     if origin is tuple and parts[-1] is not ...:
         each = [_readers(part, ignore_unknown) for part in parts]
         return lambda values: tuple(_read(value, items) for value, items in zip(values, each, strict=True))
@@ -136,7 +146,7 @@ def _reader_of_array(origin: Any, parts: tuple[Any, ...], ignore_unknown: bool) 
 
 
 def _reader_of_object(parts: tuple[Any, ...], ignore_unknown: bool) -> Callable[[Any], Any]:
-    """What makes a dict of a JSON object."""
+    """Returns what makes a dict of a JSON object."""
     if not parts or parts[1] is Any:
         return _as_it_is
     key, items = parts[0], _readers(parts[1], ignore_unknown)
@@ -144,7 +154,8 @@ def _reader_of_object(parts: tuple[Any, ...], ignore_unknown: bool) -> Callable[
 
 
 def _read(value: object, readers: _Readers) -> Any:
-    reader = readers.get(type(value))  # not `isinstance`: a bool is an int there
+    """Returns the value of a field, made of a JSON value. Raises ValueError: the JSON value has another type."""
+    reader = readers.get(type(value))  # not `isinstance`, by which a bool is an int
     if reader is None:
         raise ValueError("a JSON value of another type")
     return reader(value)
@@ -155,13 +166,14 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _finite(value: float) -> float:
-    """Refuses infinity, NaN, and a whole number that would become one."""
+    """Returns the number. Raises ValueError for infinity, NaN, and a whole number that no float can hold."""
     if abs(value) <= sys.float_info.max:
         return value
     raise ValueError("no finite number")
 
 
 def _plain(value: Any) -> Any:
+    """Returns the JSON value of a field."""
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value):

@@ -2,6 +2,10 @@
 
 Knows no bytes (`codec.py`), no socket and no clock. A rank's messages, which its monitor passes on, are in
 `messages.py`.
+
+A monitor's channel begins with `Ready`. For each cycle the agent sends `CycleStart`, during the cycle what it has found
+itself and what it wants to know, and `StopJudging` before it ends the ranks. `Bye` ends the monitor. The monitor sends
+its verdicts and what the rank does without being asked.
 """
 
 from __future__ import annotations
@@ -12,21 +16,32 @@ from typing import Any
 from rank_monitor.contract.wire.messages import Message
 
 STALL = "stall"
-"""The limit that only warns. A `Verdict` of another limit that does not condemn asks for a restart in process."""
+"""The name of the limit that only warns. A `Verdict` of any other limit that does not condemn says that the rank was
+asked to restart in process."""
 HANG = "hang"
-"""The limit of a hang that the launcher has found (`HangOverdue`)."""
+"""The name of the limit of a hang that the launcher has found (`HangOverdue`)."""
 
 # Agent to monitor.
 
 
 @dataclass(frozen=True)
 class CycleStart(Message, kind=48):
-    """A rank was started; `started_ns` precedes its start, and a hello sent earlier belongs to another cycle.
+    """A rank was started. The monitor begins a cycle with fresh facts.
 
-    `reconnect`: the monitor replaces a lost one of a rank that runs already. `attached`: that rank is watched.
-    `recorder_socket`: where torch's worker server of the rank listens; empty: nowhere.
-    `limits`: the fields of the last `LimitsSet`. The agent may also send that message itself, and the last
-    `RestartReport`. `times`: the last time ledger that the lost monitor sent.
+    Where the monitor replaces a lost one, the agent adds what that one knew; it may also send the last `LimitsSet` and
+    `RestartReport` of the rank itself.
+
+    Attributes:
+        cycle: number of the cycle.
+        rank: global rank.
+        rank_pid: the process that was started; the training may run in a child of it.
+        started_ns: a moment before the start. A hello sent earlier belongs to another cycle.
+        stack_file: the file to which the rank appends its stacks.
+        reconnect: the monitor replaces a lost one of a rank that runs already.
+        attached: that rank is watched.
+        limits: the fields of that rank's last `LimitsSet`; None: it sent none.
+        times: the last time ledger that the lost monitor sent; None: none.
+        recorder_socket: where torch's worker server of the rank listens; empty: nowhere.
     """
 
     cycle: int
@@ -48,8 +63,11 @@ class StopJudging(Message, kind=49):
 
 @dataclass(frozen=True)
 class SnapshotRequest(Message, kind=50):
-    """Asks for a `Snapshot`; with `stacks`, for one with frames: the rank writes its stacks to its file. With `stacks`
-    or `collectives`, for one with `groups`."""
+    """Asks for a `Snapshot` that carries the same `token`.
+
+    With `stacks`, also for the frames of the main thread: the rank is asked to write its stacks to its file. With
+    `stacks` or `collectives`, also for `groups`. Either takes up to half a second.
+    """
 
     token: int
     stacks: bool = False
@@ -58,15 +76,18 @@ class SnapshotRequest(Message, kind=50):
 
 @dataclass(frozen=True)
 class TimesRequest(Message, kind=52):
-    """Asks for `Times`."""
+    """Asks for `Times` while the cycle runs."""
 
 
 @dataclass(frozen=True)
 class LogStep(Message, kind=53):
-    """What the rank printed of its steps, as the launcher has read it.
+    """What the rank printed of its steps, as the launcher has read it (`--ft-watch-log`).
 
-    `iteration`: the last one, or NO_ITERATION where its lines name none. `steps`: how many were done since the message
-    before; 0: unknown. `step_ns`: how long one takes, as printed; 0: not printed. `at_ns`: when the line was read.
+    Attributes:
+        iteration: the last one printed; NO_ITERATION where the lines name none.
+        steps: how many steps were done since the message before; 0: not known.
+        step_ns: how long a step takes, as printed; 0: not printed.
+        at_ns: when the line was read.
     """
 
     iteration: int
@@ -77,9 +98,10 @@ class LogStep(Message, kind=53):
 
 @dataclass(frozen=True)
 class LogOverdue(Message, kind=54):
-    """The rank has printed no step since `since_ns`, for longer than `watch_log_timeout`; the next `LogStep` ends it.
+    """The rank has printed no step since `since_ns`, for longer than `watch_log_timeout`. The next `LogStep` ends that.
 
-    The launcher finds this, and not the monitor: while it stands still, or has not read yet, no rank is judged.
+    The launcher finds this, and not the monitor: the launcher reads the output. While the launcher stands still, or has
+    not read yet, no rank may be judged by what it printed.
     """
 
     since_ns: int
@@ -87,10 +109,14 @@ class LogOverdue(Message, kind=54):
 
 @dataclass(frozen=True)
 class HangOverdue(Message, kind=55):
-    """The rank is to be ended for a hang, which has lasted `waited_s`: longer than `hang_timeout`, or than `limit_s`
-    where that is longer. `why`: who waits for whom, or what stands still, in words.
+    """The rank is to be ended for a hang.
 
     The launcher finds this, and not the monitor: who waits for whom only the monitors of all ranks know together.
+
+    Attributes:
+        limit_s: the limit in force: `hang_timeout`, or a longer one where the ranks are given more time.
+        waited_s: how long the hang has lasted, without pauses.
+        reason: who waits for whom, or what stands still, in words for the verdict.
     """
 
     limit_s: float
@@ -115,7 +141,8 @@ class Ready(Message, kind=64):
 
 @dataclass(frozen=True)
 class Connected(Message, kind=65):
-    """A rank's client connected, or its watch began or ended. `attached`: the rank is judged now."""
+    """A rank's client connected, or its watch began or ended. `pid`: the process that is the rank now; `attached`: the
+    rank is judged now."""
 
     pid: int
     attached: bool
@@ -123,14 +150,24 @@ class Connected(Message, kind=65):
 
 @dataclass(frozen=True)
 class Snapshot(Message, kind=66):
-    """The state of a rank, in answer to the request with this `token`. Ages are seconds; `sections` maps name to age.
+    """The state of a rank, in answer to a `SnapshotRequest`. What the rank sent before was forwarded before.
 
-    What the rank sent before was forwarded before. After its exit it is the last state, with `connected` and `attached`
-    false. When stacks were asked for and the process lives, `frames` are those of the main thread, innermost first (a
-    library's have a slash in their path, the program's own have none), and `process` is its state in /proc. `groups`:
-    how far it is in each process group (`rank_monitor/flight_recorder.py: groups_of`), also of one that has just ended.
-    Without pauses of the machine: `idle_s` since its last stamp or report (None: not known), `report_age_s` since its
-    last report or printed step (None: none). `has_own_limit`: a section with a limit of its own is open.
+    After the rank's exit this is its last state, with `connected` and `attached` false. All ages are seconds.
+
+    Attributes:
+        token: of the request.
+        connected, attached, detached: whether the rank's client is connected, is watched, and has ended its watch.
+        iteration: the last iteration of the training that is known; -1: none.
+        sections: the open sections, by name with their age.
+        last_sign_age_s: since the last sign of life; None: there was none.
+        frames: of the main thread, innermost first, if stacks were asked for and the process lives. Those of libraries
+            have a slash in their path, the program's own have none.
+        process: the state of the process in /proc (`rank_process.py: facts`), together with `frames`.
+        groups: how far the rank is in each process group (`flight_recorder.py: groups_of`), also of a rank that has
+            just ended.
+        idle_s: since the last stamp or report, without pauses of the machine; None: not known.
+        report_age_s: since the last report or printed step, without pauses of the machine; None: there was none.
+        has_own_limit: a section with a limit of its own is open: that limit judges the rank, and not `hang_timeout`.
     """
 
     token: int
@@ -152,7 +189,8 @@ class Snapshot(Message, kind=66):
 class Times(Message, kind=69):
     """The time ledger of a rank, as `rank_times.py` has it: on request, at the end of its cycle and when it has ended.
 
-    Apart from `Snapshot`: an old one would be taken for where the rank is, and with stacks one fills a message.
+    It is no part of `Snapshot`: an old ledger is of use, while an old snapshot would be taken for where the rank is
+    now. And a snapshot with stacks fills a message.
     """
 
     cycle: int
@@ -162,11 +200,19 @@ class Times(Message, kind=69):
 
 @dataclass(frozen=True)
 class Verdict(Message, kind=67):
-    """The finding of a monitor: a limit was exceeded.
+    """The finding of a monitor: a limit was exceeded. The field names are those of the journal's event.
 
-    `limit` is `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `log`,
-    `hang`, `soft_timeout`, `hard_timeout` or `stall`. Not `condemned`: a stall, or what an in-process wrapper was asked
-    to restart for. `line` is one line for the log, worded so that searches for NVIDIA's lines find it.
+    Attributes:
+        cycle, rank, pid: which process of which cycle.
+        limit: `initial`, `subsequent`, `section:NAME`, `out_of_section`, `connect`, `reconnect`, `teardown`, `log`,
+            `hang`, `soft_timeout`, `hard_timeout` or `stall`.
+        limit_s, waited_s: its length, and how long the rank had not done what was expected, in seconds.
+        learned: whether the limit was learned from earlier steps.
+        iteration, sections: the state of the training, as in `Snapshot`.
+        reason: what was missed and by how much, for people.
+        line: one line for the log, worded so that searches for NVIDIA's lines find it.
+        frames, process: as in `Snapshot`.
+        condemned: the rank is ended for it. False: a stall, or the rank was asked to restart in process.
     """
 
     cycle: int
@@ -187,10 +233,10 @@ class Verdict(Message, kind=67):
 
 @dataclass(frozen=True)
 class Suspected(Message, kind=70):
-    """A rank is about to exceed a limit: what can be asked of ranks only as long as all run is to be asked now.
+    """A rank is about to exceed a limit. The agent now asks what can be asked only as long as all ranks run.
 
-    `is_wrapped`: it is in an in-process wrapper. Once it is asked to restart, all ranks are interrupted, and no stack
-    says any more who waited for whom.
+    `is_wrapped`: the rank is in an in-process wrapper. Once it is asked to restart, all ranks are interrupted, and no
+    stack shows any more who waited for whom.
     """
 
     cycle: int
@@ -200,8 +246,8 @@ class Suspected(Message, kind=70):
 
 @dataclass(frozen=True)
 class StandsStill(Message, kind=71):
-    """The rank has sent neither stamp nor report for a quarter of `hang_timeout`: the launcher is to look whether that
-    is a hang. Told once, until the next stamp or report."""
+    """The rank has sent neither stamp nor report for a quarter of `hang_timeout`: the launcher is to find out whether
+    that is a hang. Sent once, until the next stamp or report begins another standstill."""
 
     cycle: int
     rank: int
@@ -220,8 +266,11 @@ class Fenced(Message, kind=68):
 
 @dataclass(frozen=True)
 class ForkMonitor(Message, kind=80):
-    """Asks to fork one monitor. Passes the listening socket, the monitor's end of its agent channel, and the node's
-    lease where it has one: a timer that is readable once the ranks must not run any longer."""
+    """Asks to fork one monitor. Passes descriptors: the listening socket, the monitor's end of its agent channel, and
+    the node's lease where there is one, a timer that is readable once the ranks must not run any longer.
+
+    `settings`: JSON of `MonitorSettings`.
+    """
 
     local_rank: int
     settings: dict[str, Any]
@@ -229,14 +278,15 @@ class ForkMonitor(Message, kind=80):
 
 @dataclass(frozen=True)
 class Forked(Message, kind=81):
-    """The monitor runs. Passes its pidfd."""
+    """The answer to `ForkMonitor`: the monitor runs. Passes its pidfd."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class MonitorChanged(Message, kind=82):
-    """A monitor `ended`, `stopped` or `continued`; `status`: its exit code, or minus the signal that did it."""
+    """The state of a monitor's process has changed. `change`: `ended`, `stopped` or `continued`; `status`: the exit
+    code, or minus the number of the signal."""
 
     pid: int
     change: str

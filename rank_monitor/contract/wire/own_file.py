@@ -1,11 +1,14 @@
 """Opens files to write to, in folders that other users may write to as well.
 
-Another user can put a link, a FIFO or a file of that user's own where this one is about to write: text would then go to
-a file of somebody else's choice, and that file's mode would be changed. So a new file is made exclusively, and no link
-is followed. A file that exists must be a regular one, with one name, and of this user.
+Another user can put a link, a FIFO or a file of that user's own where this user is about to write. Our text would then
+go to a file of somebody else's choice, and that file's mode would be changed. So a new file is made exclusively, and no
+link is followed. A file that exists must be a regular one, with one name, and of this user.
 
-Which user that is says a file made beside it: a file system may show other numbers than the process has (a root user
-who is mapped to nobody by a file server, users of a container).
+A file system may show another number for this user than the process has: a file server may map root to nobody, and a
+container has users of its own. So where the numbers differ, a file is made beside the one in question, and the owner
+that the file system shows for it is compared.
+
+Journals, the job's store in a folder and the copy of a monitor's log are opened by it.
 """
 
 from __future__ import annotations
@@ -16,18 +19,20 @@ import stat
 from pathlib import Path
 
 _TRIES = 10
-"""How often a file may appear and go again before that is an error: other launchers make and remove theirs."""
+"""How often a file may appear and vanish before that is an error: other launchers make and remove files of the same
+name."""
 
 
 def open_own(path: str | os.PathLike[str], flags: int, mode: int) -> int:
     """Opens a file of this user for writing, made if it is missing. Does not block. Returns the descriptor.
 
     Args:
-        flags: how to open it: `O_WRONLY` or `O_RDWR`, with `O_APPEND` or `O_TRUNC`.
+        path: of the file.
+        flags: how to open the file: `O_WRONLY` or `O_RDWR`, with `O_APPEND` or `O_TRUNC`.
         mode: of a new file, before the umask.
 
     Raises:
-        OSError: it cannot be opened, or is not a file of this user: a link, a FIFO, another user's.
+        OSError: the file cannot be opened, or is not a file of this user: a link, a FIFO, another user's file.
     """
     path = os.fspath(path)
     how = flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -38,7 +43,7 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int) -> int:
             pass
         try:
             descriptor = os.open(path, how)
-        except FileNotFoundError:  # removed just now
+        except FileNotFoundError:  # the file was removed between the two calls
             continue
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO):
@@ -56,6 +61,7 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int) -> int:
 
 
 def _must_be_own(path: str, descriptor: int) -> None:
+    """Raises OSError unless an open file is a regular one, with one name, of this user."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise _refused(path, "not a regular file")
@@ -70,7 +76,7 @@ def _shown_uid(folder: Path) -> int:
     """Returns the user that the file system shows for a file that this process makes in `folder`.
 
     Raises:
-        OSError: none can be made there.
+        OSError: no file can be made there.
     """
     probe = folder / f".ft-{os.urandom(8).hex()}"
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,8 +1,11 @@
 """The time ledger of one rank in one cycle as it goes from its monitor to the launcher: plain JSON, checked. Pure.
 
-`rank_monitor/time_ledger.py` keeps it and goes on from the copy of a monitor that was lost;
-`ft_launcher/record/ledger/` reads it. Moments and durations are whole nanoseconds, so that the parts add up exactly;
-moments are of CLOCK_MONOTONIC.
+`rank_monitor/time_ledger.py` keeps the ledger, and goes on from the copy of a monitor that was lost;
+`ft_launcher/record/ledger/` reads it, and adds the ledgers of all ranks and cycles up. How the account is made is
+explained in `time_ledger.py`.
+
+Moments and durations are whole nanoseconds, so that the parts add up exactly. Moments are of CLOCK_MONOTONIC of the
+rank's machine.
 """
 
 from __future__ import annotations
@@ -24,24 +27,26 @@ SAVE_SECTIONS = frozenset({"checkpointing", "checkpoint", "checkpoint_save", "sa
 OTHERS = "(others)"
 """The name under which sections count that are too many, or whose names are too long."""
 MAX_NAMES = 64
+"""Sections with a name of their own; the programs that we know have fewer than ten."""
 MAX_NAME_BYTES = 64
-"""A name in JSON. With 64 of them, a ledger takes 40 KB at most, and one message holds 60."""
+"""Of a name as JSON. With 64 names of this length, a ledger takes 40 KB at most, and one message holds 60 KB."""
 MAX_POINTS = 256
+"""Points that are kept; where there are more, every other one goes."""
 UNKNOWN = -2
-"""No iteration. -1 is one: that before iteration 0."""
+"""In the place of an iteration that is not known. -1 is a known one: nothing was done before iteration 0."""
 NO_STEP = -1
-"""Of `RankTimes.waited_ns`: the rank is not watched, and no step is expected of it."""
+"""In the place of `RankTimes.waited_ns`: the rank is not watched, and no step is expected of it."""
 GAP_WINDOW = 1000
-"""Steps whose longest gap is kept: enough that an evaluation or a checkpoint outside of all sections, which few
-trainings do more rarely, is among them."""
+"""Steps among which the longest gap is sought. An evaluation or a checkpoint outside of all sections is to be among
+them, and few trainings make one more rarely."""
 MAX_BUCKETS_IN_ALL = 1024
-"""Buckets of all histograms together that are sent: 10 KB. Durations of one section fall into a few of its 64."""
+"""Buckets of all histograms together that are sent: 10 KB. The durations of one section fall into a few of its 64."""
 _MAX_NUMBER = 2**63
 
 BUCKETS = 64
 BOUNDS_NS = tuple(round(1e9 * 2 ** (half / 2)) for half in range(-32, 31))
-"""Upper bounds of all buckets but the last: from 15 us to 9 h, each the square root of 2 times the one before. So a
-quantile that is read off the histogram is at most 41 % too high."""
+"""Upper bounds of all buckets but the last: from 15 us to 9 h, each higher than the one before by a factor of the
+square root of 2. So a quantile that is read off the histogram is at most 41 % too high."""
 
 
 class Outside(str, Enum):
@@ -67,10 +72,15 @@ class Outside(str, Enum):
 
 @dataclass
 class Durations:
-    """How often something occurred and how long it took. It is sent as its numbers in this order.
+    """How often something occurred and how long it took. Sent as a list of its numbers, in the order of the fields.
 
-    `exclusive_ns` is the time in which no section was open that was opened later; it includes an occurrence that has
-    not ended. All others are of whole occurrences: the first one stands apart, since it is often the longest by far.
+    Attributes:
+        count: whole occurrences.
+        exclusive_ns: the time in which no section was open that was opened later. It includes the time of an occurrence
+            that has not ended, unlike all other fields.
+        first_ns: the first occurrence, which is often the longest by far; the fields below leave it out.
+        least_ns, most_ns, sum_ns: the shortest and the longest occurrence, and all of them together.
+        buckets: their histogram.
     """
 
     count: int = 0
@@ -83,7 +93,7 @@ class Durations:
     """Number of the bucket -> occurrences in it."""
 
     def add(self, duration_ns: int, times: int = 1) -> None:
-        """Counts an occurrence of this length, or so many."""
+        """Counts an occurrence of this length, or `times` of them."""
         self.count += times
         if self.count == times:
             self.first_ns = duration_ns
@@ -106,7 +116,8 @@ class Durations:
         return max(self.first_ns, self.most_ns)
 
     def quantile_ns(self, share: float) -> int | None:
-        """What this share of all occurrences took at most, up to 41 % too high; None: their histogram is missing."""
+        """Returns what this share (0 to 1) of all occurrences took at most, up to 41 % too high; None: there was none,
+        or the histogram was left out."""
         if not self.count or sum(self.buckets.values()) != self.count - 1:
             return None
         first = bisect_left(BOUNDS_NS, self.first_ns)
@@ -120,7 +131,7 @@ class Durations:
         return self.longest_ns
 
     def merged(self, other: Durations) -> Durations:
-        """Both together; the first occurrence is that of this one, if it has any."""
+        """Returns the durations of `self` and `other` together. The first one is that of `self`, if it has any."""
         earlier, later = self, other
         if not self.count:
             earlier, later = other, self
@@ -129,7 +140,7 @@ class Durations:
         return joint
 
     def extend(self, later: Durations) -> None:
-        """Counts what another one has, which comes after all that this one has."""
+        """Appends the durations of `later`, which must begin after the last duration of `self`."""
         self.exclusive_ns += later.exclusive_ns
         if not later.count:
             return
@@ -144,10 +155,10 @@ class Durations:
 
 @dataclass
 class RankTimes:
-    """The ledger of one rank. `since_ns` to `at_ns` is partitioned over `step`, `sections` and `outside`.
+    """The ledger of one rank. The time from `since_ns` to `at_ns` is partitioned over `step`, `sections` and `outside`.
 
-    What follows is known only in part: from `at_ns`, the last change that the rank reported, to `now_ns` it was in
-    `tail`, as far as it has said.
+    The time after that is known only in part: from `at_ns`, the last change that the rank reported, to `now_ns` the
+    rank was in `tail`, as far as it has reported.
 
     Attributes:
         since_ns: the rank's first message.
@@ -157,7 +168,7 @@ class RankTimes:
             which.
         pause: a pause after `at_ns`, from and until; two zeros: there is none.
         step: of section `step`; where that is not used, from one reported iteration to the next.
-        by_iterations: the latter is the case, and time outside of all sections is time of steps.
+        by_iterations: section `step` is not used, and time outside of all sections is time of steps.
         sections: all other sections.
         outside: by the values of `Outside`.
         open: the open sections, each with the moment it was opened.
@@ -211,7 +222,7 @@ class RankTimes:
         return max(self.gap_ns, self.gap_before_ns)
 
     def add_gap(self, gap_ns: int) -> None:
-        """Notes how long it took from one step to the next."""
+        """Notes how long it took from one step to the next. A window that is full becomes the window before."""
         if self.step.count >= self.gap_window + GAP_WINDOW:
             self.gap_window = self.step.count
             self.gap_before_ns, self.gap_ns = self.gap_ns, 0
@@ -225,7 +236,8 @@ class RankTimes:
 
     @property
     def place(self) -> Outside:
-        """Where the rank was, outside of sections, when this was written."""
+        """What the time is, at the end of this ledger, in which no section is open. A monitor that takes over a rank
+        goes on with it."""
         if not self.tail_is_section:
             return Outside(self.tail)
         if self.step.count or STEP in self.open:
@@ -235,7 +247,7 @@ class RankTimes:
         return Outside.STARTING
 
     def section(self, name: str) -> Durations:
-        """Returns what is known of a section, to be added to; that of `OTHERS` where it has no name of its own."""
+        """Returns the durations of a section, to be added to; those of `OTHERS` where it has no name of its own."""
         if name == STEP:
             return self.step
         found = self.sections.get(name)
@@ -258,11 +270,12 @@ class RankTimes:
             return
         self.points.append((iteration, counted_ns))
         if len(self.points) > MAX_POINTS:
-            # Every other one, but not the newest: what is lost at a fault is near the end.
+            # Every other point goes, but not the newest: what is lost at a fault is near the end.
             del self.points[1:-1:2]
 
     def json(self) -> dict[str, Any]:
-        """JSON values. Bounded: see `MAX_NAMES`; histograms that do not fit are left out, those of most time last."""
+        """Returns JSON values of bounded size. Histograms beyond `MAX_BUCKETS_IN_ALL` are left out; those of the
+        sections with most time stay."""
         values = dict(vars(self))
         left = MAX_BUCKETS_IN_ALL - len(self.step.buckets)
         values["sections"] = {}
@@ -276,7 +289,7 @@ class RankTimes:
 
 
 def _packed(durations: Durations, with_buckets: bool) -> list[int]:
-    """The numbers in the order of the fields, then each bucket's."""
+    """Returns the numbers in the order of the fields, then the number of each bucket and its occurrences."""
     *numbers, buckets = vars(durations).values()
     if with_buckets:
         numbers += [number for item in sorted(buckets.items()) for number in item]
@@ -284,10 +297,10 @@ def _packed(durations: Durations, with_buckets: bool) -> list[int]:
 
 
 def rank_times(values: Mapping[str, Any]) -> RankTimes:
-    """The ledger in JSON values. They come from a monitor of ours, but hold a rank's words.
+    """Returns the ledger in JSON values. They come from a monitor of ours, but hold a rank's words.
 
     Raises:
-        ProtocolError: they are not a ledger: a field is missing or does not fit, a number is out of range, or there
+        ProtocolError: the values are no ledger: a field is missing or does not fit, a number is out of range, or there
             are more names, points or buckets than a ledger has.
     """
     template = vars(RankTimes())
@@ -326,7 +339,8 @@ def rank_times(values: Mapping[str, Any]) -> RankTimes:
 
 
 def _is_number(value: object, least: int = 0) -> bool:
-    # Not `isinstance`: a bool is an int there.
+    """Whether a JSON value is a whole number of 64 bits, not below `least`."""
+    # Not `isinstance`, by which a bool is an int.
     return type(value) is int and least <= value < _MAX_NUMBER
 
 
@@ -341,7 +355,7 @@ def _are_numbers(value: object) -> bool:
 
 
 def _unpacked(numbers: object) -> Durations:
-    """Raises ProtocolError."""
+    """Returns the durations that `_packed` made. Raises ProtocolError: they are not such a list."""
     if not isinstance(numbers, list) or not _are_numbers(numbers) or not 6 <= len(numbers) <= 6 + 2 * BUCKETS:
         raise ProtocolError("a time ledger: durations do not fit")
     buckets = dict(zip(numbers[6::2], numbers[7::2], strict=False))
@@ -352,9 +366,10 @@ def _unpacked(numbers: object) -> Durations:
 
 
 def time_until(points: Sequence[tuple[int, float]], iteration: int) -> float:
-    """The time of steps that had passed when an iteration was reached, between two points in proportion.
+    """Returns the time of steps that had passed when an iteration was reached; between two points in proportion.
 
-    Before the first point it is 0: none of these steps counts. After the last point it is that of the last.
+    Before the first point the result is 0, since none of those steps counts. After the last point it is the time of the
+    last point. The unit is that of the points.
     """
     if not points or iteration < points[0][0]:
         return 0.0

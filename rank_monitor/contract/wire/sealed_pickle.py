@@ -1,9 +1,16 @@
 """Sends pickles between an agent and its rank: in sealed memory, through a socketpair that only the two have.
 
-A pickle runs code when it is read, so it must not be where another process can write. It is in a memory file without a
-name, which is sealed before it is sent, so that no process can change it any more; its descriptor goes to one receiver
-through a socket without a name. A process that could reach either could also trace the two. What is sent is not
-interpreted here.
+The only pickles that go from one process of ours to another: the Python API of the launcher starts a *function* as a
+rank, as torch's `elastic_launch` does, and function, arguments and result must travel. The agent packs and sends
+(`ft_launcher/node/ranks/`), the rank receives (`rank/start/function.py`), and the result goes back in the same way.
+What is sent is not interpreted here.
+
+**Why that is safe.** A pickle runs code when it is read, so it must not be where another process can write. It lies in
+a memory file without a name, which is sealed before it is sent: no process can change it any more. The descriptor of
+that memory goes to one receiver, through a socket without a name. A process that could reach either could also trace
+the two.
+
+Descriptors that belong to the pickle (of queues, locks and shared tensors) are sent after it.
 """
 
 from __future__ import annotations
@@ -17,13 +24,17 @@ from multiprocessing import reduction
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
-_HEAD = struct.Struct("!I")  # how many descriptors follow
-_PER_MESSAGE = 250  # the kernel's limit is 253
+_HEAD = struct.Struct("!I")
+"""The first message: how many descriptors follow."""
+_PER_MESSAGE = 250
+"""Descriptors in one message: the kernel's limit is 253 (unix(7))."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 _received: list[int] = []
+"""The descriptors that came with the last pickles; `Inherited` finds its own by index."""
 _holds = False
 _held: bytes | None = None
+"""The last pickles that were received, kept between `hold` and `let_go`."""
 
 
 class Inherited:
@@ -33,7 +44,7 @@ class Inherited:
         self._place = place
 
     def detach(self) -> int:
-        """The descriptor in the receiving process."""
+        """Returns the descriptor in the receiving process. The name is multiprocessing's."""
         return _received[self._place]
 
 
@@ -59,7 +70,8 @@ def _share_tracker(travelled: Inherited) -> None:
 
 
 class _Receiver:
-    """What multiprocessing calls of a `Popen` while it pickles: queues, locks and shared tensors can be sent."""
+    """Stands in for the `Popen` whose methods multiprocessing calls while it pickles: so queues, locks and shared
+    tensors can be sent."""
 
     DupFd = Inherited
 
@@ -73,10 +85,10 @@ class _Receiver:
 
 
 def pack(*parts: Any) -> tuple[bytes, list[int]]:
-    """The pickles of all parts, one after the other, as for a new process of multiprocessing.
+    """Returns the pickles of all parts, one after the other, as multiprocessing makes them for a new process.
 
     Returns:
-        Bytes, and the descriptors that belong to them; these stay the caller's.
+        The bytes, and the descriptors that belong to them. The caller keeps and closes these.
 
     Raises:
         Exception: a part cannot be pickled; what it is depends on the part.
@@ -95,7 +107,7 @@ def send(connection: socket.socket, data: bytes, descriptors: list[int] | None =
     """Sends pickles in sealed memory, with the descriptors that belong to them. May block.
 
     Raises:
-        OSError: the other end is gone, or there is no memory for it.
+        OSError: the other end is gone, or there is no memory for the pickles.
     """
     travel = descriptors or []
     memory = os.memfd_create("ft_pickle", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -112,11 +124,13 @@ def send(connection: socket.socket, data: bytes, descriptors: list[int] | None =
 
 
 def receive(connection: socket.socket) -> bytes | None:
-    """Receives the next pickles; None when the other end closed. Their descriptors are kept for `Inherited`.
+    """Returns the next pickles; None when the other end has closed. Their descriptors are stored for `Inherited`.
+
+    Blocks until they are there, on a connection that blocks.
 
     Raises:
         BlockingIOError: nothing is there, on a connection that does not block.
-        OSError: what was received is not sealed memory.
+        OSError: what was received is no sealed memory.
     """
     global _held
     head, found, _, _ = socket.recv_fds(connection, _HEAD.size, 1)
@@ -144,7 +158,7 @@ def receive(connection: socket.socket) -> bytes | None:
 
 
 def hold() -> None:
-    """Has `receive` keep what it receives for `resend`."""
+    """Has `receive` keep what it receives for `resend`: the process may have to start again by exec."""
     global _holds
     _holds = True
 
@@ -156,10 +170,10 @@ def let_go() -> None:
 
 
 def resend() -> int:
-    """Returns a descriptor from which what `receive` kept can be received once more, by another process.
+    """Returns a descriptor from which another process can receive once more what `receive` kept.
 
     Raises:
-        OSError: a descriptor that came with it was closed meanwhile, or there is no memory for it.
+        OSError: a descriptor that came with the pickles was closed meanwhile, or there is no memory for them.
     """
     assert _held is not None
     sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
