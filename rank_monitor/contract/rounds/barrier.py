@@ -1,7 +1,13 @@
-"""The arrivals at a barrier: a list of entries in a store, and a counter, so that an arrival costs two operations.
+"""The arrivals at a barrier of an in-process restart, and the operations on the ranks' store that all of it rests on.
 
-The one that finds that all are counted reads the entries, once. A member may have two entries: its own, and after its
-death one by the agent or companion that speaks for it. So members count, not entries.
+`round.py` makes its barriers of `Arrivals`: a list of entries in the store, and a counter. An arrival costs two
+operations, however many ranks there are; the one that finds that all are counted reads the entries, once.
+
+A *member* is a rank by its number at entry of the call, which it keeps for the whole call. A member may have two
+entries: its own, and after its death one by the agent or companion that speaks for it. So members count, not entries.
+
+Two rules hold for every key, and each was learned from a rank or an agent that stood still (see the functions): a key
+that somebody waits for is written by `release`, once; a key that somebody may delete is read by `value_now`.
 """
 
 from __future__ import annotations
@@ -18,20 +24,22 @@ from rank_monitor.contract.wire.foreign import whole_number
 logger = logging.getLogger(__name__)
 
 EVER = datetime.timedelta(days=3650)
-"""Ten years: without an argument a wait ends after the store's own timeout, by default 300 s."""
+"""Ten years, for waits without a limit: without an argument a wait ends after the store's own timeout, by default
+300 s."""
 
 MAX_MEMBERS = 1 << 20
 """Ten times the ranks of the largest jobs. A greater number in the store was not written by a rank of ours."""
 
 _NO_VALUE = "\0no value"
-"""A text that nobody writes under a key of ours: `value_now` expects it."""
+"""A text that nobody writes under a key of ours: the value that `value_now` expects."""
 
 _MAX_SIGNATURES = 8
-"""Entries of one member at one barrier. Two are usual where it died; each further report of its end adds one."""
+"""Entries of one member at one barrier. Two are usual where the member died, and each further report of its end adds
+one."""
 
 
 class Store(Protocol):
-    """The operations of `torch.distributed.Store` that in-process restart uses."""
+    """The operations of `torch.distributed.Store` that in-process restart uses. Any store of torch's has them."""
 
     def set(self, key: str, value: str | bytes, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -45,10 +53,12 @@ class Store(Protocol):
 
 
 def release(store: Store, key: str, value: str | bytes) -> bytes:
-    """Writes a key that others wait for, unless it has a value. Returns the value that it has then.
+    """Writes a key that others wait for, unless the key has a value. Returns the value that the key has then.
 
-    torch's `TCPStore` server without libuv (`USE_LIBUV=0`, and ours with torch 2.6 and 2.7) wakes nobody at a
-    `compare_set`, as seen with torch 2.6 and 2.13. It does at an `append`, also of nothing.
+    Where two processes write at once, the first wins, and both learn the same value.
+
+    torch's `TCPStore` server without libuv (`USE_LIBUV=0`, and our servers with torch 2.6 and 2.7) wakes nobody at a
+    `compare_set`, as seen with torch 2.6 and 2.13. At an `append` it wakes those who wait, also at one of nothing.
     """
     found = store.compare_set(key, "", value)
     store.append(key, "")
@@ -59,12 +69,12 @@ def value_now(store: Store, key: str) -> bytes | None:
     """Returns the value of a key, or None where it has none. Never waits.
 
     For every key that another process may delete. A `get` after a `check` is two operations, and waits for the store's
-    whole timeout (60 s, or 300) where the key is deleted between them: in a storm of restarts an agent stood still for
-    a minute. A `compare_set` of a value that differs from the expected one is a read in one operation; in place of a
-    key that is missing, each of torch's stores returns what was expected.
+    whole timeout (60 s, or 300 s) where the key is deleted between the two: in a storm of restarts an agent stood still
+    for a minute. A `compare_set` whose expected value nobody has written is a read in one operation; for a key that is
+    missing, each of torch's stores returns the expected value.
 
-    Not for a key that somebody waits for: the libuv server of torch 2.13 wakes those at a `compare_set` of a missing
-    key, and they read an empty value.
+    Not for a key that somebody waits for: the libuv server of torch 2.13 wakes the waiting processes at a `compare_set`
+    of a missing key, and they read an empty value.
     """
     found = bytes(store.compare_set(key, _NO_VALUE, _NO_VALUE))
     if found == _NO_VALUE.encode():
@@ -74,10 +84,14 @@ def value_now(store: Store, key: str) -> bytes | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A member (a rank by its number at entry) with its rank in the round of `world_size` ranks.
+    """One arrival: a member with its rank in the round.
 
-    An entry with `is_well` false is written by the process that speaks for a lost member. Its rank is 0, being unknown
-    there, and so is its size, unless the member itself writes it before it has a rank.
+    Attributes:
+        member: the rank's number at entry of the call.
+        rank: the rank in this round; 0 where the writer does not know it.
+        world_size: the ranks of this round; 0 where the writer does not know it.
+        is_well: False: the member is lost, or leaves. The process that speaks for the member writes such an entry, or
+            the member itself on its way out.
     """
 
     member: int
@@ -93,16 +107,16 @@ class Arrivals:
         self._store, self._entries, self._count = store, f"{key}/entries", f"{key}/count"
 
     def sign(self, entry: Entry) -> int:
-        """Adds an entry. Returns how many were counted, this one included."""
-        # First the entry, then the counter: a member that is counted can be read, also if it dies in between.
+        """Adds an entry. Returns how many entries were counted, this one included. Two operations; does not wait."""
+        # First the entry, then the counter: the entry of a member that is counted can be read, wherever it dies.
         self._store.append(self._entries, f"{entry.member} {entry.rank} {entry.world_size} {int(entry.is_well)}\n")
         return self._store.add(self._count, 1)
 
     def complete(self, entry: Entry, size: int) -> bool:
-        """Adds an entry. Returns whether `size` or more have been counted.
+        """Adds an entry. Returns whether `size` entries or more have been counted.
 
-        A member may have several entries: its own, and those of the process that speaks for it. A counter far above
-        that was not written by a rank; then the members are counted in the entries.
+        A counter far above `size` was not written by ranks of ours: a member has few entries (`_MAX_SIGNATURES`). Then
+        the members are counted in the entries instead.
         """
         counted = self.sign(entry)
         if 0 < counted <= _MAX_SIGNATURES * size:
@@ -111,7 +125,7 @@ class Arrivals:
         return len({entry.member for entry in self.entries()}) >= size
 
     def entries(self) -> list[Entry]:
-        """All entries, in the order of their arrival. Invalid lines are left out, with a warning."""
+        """Returns all entries, in the order of their arrival. Invalid lines are left out, with a warning."""
         found = []
         for line in (value_now(self._store, self._entries) or b"").splitlines():
             numbers = [whole_number(field, MAX_MEMBERS) for field in line.split()]
@@ -123,18 +137,18 @@ class Arrivals:
         return found
 
     def keys(self) -> list[str]:
-        """The keys that it uses in the store."""
+        """Returns the keys in the store that this barrier uses."""
         return [self._entries, self._count]
 
 
 @functools.lru_cache(maxsize=256)
 def leave_out(key: str) -> None:
-    """Logs, once for each key, that it holds what no rank wrote."""
+    """Logs, once for each key, that the key holds what no rank of ours wrote. The caller goes on without it."""
     logger.warning("the ranks' store holds what no rank wrote, under %r: it is left out", key)
 
 
 def ranges_of(ranks: Iterable[int]) -> str:
-    """Numbers as ranges: `0-3,5`."""
+    """Returns numbers as text of ranges, `0-3,5`: a record of 100,000 ranks stays short."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and rank == found[-1][1] + 1:
@@ -145,10 +159,10 @@ def ranges_of(ranks: Iterable[int]) -> str:
 
 
 def ranks_in(ranges: str) -> set[int]:
-    """The numbers of `ranges_of`.
+    """Returns the numbers in a text of `ranges_of`.
 
     Raises:
-        ValueError: it is no such text, or has numbers that no rank has.
+        ValueError: the text is no such text, or has numbers that no rank has.
     """
     found: set[int] = set()
     if not ranges:

@@ -1,7 +1,12 @@
 """Decides when restarts in process end because another would not help: records in, a reason out. Pure.
 
-The history is kept in the ranks' store, so that every rank can go on with it; the last rank that arrives at the start
-of a round decides for all. Then the launcher starts fresh ranks; a call that has no launcher ends.
+The history of a call's restarts (`CountedRestarts`) is in the ranks' store, so that every rank can go on with it. The
+last rank that arrives at the start of a round adds the round before, asks `why_end`, and decides for all ranks
+(`inprocess/restart/escalating.py` does so). If another restart would not help, the call ends on all ranks: the launcher
+then starts fresh processes, and a program without a launcher fails.
+
+Three things are counted, each in a row: the same error on the same rank, restarts without progress of the training, and
+hangs right after a restart.
 """
 
 from __future__ import annotations
@@ -17,22 +22,26 @@ from rank_monitor.contract.wire.json_record import read_record
 
 SOFT_TIMEOUT, JOINING, COLLATERAL = "SOFT_TIMEOUT", "JOINING", "collateral"
 TEXT = "text"
-"""In the record of an exception where no iteration is reported: the digest of the exception's text."""
+"""A key of an exception's record where no iteration is reported: the digest of the exception's text."""
 _NO_ERRORS = frozenset({SOFT_TIMEOUT, "HARD_TIMEOUT", "UNRESPONSIVE"})
-"""Interruptions without an error of the program. A hang is counted by itself."""
+"""Interruptions without an error of the program. Hangs are counted apart from errors."""
 _HANGS = "hangs in a row right after a restart"
 _HUNG_AGAIN = "a hang right after a restart"
-"""The class of such a hang in the history. Other interruptions have the name of `Interruption` as their class."""
+"""The class of such a hang in the history. Other interruptions have their name in `Interruption` as their class."""
 _RIGHT_AFTER = 2.0
-"""Multiple of the soft timeout: a hang without any progress before it is found after one soft timeout."""
+"""A hang within so many soft timeouts is right after a restart. Without any progress before it a hang is found after
+one soft timeout."""
 
 
 @dataclass(frozen=True)
 class EscalationLimits:
-    """How often each may happen in a row; 0: any number of times.
+    """How often each of these may happen in a row; 0: any number of times.
 
-    `same_error`: the same error on the same rank. `no_progress`: restarts without progress. `soft_timeouts`: hangs
-    right after a restart. `least_progress`: iterations of the training that count as progress.
+    Attributes:
+        same_error: the same error on the same rank.
+        no_progress: restarts without progress of the training.
+        soft_timeouts: hangs right after a restart.
+        least_progress: how many iterations of the training count as progress.
     """
 
     same_error: int = 0
@@ -43,9 +52,10 @@ class EscalationLimits:
 
 @dataclass(frozen=True)
 class LimitsSet:
-    """The limits that somebody has set for the job, by an option, a variable or a file, as in `EscalationLimits`.
+    """The limits that the user has set for the job, by an option, a variable or a file, as in `EscalationLimits`.
 
-    None: nobody has, and the wrapper's default holds. The launcher passes them to its ranks.
+    None: the user has not, and the wrapper's default holds. The launcher passes these limits to its ranks
+    (`env.IN_PROCESS_LIMITS`).
     """
 
     same_error: int | None = None
@@ -54,19 +64,19 @@ class LimitsSet:
     least_progress: int | None = None
 
     def over(self, defaults: EscalationLimits) -> EscalationLimits:
-        """Returns the defaults with what is set in their place."""
+        """Returns the defaults, each replaced by what the user has set."""
         return replace(defaults, **{name: limit for name, limit in vars(self).items() if limit is not None})
 
 
 @dataclass(frozen=True)
 class RunLife:
-    """What one rank observed of a round.
+    """What one rank, the last to arrive, observed of the round before.
 
     Attributes:
-        ran_s: how long the function ran there.
-        pinged: it called `ping()`.
+        ran_s: how many seconds the function ran on this rank.
+        pinged: the function called `ping()`.
         reached: the training's iteration that was reported last; NO_ITERATION: none was reported.
-        soft_s: the soft timeout.
+        soft_s: the soft timeout in seconds.
     """
 
     ran_s: float
@@ -77,14 +87,18 @@ class RunLife:
 
 @dataclass(frozen=True)
 class CountedRestarts:
-    """The history of a call's restarts, as the ranks' store keeps it. `last`: the last round that is counted."""
+    """The history of a call's restarts, as the ranks' store keeps it.
+
+    `last`: the number of the last round that is counted; -1: none is. A rank that counts a round again, after a death
+    in between, changes nothing.
+    """
 
     last: int = -1
     history: History = field(default_factory=History)
 
     @classmethod
     def read(cls, text: str | bytes) -> CountedRestarts:
-        """Reads the text that `write_record` made. For any other text, the history before the first restart."""
+        """Reads the text that `write_record` made. Returns the history before the first restart for any other text."""
         try:
             return read_record(cls, text)
         except ProtocolError:
@@ -96,8 +110,8 @@ class CountedRestarts:
         Args:
             number: of the round; one that is counted already changes nothing.
             records: the reasons for the interruption, as ranks, agents and companions wrote them.
-            life: what one rank observed; None: the function did not run there.
-            least_progress: of `EscalationLimits`.
+            life: what the asking rank observed; None: the function did not run on this rank.
+            least_progress: as in `EscalationLimits`.
         """
         if number <= self.last:
             return self
@@ -109,7 +123,7 @@ class CountedRestarts:
 
 
 def why_end(history: History, limits: EscalationLimits) -> str:
-    """Returns why there is no further restart; empty if there is one."""
+    """Returns why there is to be no further restart; empty if there is one. The text goes to console and journal."""
     if 0 < limits.same_error <= history.same_errors:
         return f"the same fault {history.same_errors} times in a row: {history.error}"
     if history.fault_class == _HUNG_AGAIN and 0 < limits.soft_timeouts <= history.same_class:
@@ -120,7 +134,8 @@ def why_end(history: History, limits: EscalationLimits) -> str:
 
 
 def is_about_hangs(reason: str) -> bool:
-    """Whether a reason of `why_end` is that hangs came again right after each restart."""
+    """Whether a reason of `why_end` is that hangs came again right after each restart. The rank that hung then ends its
+    call by `HungAgain`."""
     return reason.endswith(_HANGS)
 
 
@@ -135,7 +150,7 @@ def _ended_run(fault: Mapping[str, Any], life: RunLife | None, is_first: bool) -
     return EndedRun(
         _name(fault),
         str(fault.get(TEXT, "")),
-        # `error` of a record names the iteration, where there is one: it is compared, and appears in the reason.
+        # Where an iteration is reported, `error` of a record names it, so it is compared with the error.
         compares_text=TEXT in fault,
         fault_class=kind,
         lived_s=ran_s,
@@ -145,13 +160,13 @@ def _ended_run(fault: Mapping[str, Any], life: RunLife | None, is_first: bool) -
 
 
 def _fault_of(records: Sequence[str]) -> Mapping[str, Any]:
-    """The first record that is not a consequence of another fault; empty where there is none."""
+    """Returns the first record that is not a consequence of another fault; empty where there is none."""
     found = map(parse_object, records)
     return next((fault for fault in found if fault and not fault.get(COLLATERAL)), {})
 
 
 def _name(fault: Mapping[str, Any]) -> str:
-    """Error and rank in words; empty if it is not an error of the program."""
+    """Returns error and rank of a record in words; empty where the record is not about an error of the program."""
     kind = fault.get("interruption")
     if not isinstance(kind, str) or kind in _NO_ERRORS:
         return ""

@@ -4,6 +4,19 @@ Ranks write these keys, and so does the process that speaks for a dead rank (`de
 the companion of a standalone rank. Works on any store with torch's operations, takes no lock and keeps no state: each
 step is one atomic operation, so that a process killed between two of them leaves nothing that the next cannot complete.
 
+**A round** goes through these steps; `contract/restart_phase.py` has the phase of a rank in each.
+
+1. Each rank arrives at the start (`arrive`). The last one releases `started`, with the note or with a reason to end.
+2. The function runs. A rank whose function returns reports it (`announce_return`); the last one releases `outcome` as
+   "done", and the call is over on all ranks.
+3. Or a fault is written (`interrupt`): by the rank that has it, by a rank whose monitor asks for a restart, or by the
+   process that speaks for a dead rank. It releases `outcome`, and `started` if the round had not started, as "fault".
+   Every rank waits for `outcome` in a thread, and is interrupted.
+4. Each rank that is ready to go on accounts for itself (`account`); a dead one is accounted for by the process that
+   speaks for it. When all are, `closed` says who takes part in the next round.
+
+**The keys**, each after the number of the round:
+
     note      where the function finds the round's store server; offered by its host (`round_stores.py`)
     started   "fault", or "go" and the note: released when every rank has arrived at the start; or "end" and the reason
               why there is no further round
@@ -13,10 +26,10 @@ step is one atomic operation, so that a process killed between two of them leave
     blame     who held up the others, where a launcher saw it before the interruption
 
 A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set, and stays as long as the store, as
-the note does: some 300 bytes for each round. Only these are waited for, and only these are read by `get`. So a
+the note does: some 300 bytes for each round. Only these keys are waited for, and only these are read by `get`. So a
 process that was stopped in an old round neither waits without end nor releases anything anew: it follows these keys
-to the end that was without it. The others are deleted when no rank needs them any more (`tidy`), and read by
-`value_now`. Arrivals at a barrier are those of `barrier.py`.
+from round to round, until it finds the one that closed without it. All other keys are deleted when no rank needs them
+any more (`tidy`), and read by `value_now`. Arrivals at a barrier are those of `barrier.py`.
 """
 
 from __future__ import annotations
@@ -42,20 +55,26 @@ from rank_monitor.contract.wire.foreign import whole_number
 from rank_monitor.contract.wire.json_record import read_record, write_record
 
 GO, FAULT, DONE, END = "go", "fault", "done", "end"
-# A fault of one rank can fail all others as well: without a bound each of them would add a record.
 _MAX_RECORDS = 64
+"""Records of one interruption that are kept. A fault of one rank can fail all others as well: without a bound each of
+them would add a record."""
 _MAX_ITERATIONS = 1 << 31
-"""A restart takes milliseconds: so many would take months."""
+"""Rounds of one call; a greater number in the store is none of ours. A restart takes milliseconds, so that many would
+take months."""
 _CURRENT = "round"
+"""The key of the number of the round that all ranks have begun last."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """How a failed round of `world_size` ranks ended.
+    """How a failed round ended: the value of its `closed` key. Ranks and members are text of ranges (`ranges_of`).
 
-    Ranks and members are ranges (`barrier.ranges_of`). `terminated`: ranks of this round that do not take part in
-    the next. `members`: those that may. `joined`: members that join anew, with the next numbers after the last rank,
-    in their order. `taken`: the number of requests to join that were read so far.
+    Attributes:
+        world_size: the ranks of the round.
+        terminated: ranks of this round that do not take part in the next.
+        members: members that may take part in the next.
+        joined: members that join anew. They get the numbers after the last rank, in their order.
+        taken: how many requests to join were read so far, of all there ever were.
     """
 
     world_size: int
@@ -66,10 +85,10 @@ class Closed:
 
     @classmethod
     def read(cls, written: bytes) -> Closed:
-        """The value of a `closed` key.
+        """Reads the value of a `closed` key.
 
         Raises:
-            ProtocolError: the value is not such a one.
+            ProtocolError: the value is no such record, or has numbers that no rank has.
         """
         closed = read_record(cls, written)
         try:
@@ -102,11 +121,11 @@ class Closed:
 
 
 class Round:
-    """The keys of round `number` of one call.
+    """The keys of round `number` of one call. Makes nothing and costs nothing: made wherever it is needed.
 
     Args:
-        store: of that call only.
-        number: from 0.
+        store: the keys of this call only (a `PrefixStore` where the store holds more).
+        number: of the round, from 0.
     """
 
     def __init__(self, store: Store, number: int) -> None:
@@ -119,17 +138,20 @@ class Round:
         self._records, self._note, self._blame = (f"{number}/{name}" for name in ("records", "note", "blame"))
 
     def offer(self, note: str) -> None:
-        """Writes the note that the ranks get at the start. Until they have started, a later one replaces it."""
+        """Writes the note that the ranks get at the start. Until the round has started, a later note replaces it."""
         self._store.set(self._note, note)
 
     def arrive(self, entry: Entry, why_end: Callable[[], str] = str) -> None:
-        """Enters the barrier at the start. The last rank waits for a note and releases the barrier with it.
+        """Enters the barrier at the start. Does not wait for the others: that is waiting for `started`.
+
+        The last rank waits for a note, and releases the barrier with it.
 
         Args:
+            entry: the arrival of this rank.
             why_end: called on the last rank; returns why there is no further round, empty if there is one.
         """
         if self.start.complete(entry, entry.world_size):
-            # A rank that was stopped for long may lower it: who reads it then follows more ends of rounds.
+            # A rank that was stopped for long may lower the number: whoever reads it then follows more ends of rounds.
             self._store.set(_CURRENT, str(self.number))
             reason = why_end()
             note = self._store.get(self._note).decode()
@@ -139,12 +161,16 @@ class Round:
                 release(self._store, self.started, GO + note)
 
     def announce_return(self, entry: Entry, active_world_size: int) -> None:
-        """Reports that the function returned on an active rank. The last one ends the call."""
+        """Reports that the function returned on an active rank. The last such rank ends the call on all ranks."""
         if self.returned.complete(entry, active_world_size):
             release(self._store, self.outcome, DONE)
 
     def interrupt(self, record: str) -> None:
-        """Writes the reason, and interrupts the round on every rank. No effect once the round is over."""
+        """Writes the reason, and interrupts the round on every rank. No effect once the round is over.
+
+        Args:
+            record: JSON of an interruption (`inprocess/attribution.py`). Beyond the first 64, records are dropped.
+        """
         number = self._store.add(f"{self._records}/count", 1)
         if number <= _MAX_RECORDS:
             self._store.set(f"{self._records}/{number}", record)
@@ -152,7 +178,11 @@ class Round:
         release(self._store, self.outcome, FAULT)
 
     def account(self, entry: Entry) -> None:
-        """Enters the barrier at the end of a failed round; with `is_well` false, reports that a member is lost."""
+        """Enters the barrier at the end of a failed round; with `is_well` false, reports that a member is lost.
+
+        Does not wait: that is waiting for `closed`. The entry that completes the barrier closes the round; after each
+        report of a loss this is checked too, since the report may be what was missing.
+        """
         if not entry.is_well:
             self.end.sign(entry)
             self._close_if_complete()
@@ -160,66 +190,69 @@ class Round:
             self._close_if_complete()
 
     def missing(self, arrivals: Arrivals, world_size: int) -> list[int]:
-        """The members that have not arrived at a barrier and may still do so: none once all is closed.
+        """Returns the members that have not arrived at a barrier and may still do so; none once the round is closed.
 
-        At entry there were `world_size`.
+        Args:
+            arrivals: the barrier, of this round.
+            world_size: the number of ranks at entry of the call.
         """
-        if self.closing() is not None:  # what they signed may be deleted
+        if self.closing() is not None:  # the entries may be deleted by now
             return []
         gone = {entry.member for entry in [*arrivals.entries(), *discarded(self._store).entries()]}
         return sorted(self.everybody(world_size) - gone)
 
     def everybody(self, world_size: int) -> set[int]:
-        """The members that may take part, where at entry there were `world_size`."""
+        """Returns the members that may take part in this round. `world_size`: the ranks at entry of the call."""
         before = self._before()
         if before is None:
             return set(range(world_size))
         return before.all_members
 
     def is_over(self) -> bool:
-        """Whether it was interrupted, or all have returned. Does not wait."""
+        """Whether the round was interrupted, or the function has returned on all ranks. Does not wait."""
         return self._store.check([self.outcome])
 
     def records(self) -> list[str]:
-        """Why the round was interrupted, the first 64 of them."""
+        """Returns why the round was interrupted: the first 64 records, in their order."""
         keys = (f"{self._records}/{number + 1}" for number in range(self._recorded()))
         found = (value_now(self._store, key) for key in keys)
         return [record.decode() for record in found if record is not None]
 
     def set_blame(self, blame: str) -> None:
-        """Writes who held up the others of the interrupted round."""
+        """Writes who held up the other ranks of the round, before it is interrupted for a hang."""
         self._store.set(self._blame, blame)
 
     def blame(self) -> str:
-        """What `set_blame` wrote; empty: nothing. Does not wait."""
+        """Returns what `set_blame` wrote; empty: nothing. Does not wait."""
         return (value_now(self._store, self._blame) or b"").decode()
 
     def is_kept(self) -> bool:
-        """Whether the round is over by a fault, and `forget` was not called."""
+        """Whether ranks have arrived at the end of the round, and `forget` was not called since."""
         return self._store.check(self.end.keys())
 
     def forget(self) -> None:
-        """Deletes every key of the round but those that were released, and the note.
+        """Deletes the keys of the round, except the released ones and the note.
 
-        The last rank at the start waits for the note. Stopped until the others have gone on without it, it would wait
-        for a deleted one until its store gives up.
+        The note stays, since the last rank at the start waits for it: a rank that was stopped there until the others
+        had gone on without it would wait for a deleted note until its store gives up.
         """
         keys = [self._blame]
         keys += [f"{self._records}/{number + 1}" for number in range(self._recorded())]
         keys.append(f"{self._records}/count")
-        for arrivals in (self.start, self.returned, self.end):  # the end last, by which `is_kept` knows
+        for arrivals in (self.start, self.returned, self.end):  # the end last: `is_kept` goes by it
             keys += arrivals.keys()
         for key in keys:
             self._store.delete_key(key)
 
     def closing(self) -> Closed | None:
-        """How the round ended; None: it has not, or not by a fault."""
+        """Returns how the round ended; None: it has not ended, or not by a fault. Does not wait."""
         if not self._store.check([self.closed]):
             return None
         return Closed.read(self._store.get(self.closed))
 
     def may_have(self, member: int) -> bool:
-        """Whether a member may take part: it was not terminated before, and no rank assignment discarded it."""
+        """Whether a member may take part in this round: it was not terminated before, and no rank assignment has
+        discarded it."""
         before = self._before()
         is_discarded = any(entry.member == member for entry in discarded(self._store).entries())
         return not is_discarded and (before is None or before.has(member))
@@ -228,13 +261,18 @@ class Round:
         return min(self._store.add(f"{self._records}/count", 0), _MAX_RECORDS)
 
     def _before(self) -> Closed | None:
-        """How the previous round ended; None: there was none."""
+        """Returns how the previous round ended; None: there was none."""
         if self.number == 0:
             return None
         return Round(self._store, self.number - 1).closing()
 
     def _close_if_complete(self) -> None:
-        """Closes the round when every rank is accounted for. One entry that says so makes a member lost."""
+        """Closes the round when every rank is accounted for. Called by several processes at once: `release` makes one
+        of them the writer, and all come to a value that is right.
+
+        One entry with `is_well` false makes a member lost, whatever other entries say: its process is dead. An entry
+        about a member that could not take part in this round does not count.
+        """
         entries = self.end.entries()
         before = self._before()
         lost = {entry.member for entry in entries if not entry.is_well}
@@ -244,7 +282,7 @@ class Round:
             taken = before.taken
         well = {entry.member: entry.rank for entry in entries if entry.is_well and entry.member not in lost}
         world_size = max((entry.world_size for entry in entries if entry.is_well), default=0)
-        if not world_size:  # nobody is well
+        if not world_size:  # no rank is well, so the size is known from the start alone
             world_size = max((entry.world_size for entry in [*self.start.entries(), *entries]), default=0)
         if not world_size or len(well) + len(lost) < world_size:
             return
@@ -261,7 +299,8 @@ class Round:
 
 
 def current(store: Store) -> int:
-    """A round that all ranks have begun, the last one as a rule; 0 before the first."""
+    """Returns the number of a round that all ranks have begun: the last one as a rule; 0 before the first. Does not
+    wait. A number that is too low is harmless: the caller follows the `closed` keys from there."""
     if not store.check([_CURRENT]):
         return 0
     number = whole_number(store.get(_CURRENT), _MAX_ITERATIONS)
@@ -271,10 +310,10 @@ def current(store: Store) -> int:
 
 
 def tidy(store: Store, number: int) -> None:
-    """Deletes what no rank needs any more. Called by one rank, once all have begun round `number`.
+    """Deletes what no rank needs any more. Called by one rank, once all ranks have begun round `number`.
 
-    Of the previous one the reasons for its end are still read. Nobody calls this in a round that is interrupted
-    before all have begun it: so those before are looked at as well.
+    The previous round stays: ranks still read the reasons for its end. A round that was interrupted before all had
+    begun it was never tidied up, so all rounds before are checked, back to one that has no such keys.
     """
     old = number - 2
     while old >= 0 and Round(store, old).is_kept():
@@ -283,35 +322,37 @@ def tidy(store: Store, number: int) -> None:
 
 
 def joining(store: Store) -> Arrivals:
-    """Requests of members to join; with `is_well` false, that a member does not want to join any more."""
+    """Returns the requests of members to join. An entry with `is_well` false: the member does not want to any more."""
     return Arrivals(store, "joining")
 
 
 def discarded(store: Store) -> Arrivals:
-    """Members to which the rank assignment gave no rank."""
+    """Returns the members to which the rank assignment gave no rank."""
     return Arrivals(store, "discarded")
 
 
 def depart(
     store: Store, member: int, record: str, timeout_s: float, undecided: int = 0, number: int | None = None
 ) -> None:
-    """Reports that a member is gone. Blocks until the round has ended on all other ranks.
+    """Reports that a member is gone: interrupts the round, and accounts for the member at its end. Blocks until the
+    round has ended on all other ranks.
 
-    Called by the node agent or the companion that saw its process end, or by the rank itself on its way out. A second
-    report does no harm. A member that was counted as well in a round that is just closing is accounted for in the
-    next one.
+    Called in a thread by the node agent or the companion that saw the member's process end, or by the rank itself on
+    its way out. A second report does no harm. A member that had entered the end of a round before it died may be
+    counted as well in that round; it is then accounted for in the next one, and so this goes on from round to round
+    until the member is out.
 
     Args:
-        store: of the call.
-        member: its rank at entry.
-        record: why, as `InterruptionRecord.to_json` writes it.
-        timeout_s: how long the others may take to arrive at a round's end.
+        store: the keys of the call.
+        member: the rank at entry of the call.
+        record: why the member is gone, as `InterruptionRecord.to_json` writes it.
+        timeout_s: how long the other ranks may take to arrive at a round's end.
         undecided: the number of members that may take part, where the member itself leaves before it got a rank;
             otherwise 0.
         number: of the first round in which the member may take part; None: the current one.
 
     Raises:
-        RuntimeError: the store is lost, or the others did not arrive in time.
+        RuntimeError: the store is lost, or the other ranks did not arrive in time.
     """
     if number is None:
         number = current(store)
@@ -320,7 +361,7 @@ def depart(
         if not this_round.may_have(member):
             if this_round.closing() is None:
                 return
-            number += 1  # it may have been let in since
+            number += 1  # the member may have been let in since
             continue
         this_round.interrupt(record)
         if store.get(this_round.outcome) == DONE.encode():
@@ -331,9 +372,11 @@ def depart(
 
 
 def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
-    """Cancels the request of a dead member to join. If it was just let in, reports its departure as `depart` does.
+    """Cancels the request of a dead member to join. If the member was just let in, reports its departure as `depart`
+    does.
 
-    Blocks until a round has closed that took this into account, or the call is done.
+    Blocks until a round has closed that took the cancellation into account, or the call is done. Arguments are those of
+    `depart`.
     """
     number = current(store)
     wishes = joining(store)
@@ -351,7 +394,7 @@ def withdraw(store: Store, member: int, record: str, timeout_s: float) -> None:
 
 
 def closing_of(store: Store, number: int) -> Closed | None:
-    """Waits until a round ends; None: the function is done on all ranks."""
+    """Waits until a round ends, and returns how. None: the function is done on all ranks. Blocks without a limit."""
     this_round = Round(store, number)
     store.wait([this_round.outcome], EVER)
     if store.get(this_round.outcome) == DONE.encode():

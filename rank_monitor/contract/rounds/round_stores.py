@@ -1,9 +1,13 @@
-"""Serves the store of each round, in which the function makes its process groups.
+"""Serves the store of each round, in which the wrapped function makes its process groups.
 
-A server that held one group cannot hold the next, so each round has a fresh one. A rank hosts it only where neither
-agent nor companion can: the others would wait without end for a rank that died around `init_process_group`. It is made
-one round ahead, so that no restart waits for it. The host is the agent that hosts the ranks' store, or the
-companion of rank 0.
+A server that held one group cannot hold the next, so each round has a fresh server. The host is the agent that hosts
+the ranks' store, or the companion of rank 0. A rank hosts only where neither can: the other ranks would wait without
+end for a host that died around `init_process_group`.
+
+**Sequence.** The host runs `serve_rounds` in a thread, from the beginning of a call to its end. For each round it makes
+a server and writes its address as a *note* (`Round.offer`), one round ahead, so that no restart waits for it. The last
+rank that arrives at the start of the round passes the note on to all (`Round.arrive`); each rank puts it into its
+environment (`variables_of`), where torch finds it.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from rank_monitor.contract.rounds.round import DONE, FAULT, Round, current
 from rank_monitor.contract.wire.foreign import parse_json
 
 _SETTLED = datetime.timedelta(seconds=0.1)
-"""Delay after the start of a round: making a server takes 1 ms of CPU time, which the ranks need to begin."""
+"""How long after the start of a round the server of the next one is made: that takes 1 ms of CPU time, which the ranks
+need to begin."""
 _PROBLEM = "problem"
 
 
@@ -28,11 +33,13 @@ def serve_rounds(
 ) -> None:
     """Serves until the call is done. Blocks; to be called in a thread, with a store connection of its own.
 
+    A server that cannot be made is written into the note as a problem: the ranks of that round raise it.
+
     Args:
         store: the keys of the call.
-        serve: makes a server; returns it and its port. It serves as long as the object lives.
-        host: the address under which all ranks reach it.
-        servers: where the servers are kept, by their round. Those that may be in use are left at the end.
+        serve: makes a server; returns the server and its port. It serves as long as the object lives.
+        host: the address under which all ranks reach the server.
+        servers: where the servers are stored, by their round. Servers that may be in use are left there at the end.
 
     Raises:
         RuntimeError: what the store raises when it is lost.
@@ -48,13 +55,14 @@ def serve_rounds(
 
     number = current(store)
     started = Round(store, number).started
-    # After a fault, too: the last rank that arrived before it may wait for a note, and would not come to the end.
+    # After a fault too: the last rank that arrived before the fault may wait for a note, and would never reach the end
+    # of the round.
     if not store.check([started]) or store.get(started) == FAULT.encode():
         offer(number)
     while True:
         this_round = Round(store, number)
         store.wait([this_round.started], EVER)
-        with contextlib.suppress(RuntimeError):  # what a store raises when time is up; one that is lost raises again
+        with contextlib.suppress(RuntimeError):  # time is up; if the store is lost instead, the next call raises again
             store.wait([this_round.outcome], _SETTLED)
         offer(number + 1)
         servers.pop(number - 1, None)
@@ -65,7 +73,7 @@ def serve_rounds(
 
 
 def note_of(host: str, port: int) -> str:
-    """The note about a server: the environment variables by which torch finds it, as JSON."""
+    """Returns the note about a server: the environment variables by which torch finds the server, as JSON."""
     return json.dumps({"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
@@ -73,11 +81,11 @@ _VARIABLES = set(json.loads(note_of("", 0)))
 
 
 def variables_of(note: str) -> dict[str, str]:
-    """The variables of a note.
+    """Returns the variables of a note, which a rank sets before it calls the function.
 
     Raises:
-        RuntimeError: no server could be made; the text says why.
-        ProtocolError: it is not a note.
+        RuntimeError: the host could make no server; the text says why.
+        ProtocolError: the text is no note, or would set other variables.
     """
     try:
         found = dict(parse_json(note))
