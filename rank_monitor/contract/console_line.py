@@ -1,7 +1,7 @@
 """The form of a line that the launcher writes to the console: the time of day, its name, the text.
 
-The launcher, its zygote and the ranks that it forks use it. The answer of a command (`ft_launcher status`) has no time:
-the user who typed the command reads the answer at once.
+The launcher, its zygote and the ranks that the zygote forks use it. The answer of a command (`ft_launcher status`) has
+no time: the user who typed the command reads the answer at once.
 """
 
 from __future__ import annotations

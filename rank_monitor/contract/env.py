@@ -1,18 +1,26 @@
-"""Names of our own environment variables, and of those of others that we set. Other files take them from here;
-variables of torch, NCCL and Slurm are spelled where they are read.
+"""Names of our own environment variables, and of those of others that we set.
+
+All other files take the names from here, and a test checks that. Variables of torch, NCCL and Slurm are spelled where
+they are read. The values are texts; who writes and who reads each is said below.
 """
 
 from __future__ import annotations
 
 # Set by the launcher for each rank.
 RANK_MONITOR_SOCKET = "FT_RANK_MONITOR_IPC_SOCKET"
+"""Path of the socket of the rank's monitor; the client connects there. Without it nothing is watched."""
 LAUNCHER_SOCKET = "FT_LAUNCHER_IPC_SOCKET"
 JOB_TAG = "FT_JOB_TAG"
+"""Marks every process of a job, children of ranks too: by it they are found and killed (`processes/sweep.py`)."""
 CYCLE = "FT_CYCLE"
+"""Number of the cycle that the rank belongs to."""
 STACK_FILE = "FT_STACK_FILE"
+"""The file to which the rank appends its stacks on `STACK_SIGNAL`."""
 STACK_SIGNAL = "FT_STACK_SIGNAL"
 FLIGHT_RECORDER_SOCKET = "FT_FLIGHT_RECORDER_SOCKET"
+"""Path at which torch's worker server of the rank is to listen (`rank/start/after_import.py`)."""
 LIMIT_MULTIPLIERS = "FT_LIMIT_MULTIPLIERS"
+"""JSON: name of a learned limit that ended a cycle -> factor by which the client multiplies it in this cycle."""
 DEBUG = "FT_DEBUG"
 RESULT_IN_DOUBT = "FT_RESULT_IN_DOUBT"
 """JSON of `ResultInDoubt`: why the ranks were moved, and where the suspect one ran before."""
@@ -32,8 +40,9 @@ CYCLE_STORE = "FT_CYCLE_STORE"
 NCCL_COLLECTIVE_TIMEOUT = "FLYTE_NCCL_COLLECTIVE_TIMEOUT_SEC"
 """Flyte's name, with its meaning: the default timeout of process groups in a rank, in seconds."""
 
-# Set by the launcher for its template and monitors.
 SIDECAR_OF = "FT_SIDECAR_OF"
+"""Set by the launcher for its template and monitors: the tag of their job. They must not have `JOB_TAG` itself, since
+they kill what has it."""
 
 # Read by the launcher.
 # torch reads an option from PET_<NAME>; the second is the name that NVIDIA's launcher reads.
@@ -67,5 +76,5 @@ NOT_SETTINGS = SET_FOR_RANKS | {SIMULATED_FAULT, DEBUG, *CFG_PATH_SPELLINGS}
 
 
 def of_setting(key: str) -> str:
-    """The variable that sets `key` (underscored): `FT_<KEY>`."""
+    """Returns the variable that sets `key`, the underscored name of a setting: `FT_<KEY>`."""
     return SETTING_PREFIX + key.upper()

@@ -1,6 +1,8 @@
-"""Whether a package is installed: NVIDIA's, beside which we keep our hands off its names. Whether a file is of one.
+"""Says whether a package is installed, and whether a file is of an installed package.
 
-The launcher asks for the program of the same name, the client's alias for the modules. Both ask for files of modules.
+The launcher and the client's alias ask for NVIDIA's package: where that is installed, our program and our modules of
+the same names stand back. The launcher and the client also ask which modules of a program come from installed packages:
+those may be imported before the ranks are forked.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ _FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is one of an installed package. One that is installed as a link to a working tree is none."""
+    """Whether a file is one of an installed package. A package that is installed as a link to a working tree (`pip
+    install -e`) does not count."""
     return not _FOLDERS.isdisjoint(Path(file).parts)
 
 
 def file_of(spec: ModuleSpec | None) -> str | None:
-    """Returns a file of the package with this spec; None: there is no such package.
+    """Returns a file of the package with this spec; None: there is no such package. Reads folders.
 
     Releases of NVIDIA's package have no `__init__.py` at the top, so each folder of that name has a spec. One in which
     no module is left, as `pip uninstall` may leave it behind, is no package.
@@ -32,7 +35,7 @@ def file_of(spec: ModuleSpec | None) -> str | None:
         return None
     if spec.origin is not None:
         return spec.origin
-    from importlib.machinery import all_suffixes  # here: a rank asks for files alone, and loads no more than it must
+    from importlib.machinery import all_suffixes  # here: a rank calls `is_installed` alone, and loads no more than that
 
     suffixes = tuple(all_suffixes())
     for location in spec.submodule_search_locations or ():

@@ -1,7 +1,11 @@
-"""Finds lost nodes by counters that they increase and by the reader's own clock. Pure.
+"""Finds lost nodes by counters that the nodes increase and by the reader's own clock. Pure.
 
-Counters are compared with counters, and the reader's clock with itself: clocks of two hosts are never compared. Any
-other value is a sign of life, a smaller one too, since a store that was restarted counts from the beginning again.
+The coordinator reads the counters of all nodes by it (`job/coordinator/beat_schedule.py`), and the companion of a rank
+without a launcher those of the other members of the call.
+
+A counter is compared with its last value, and the reader's clock with itself: clocks of two hosts are never compared.
+Any other value than the last one is a sign of life, a smaller one too: a store that was restarted counts from the
+beginning again.
 """
 
 from __future__ import annotations
@@ -13,9 +17,9 @@ class LossDetector:
     """Watches the counters of some nodes.
 
     Args:
-        limit_s: a node is lost when its counter has stood still this long. It may be set anew.
-        longest_step_s: from one reading to the next no more than this counts, since a reader that was itself stopped
-            has missed what the nodes did meanwhile. It may be set anew.
+        limit_s: a node is lost when its counter has stood still for so many seconds. May be changed at any time.
+        longest_step_s: from one reading to the next no more than this counts: a reader that was itself stopped has
+            missed what the nodes did meanwhile. May be changed at any time.
     """
 
     def __init__(self, limit_s: float, longest_step_s: float) -> None:
@@ -30,18 +34,18 @@ class LossDetector:
         return list(self._last)
 
     def watch(self, nodes: Iterable[str], now: float) -> None:
-        """Watches exactly these nodes from now on. A new one has the whole limit; for the others their time goes on."""
+        """Watches exactly these nodes from now on. A new node has the whole limit; the time of the others goes on."""
         self._last = {node: self._last.get(node, (None, now)) for node in nodes}
 
     def next_loss(self) -> float | None:
-        """The moment at which the first node is lost if no counter changes; None: no node is watched."""
+        """Returns when the first node is lost if no counter changes (monotonic seconds); None: no node is watched."""
         return min((since + self.limit_s for _, since in self._last.values()), default=None)
 
     def read(self, counters: Mapping[str, int | None], now: float) -> list[str]:
         """Processes a reading of the counters. Returns the nodes that are lost, and stops watching them.
 
         Args:
-            counters: by node; a node that is missing or None counts as unchanged.
+            counters: by node; a counter that is missing or None counts as unchanged.
             now: monotonic seconds.
         """
         overslept_s = 0.0

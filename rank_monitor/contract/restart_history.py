@@ -1,8 +1,12 @@
 """The history of failed runs, as one value, by which a decider says whether another run would help. Pure.
 
-A run is a cycle of the launcher, or a round of an in-process restart. The restart policy of the launcher and the
-in-process wrapper keep one `History` each: the first sends it between nodes, the second keeps it in the ranks' store.
-As a record it contains ages instead of times, so that another node, whose clock differs, can go on with it.
+A *run* is a cycle of the launcher, or a round of an in-process restart. The restart policy of the launcher and the
+in-process wrapper keep one `History` each. The policy's goes from node to node, with the coordinator; the wrapper's is
+in the ranks' store. As a record a history contains ages instead of times, so that another node, whose clock differs,
+can go on with it.
+
+`History.ended` returns the history with one more failed run. It counts; what follows from a count is decided elsewhere
+(`ft_launcher/decide/policy/restart_policy.py`, `contract/rounds/escalation.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ from rank_monitor.contract.wire.messages import NO_ITERATION
 
 @dataclass(frozen=True)
 class EndedRun:
-    """What the history needs to know of a run that failed.
+    """What the history needs to know of a run that failed. The caller makes it of its own evidence.
 
     Attributes:
         error: type and location of the exception that ended the run; empty: there was none, or none that counts.
         error_text: the digest of the text of the exception.
-        iteration: of the training, in which the exception was raised; NO_ITERATION: none was reported.
+        iteration: the training's iteration in which the exception was raised; NO_ITERATION: none was reported.
         compares_text: an error is the same one only if its text agrees too, and if the training has made no progress
             in between. Set where no iteration is reported.
         is_early: the run ended so early that the same error needs fewer repetitions.
@@ -58,20 +62,20 @@ def _in_a_row(count: int, again: bool) -> int:
 
 @dataclass(frozen=True)
 class History:
-    """The failed runs so far.
+    """The failed runs so far. The counts "in a row" begin anew with the first run that differs.
 
     Attributes:
         charged: times (monotonic seconds) of the restarts that the budget of the launcher still counts.
         mark: the iteration that the last run with progress reached; NO_ITERATION: the program showed progress without
             an iteration; None until it shows progress in either way.
         no_progress: failed runs in a row that did not get beyond the mark.
-        error: of the last run, with `error_text` and `error_iteration`, as in `EndedRun`.
-        same_errors: how many times in a row it was that one.
-        early_errors: how many times in a row it was that one, in a run that was early.
-        moves: runs in a row that ended because the ranks asked for other hardware.
-        young: runs in a row that were short.
-        fault_class: of the last run; empty before the first.
-        same_class: how many times in a row it was that one.
+        error: the error of the last run, with `error_text` and `error_iteration`, as in `EndedRun`.
+        same_errors: how many runs in a row had that error.
+        early_errors: how many runs in a row had that error and were early.
+        moves: how many runs in a row ended because the ranks asked for other hardware.
+        young: how many runs in a row were short.
+        fault_class: the fault class of the last run; empty before the first.
+        same_class: how many runs in a row had that class.
     """
 
     charged: tuple[float, ...] = ()
@@ -110,7 +114,11 @@ class History:
         )
 
     def _with_error(self, run: EndedRun, has_progressed: bool) -> History:
-        """Counts the same error in a row."""
+        """Returns the history with the error of a run counted.
+
+        `has_progressed`: the training has got further since the last run. Where no iteration is reported, an error
+        after progress is another one: nobody knows that it came at the same step.
+        """
         if not run.error:
             return replace(self, error="", error_text="", error_iteration=NO_ITERATION, same_errors=0, early_errors=0)
         same = comparable(run.error) == comparable(self.error) and run.iteration == self.error_iteration
@@ -129,7 +137,11 @@ class History:
         )
 
     def _measured(self, run: EndedRun, least: int) -> History:
-        """Counts runs without progress, once the program has shown progress at all. Progress restores the budget."""
+        """Returns the history with the progress of a run counted. Progress restores the budget of restarts.
+
+        A run without progress counts only once the program has shown progress at all: many programs never report any.
+        `least`: how many iterations beyond the mark are progress.
+        """
         if run.reached is None:
             return self
         if run.reached != NO_ITERATION:
@@ -157,7 +169,7 @@ class History:
         """Reads a record of `to_record`; a missing field gets its default.
 
         Raises:
-            ProtocolError: it is no such record.
+            ProtocolError: `record` is no such record.
         """
         fields = dict(record)
         ages = fields.pop("charged", [])

@@ -27,33 +27,33 @@ from enum import Enum, auto
 
 
 class RestartPhase(str, Enum):
-    """The phase of a rank. Sent as text."""
+    """The phase of a rank in a call of a wrapped function. Sent as text."""
 
     NONE = "none"
     """No call is under way."""
     JOINING = "joining"
-    """It was started again alone, and the others have not let it in yet."""
+    """The rank was started again alone, and the other ranks have not let it in yet."""
     ASSIGNING = "assigning"
     """The rank assignment runs, for the round that comes."""
     ARRIVING = "arriving"
-    """For the other ranks, at the start of the round."""
+    """The rank waits for the others at the start of the round."""
     PREPARING = "preparing"
     """`initialize` and the health check before the function."""
     RUNNING = "running"
-    """The function. Reported already when PREPARING begins: both are judged alike."""
+    """The function runs. Reported already when PREPARING begins: both are judged alike."""
     WAITING = "waiting"
-    """For the others: the function returned here, or this rank is a spare."""
+    """The rank waits for the others: the function returned here, or this rank is a spare."""
     INTERRUPTING = "interrupting"
     """The function was interrupted and has not ended yet; or other ranks did not arrive at a barrier in time, and this
     rank interrupted the round."""
     RECOVERING = "recovering"
-    """The main thread is free; it waits until it is known that what ran here was aborted."""
+    """The main thread is free, and waits until it is known that the collectives that ran here were aborted."""
     FINALIZING = "finalizing"
     """`finalize` and the health check after an interruption."""
     CLOSING = "closing"
-    """For the others, at the end of an interrupted round."""
+    """The rank waits for the others at the end of an interrupted round."""
     EXPELLING = "expelling"
-    """Other ranks did not arrive at the end of the round in time: this rank reported them as lost."""
+    """Other ranks did not arrive at the end of the round in time: this rank has reported them as lost."""
     COMPLETING = "completing"
     """The callback `completion`: the function is done on all ranks."""
     DONE = "done"
@@ -100,13 +100,15 @@ JUDGED: Mapping[RestartPhase, Judged] = {
     RestartPhase.LEFT: Judged.AS_WITHOUT,
     RestartPhase.GAVE_UP: Judged.AS_WITHOUT,
 }
-"""The monitor's table."""
+"""The monitor's table: what is judged in each phase."""
 
 RESTARTING = frozenset({RestartPhase.RECOVERING, RestartPhase.FINALIZING, RestartPhase.CLOSING, RestartPhase.EXPELLING})
-"""The agent's: the rank deals with a fault, and must run again within the limit of the restart."""
+"""A table of the agent's: the rank deals with a fault, and must run again within the limit of the restart."""
 GONE = frozenset({RestartPhase.LEFT, RestartPhase.GAVE_UP})
-"""The agent's: the rank leaves by itself, and no other rank waits for it."""
+"""A table of the agent's: the rank leaves by itself, and no other rank waits for it."""
 AT_WORK = frozenset(RestartPhase) - GONE - {RestartPhase.NONE, RestartPhase.JOINING, RestartPhase.DONE}
-"""The agent's: the rank is inside the wrapped function, or on its way back into it. If it dies, the others restart."""
+"""A table of the agent's: the rank is inside the wrapped function, or on its way back into it. If the rank dies, the
+others restart."""
 ENTERING = frozenset({RestartPhase.JOINING, RestartPhase.ASSIGNING, RestartPhase.ARRIVING})
-"""The first phases of a call, before its function can have run."""
+"""A table of the agent's: the first phases of a call, before its function can have run. The agent begins to serve the
+stores of a call's rounds when a rank reports one of them."""

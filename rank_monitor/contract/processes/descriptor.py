@@ -1,7 +1,8 @@
-"""Moves our descriptors to high numbers, so that a script gets the same numbers as without us; copies of sockets.
+"""Moves our descriptors to high numbers, so that a script gets the same numbers as without us; and copies sockets.
 
-The client moves its socket, its stack file and its companion's, the zygote the channel of a rank. In-process restart
-looks at the sockets of this process by copies. For files of ours only: a number that is moved is closed.
+The client moves its socket, its stack file and the socket to its companion; the zygote moves the channel of a rank.
+For files of ours only: the old number is closed. In-process restart looks at the sockets of this process by copies,
+so that none is closed under it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ FIRST_HIGH = 200
 
 
 def moved_up(descriptor: int) -> int:
-    """Duplicates a descriptor to a number from `FIRST_HIGH` on, with close-on-exec, and closes `descriptor`.
+    """Moves a descriptor to a number from `FIRST_HIGH` on, with close-on-exec. Returns the new number.
 
-    Returns `descriptor` itself where the limit of open files is too low.
+    The old number is closed. Returns `descriptor` itself, unmoved, where the limit of open files is too low.
     """
     try:
         high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_HIGH)
@@ -30,12 +31,13 @@ def moved_up(descriptor: int) -> int:
 
 
 def socket_copy(descriptor: int) -> socket.socket:
-    """A copy of a socket: it stays the same one, whatever another thread does with the descriptor.
+    """Returns a copy of a socket. The copy stays the same socket, whatever another thread does with the descriptor: it
+    may close the descriptor, and the number may be given to another file.
 
     Raises:
         OSError: the descriptor is closed, or not of a socket.
     """
-    # Closing a copy of a file's descriptor would end all POSIX locks that this process has on the file.
+    # Files are not copied: to close a copy would end all POSIX locks that this process has on the file (fcntl(2)).
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         raise OSError(errno.ENOTSOCK, "it is no socket")
     copy = os.dup(descriptor)

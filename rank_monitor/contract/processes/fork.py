@@ -1,8 +1,8 @@
 """Forks a process of ours without Python's warning about threads. Every fork of launcher, monitors and client is here.
 
 From Python 3.12 on `os.fork` warns (DeprecationWarning) in a process that has threads, those of C libraries included.
-The pools of threads that torch's libraries keep are such threads; our children call nothing that waits for any of them.
-The warning is about the program that forks, and a user can do nothing about one of ours.
+torch's libraries keep pools of such threads; our children call nothing that waits for any of them. The warning is meant
+for the author of the program that forks, and a user can do nothing about a fork of ours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FILTER = ("ignore", None, DeprecationWarning, re.compile(re.escape(__name__) + 
 
 
 def fork() -> int:
-    """Returns what `os.fork` does: the child's pid, and 0 in the child.
+    """Forks this process. Returns the child's pid, and 0 in the child.
 
     The filter is in place during the fork alone, so that a rank has the filters of its own program, and in the list
     itself: `warnings.catch_warnings` exchanges the list under other threads, and has all warnings shown again that are

@@ -1,7 +1,8 @@
-"""Where a server of this host listens, so that clients find it by a given name: over IPv4, or IPv6 where that is all.
+"""Says where a server of this host listens, so that clients find it by a given name: over IPv4, or over IPv6 where
+there is nothing else.
 
-Launcher and client open the stores of ranks by it. IPv4 comes first where a name has both: torch's clients try both,
-and a program that knows IPv4 only finds the server too. A loopback interface may have `::1` alone.
+Launcher and client open the stores of ranks by it. IPv4 comes first where a name has addresses of both kinds: torch's
+clients try both, and a program that knows IPv4 only finds the server too. A loopback interface may have `::1` alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _EVERYWHERE = {4: "0.0.0.0", 6: "::"}
 
 @functools.cache
 def loopback() -> str:
-    """Returns the address by which processes of this host reach each other: 127.0.0.1, or ::1 where it is the only."""
+    """Returns the address by which processes of this host reach each other: 127.0.0.1, or ::1 where that is all."""
     if not _can_be_bound(_IPV4) and _can_be_bound(_IPV6):
         return _IPV6
     return _IPV4
@@ -25,7 +26,8 @@ def loopback() -> str:
 def where_to_listen(host: str) -> str:
     """Returns the address to listen at for clients that know this host as `host`.
 
-    It is a loopback address if `host` is one, else that of all interfaces.
+    The result is a loopback address if `host` is one, else the address of all interfaces. A name is looked up, once in
+    a process.
     """
     # Imported here: a forked rank, which has this module from its zygote, would find `ipaddress` imported.
     import ipaddress
@@ -52,20 +54,22 @@ def towards(address: str) -> str:
 
 
 def listening(address: str, port: int) -> socket.socket:
-    """Returns a socket that listens at an address and port; port 0 is a free one.
+    """Returns a socket that listens at an address and port; port 0 stands for a free one.
+
+    At `::`, connections over IPv4 are accepted too. The backlog is the longest that the system allows: all ranks of a
+    large job connect within a moment.
 
     Raises:
-        OSError: it cannot.
+        OSError: the port is in use, or the address is none of this host.
     """
     family = _family(address)
-    # At all addresses of IPv6, connections of IPv4 are taken too. All ranks of a large job connect within a moment.
     return socket.create_server(
         (address, port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=address == _EVERYWHERE[6]
     )
 
 
 def host_and_port(host: str, port: int) -> str:
-    """Returns `host:port`, an address of IPv6 in brackets."""
+    """Returns `host:port`; an address of IPv6 is put in brackets."""
     if ":" in host:
         return f"[{host}]:{port}"
     return f"{host}:{port}"
@@ -73,9 +77,9 @@ def host_and_port(host: str, port: int) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _version_of(name: str) -> int:
-    """Returns the version of IP of a name's addresses: 4 where it has both, or has none here.
+    """Returns the version of IP of a name's addresses: 4 where the name has both, or cannot be found here.
 
-    A name is looked up once: no restart waits for a resolver.
+    A name is looked up once in a process: no restart waits for a resolver.
     """
     try:
         families = {entry[0] for entry in socket.getaddrinfo(name, None)}

@@ -1,9 +1,13 @@
 """Has torch's stores in this process look up no names of peers.
 
 A client of torch's store looks up the name of the address that it has connected to, for its log lines; so does each
-client that a process group makes of it. /etc/hosts seldom has the name of `::ffff:127.0.0.1`, so a resolver is asked:
-in a new process, or in the next iteration of an in-process restart, before anything else goes on. torch from 2.9 on
-asks no more in a process in which such a look-up has failed once, nor in its forks.
+further client that a process group makes. /etc/hosts seldom has the name of `::ffff:127.0.0.1`, so a resolver is asked:
+in a new process, or in the next round of an in-process restart, before anything else goes on. Where no resolver
+answers, each look-up takes 10 s.
+
+torch from 2.9 on asks no more in a process in which such a look-up has failed once, nor in the forks of that process.
+So one look-up is made to fail on purpose: by a store of torch's on the loopback interface, in a context in which no
+resolver is asked.
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ from types import ModuleType
 from rank_monitor.contract.processes import local_address, resolver, torch_log
 
 _KNOWS_FAILURES = "2.9"
-"""The first torch that looks nothing up after a failure."""
-# Of a connection within this process. torch's own default is five minutes.
+"""The first torch that looks up no names after a failure."""
 _LIMIT = timedelta(seconds=5)
+"""For a connection within this process. torch's own default is five minutes."""
 
 
 @functools.cache
@@ -27,9 +31,9 @@ def look_up_no_more(torch: ModuleType) -> None:
     Does nothing with an older torch, with another C library than glibc, and where /etc/hosts has the name. No look-up
     of names that lead to addresses is changed.
 
-    The server does without libuv. That has a pipe for its signals, made once in a process, and an own handler of forks,
-    which closes these two descriptors in each child. A rank closes all descriptors of the zygote that it is a fork of:
-    its own would then have the same numbers, and each child of the rank would lose two of them.
+    The server does without libuv. libuv makes a pipe for its signals, once in a process, and a handler of forks that
+    closes the two descriptors of that pipe in each child. A rank, which is a fork of the zygote, closes all descriptors
+    of the zygote; files of the rank then get the same numbers, and each child of the rank would lose two of its files.
 
     Args:
         torch: the module, which nothing here may import; its part `distributed` has been imported.

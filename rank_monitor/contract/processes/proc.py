@@ -1,7 +1,7 @@
 """Reads what the kernel reports of processes in /proc (proc(5)), for the monitor and the client, which have no psutil.
 
-A process that is gone, or not ours to read, has empty values; nothing is raised for it. Files are opened by descriptor,
-since a first `Path` touches half a MiB of memory that a monitor shares with the template.
+A process that is gone, or that this one may not read, has empty values; nothing is raised. Nothing blocks. Files are
+opened by descriptor, since a first `Path` touches half a MiB of memory that a monitor shares with the template.
 """
 
 from __future__ import annotations
@@ -10,36 +10,37 @@ import contextlib
 import os
 from collections.abc import Mapping
 
-# Bytes of one read, so that most files of /proc need one read and the one that finds the end.
 _CHUNK = 1 << 16
+"""Bytes of one read: most files of /proc then need one read, and the one that finds the end."""
 _BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 def pids() -> list[int]:
-    """The pids of all processes that this one can see."""
+    """Returns the pids of all processes that this one can see."""
     # There may be thousands of entries: a Path each costs more than the reading.
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
 
 
 def environ(pid: int) -> bytes:
-    """The environment that a process was started with, each `NAME=VALUE` ended by a NUL. A zombie has none."""
+    """Returns the environment that a process was started with, each `NAME=VALUE` ended by a NUL. Later changes by the
+    process do not show, and a zombie has none."""
     return _read(f"/proc/{pid}/environ")
 
 
 def status(pid: int) -> dict[str, str]:
-    """The fields of a process's status by name: `State`, `Threads`, `SigCgt` and others."""
+    """Returns the fields of a process's status by name: `State`, `Threads`, `SigCgt` and others."""
     lines = (line.partition(":") for line in _text(f"/proc/{pid}/status").splitlines())
     return {name: value.strip() for name, _, value in lines}
 
 
 def catches(status_of: Mapping[str, str], number: int) -> bool:
-    """Whether a process with this status has a handler for a signal. False of one that has ended."""
-    # In the mask, bit n - 1 is signal n (proc(5)).
+    """Whether a process with this status has a handler for signal `number`. False of a process that has ended."""
+    # In the mask, bit n - 1 stands for signal n (proc(5)).
     return bool(int(status_of.get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def waits_in(pid: int) -> str:
-    """The function of the kernel that the main thread waits in; empty if it runs or the kernel does not tell."""
+    """Returns the kernel function that the main thread waits in; empty if it runs, or the kernel does not tell."""
     found = _text(f"/proc/{pid}/wchan").strip()
     if found == "0":
         return ""
@@ -47,12 +48,12 @@ def waits_in(pid: int) -> str:
 
 
 def kernel_stack(pid: int) -> list[str]:
-    """The main thread's stack in the kernel, innermost first; root alone may read it."""
+    """Returns the main thread's stack in the kernel, innermost first; root alone may read it."""
     return [line.partition(" ")[2] for line in _text(f"/proc/{pid}/stack").splitlines() if line]
 
 
 def name_of(pid: int) -> str:
-    """The name of a process that `ps` and `top` show."""
+    """Returns the name of a process that `ps` and `top` show."""
     return _text(f"/proc/{pid}/comm").strip()
 
 
@@ -67,15 +68,15 @@ def name_this_process(name: str) -> None:
 
 
 def descriptors_of(pid: int) -> list[int]:
-    """The open descriptors of another process."""
+    """Returns the open descriptors of another process."""
     return _descriptors(f"/proc/{pid}/fd")
 
 
 def sockets_of(pid: int) -> set[str]:
-    """The inodes of the sockets that another process has."""
+    """Returns the inodes of the sockets that another process has."""
     found = set()
     for number in descriptors_of(pid):
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # the process has closed it meanwhile
             kind, _, inode = os.readlink(f"/proc/{pid}/fd/{number}").partition(":[")  # noqa: PTH115 (as above)
             if kind == "socket":
                 found.add(inode.rstrip("]"))
@@ -83,17 +84,17 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def udp_tables(pid: int) -> list[str]:
-    """The kernel's tables of UDP sockets, for IPv4 and IPv6, of the network namespace that a process is in."""
+    """Returns the kernel's tables of UDP sockets, for IPv4 and IPv6, of the network namespace that a process is in."""
     return [_text(f"/proc/{pid}/net/{name}") for name in ("udp", "udp6")]
 
 
 def own_descriptors() -> list[int]:
-    """The open descriptors of this process, and that of the listing, which is closed again."""
+    """Returns the open descriptors of this process. One of them, that of the listing itself, is closed again."""
     return _descriptors("/proc/self/fd")
 
 
 def boot_id() -> bytes:
-    """A line that is another one after each boot of this machine; empty where a sandbox does not show it."""
+    """Returns a line that differs after each boot of this machine; empty where a sandbox does not show it."""
     return _read(_BOOT)
 
 

@@ -1,10 +1,13 @@
 """Finds the addresses of hosts, and bounds how long look-ups of names take in this process. The bounds: glibc only.
 
 torch's stores look up the name of each peer, for log lines (`peer_names.py`). Where no resolver answers, each of these
-look-ups takes 10 s, in the server's only thread too. A bound on them must not reach other look-ups: a resolver that
-answers after 3 s works for a program, and no longer does where RES_OPTIONS says `timeout:1`. So nothing is put into an
-environment: glibc reads the variable once for a process, at the first look-up, and has numbers of its own for each
-thread (`_res`). Where the user has set RES_OPTIONS, that bounds the look-ups, and nothing here.
+look-ups takes 10 s, in the server's only thread too. Launcher and client therefore make their stores within one of the
+contexts below.
+
+A bound on these look-ups must not reach others. A resolver that answers after 3 s works for a program, and would not
+where RES_OPTIONS says `timeout:1`. So nothing is put into an environment. Instead the numbers are changed that glibc
+has for each thread (`_res`), for as long as a context lasts. Where the user has set RES_OPTIONS, the user's bounds
+hold, and nothing here changes them, with one exception: `unasked`.
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ from typing import Any
 
 _VARIABLE = "RES_OPTIONS"
 _BOUND = (1, 2)
-"""Seconds for an answer, and attempts."""
+"""The bound: seconds for an answer, and attempts."""
 _USUAL = (5, 2)
-"""glibc's defaults (RES_TIMEOUT, RES_DFLRETRY in resolv.h)."""
-# Well above a look-up in /etc/hosts or a cache, and below the shortest wait for a resolver that does not answer, 1 s.
+"""glibc's defaults: RES_TIMEOUT and RES_DFLRETRY in resolv.h."""
 _QUICK_S = 0.5
-_INITIALISED = 1  # RES_INIT
+"""A look-up that takes less is quick: well above one in /etc/hosts or a cache, and below the shortest wait for a
+resolver that does not answer, 1 s."""
+_INITIALISED = 1
+"""The flag RES_INIT: glibc has read resolv.conf for this thread."""
 _REACH_S = 1.0
-"""Seconds for a first connection. A host that takes longer is looked up again, which does no harm."""
+"""Seconds for a first connection to a known address. A host that takes longer is looked up again, which does no
+harm."""
 _known: dict[str, str] = {}
 """Name of a host -> its address at which a server was reached."""
 
@@ -41,7 +47,8 @@ class _State(ctypes.Structure):
 def bound_process() -> None:
     """Bounds the look-ups of all threads of this process, those of C++ too. To be called before any look-up.
 
-    The environment that children inherit is unchanged. The bound lasts until /etc/resolv.conf changes.
+    glibc reads RES_OPTIONS when it initialises its state, so the variable is set for that moment alone: the environment
+    that children inherit is unchanged. The bound lasts until /etc/resolv.conf changes.
     """
     if _VARIABLE in os.environ or _libc() is None:
         return
@@ -54,23 +61,25 @@ def bound_process() -> None:
 
 @contextmanager
 def usual() -> Iterator[None]:
-    """A context in which look-ups of this thread are not bounded."""
+    """A context in which look-ups of this thread have glibc's own bounds: for names that the user has given."""
     with _lasting(_USUAL):
         yield
 
 
 @contextmanager
 def unasked() -> Iterator[None]:
-    """A context in which no look-up of this thread asks a resolver: what /etc/hosts does not say fails at once."""
+    """A context in which no look-up of this thread asks a resolver: a name that /etc/hosts does not have fails at
+    once."""
     with _with_numbers(_state_of_thread(), (_BOUND[0], 0)):
         yield
 
 
 @contextmanager
 def towards(host: str, port: int) -> Iterator[str]:
-    """A context for a client of torch's store at `host`: gives the address to use, as `address_of` finds it.
+    """A context in which to make a client of torch's store at `host`. It gives the address to use, as `address_of`
+    finds it.
 
-    With an address torch looks up nothing but the name of the peer, and that is bounded.
+    With an address, torch looks up nothing but the name of the peer, and that look-up is bounded.
     """
     address = address_of(host, port)
     with _lasting(_BOUND):
@@ -78,11 +87,12 @@ def towards(host: str, port: int) -> Iterator[str]:
 
 
 def address_of(host: str, port: int) -> str:
-    """Returns an address of `host`, if possible one at which a server listens at `port`. Blocks for look-ups.
+    """Returns an address of `host`, if possible one at which a server listens at `port`. Blocks for look-ups, and for
+    up to 1 s for each address that does not answer.
 
-    A name is looked up once, and again where nobody listens at the address that it had: no restart waits for a
-    resolver. A name that is not found is returned unchanged: the connection that follows then fails,
-    and its error names it.
+    A name is looked up once, and again where nobody listens at the address found before: so no restart waits for a
+    resolver. A name that is not found is returned unchanged: the connection that follows then fails, and its error
+    names the host.
     """
     if _is_address(host):
         return host
@@ -105,9 +115,10 @@ def address_of(host: str, port: int) -> str:
 
 @contextmanager
 def bounded_towards(*hosts: str) -> Iterator[None]:
-    """A context in which look-ups of this thread are bounded, for connections of torch to these hosts.
+    """A context in which look-ups of this thread are bounded, for connections that torch makes to these hosts by name.
 
-    They are not bounded if one of these names itself takes long, or is not found.
+    The names are looked up first. If one of them takes long, or is not found, nothing is bounded: torch's own look-up
+    of that name would fail otherwise. Blocks for these look-ups.
     """
     with usual():
         if all(map(_is_found_quickly, hosts)):
@@ -128,6 +139,7 @@ def _is_address(host: str) -> bool:
 
 
 def _listens(address: str, port: int) -> bool:
+    """Whether a server accepts a connection at an address within 1 s."""
     try:
         socket.create_connection((address, port), _REACH_S).close()
     except OSError:
@@ -136,6 +148,7 @@ def _listens(address: str, port: int) -> bool:
 
 
 def _is_found_quickly(host: str) -> bool:
+    """Looks a name up. Returns whether it was found, and without waiting for a resolver."""
     began = time.monotonic()
     try:
         socket.getaddrinfo(host, None)
@@ -146,6 +159,8 @@ def _is_found_quickly(host: str) -> bool:
 
 @contextmanager
 def _lasting(wanted: tuple[int, int]) -> Iterator[None]:
+    """A context in which look-ups of this thread have these seconds and attempts, unless the user has set
+    RES_OPTIONS."""
     if _VARIABLE in os.environ:
         state = None
     else:
@@ -169,7 +184,7 @@ def _with_numbers(state: Any, wanted: tuple[int, int]) -> Iterator[None]:
 
 
 def _state_of_thread() -> Any:
-    """glibc's resolver state of this thread, initialised; None with another C library."""
+    """Returns glibc's resolver state of this thread, initialised; None with another C library."""
     libc = _libc()
     if libc is None:
         return None
@@ -181,7 +196,7 @@ def _state_of_thread() -> Any:
 
 @functools.cache
 def _libc() -> Any:
-    """The C library; None if it has not glibc's resolver."""
+    """Returns the C library; None if it has not glibc's resolver."""
     libc = ctypes.CDLL(None)
     try:
         libc.__res_state.restype = ctypes.POINTER(_State)

@@ -1,10 +1,13 @@
 """Runtime folders: makes and marks the folder of a launcher, and removes those of launchers killed with all their
 processes.
 
-A launcher holds a lock on a file in its folder as long as it lives. The kernel releases it however the launcher ends,
-so a process that gets the lock knows that the folder is abandoned. The launcher and the template call this, the
-companion of a rank without a launcher, and `rank_monitor/lost_launcher.py`, which ends the job of a launcher that was
-killed.
+A runtime folder holds a launcher's sockets, stack files and error files. The launcher holds a lock on a file in it as
+long as it lives. The kernel releases the lock however the launcher ends, so a process that gets the lock knows that the
+folder is abandoned.
+
+The launcher makes its folder and removes it at its end, as does the companion of a rank without a launcher. Where the
+launcher was killed, its monitors remove the folder (`rank_monitor/lost_launcher.py`). Where all were killed, the
+template of a later launcher on this machine does (`remove_abandoned`).
 """
 
 from __future__ import annotations
@@ -20,20 +23,21 @@ from rank_monitor.contract.processes import proc
 
 PREFIX = "ft-"
 _LOCK, _NEW_LOCK = "lock", ".lock"
-# The boot id is a UUID and a newline, 37 bytes.
-_MOST = 64
+"""The locked file, and its name until it is locked."""
+_MAX_BOOT_ID = 64
+"""Bytes of the file that are read: the boot id is a UUID and a newline, 37 bytes."""
 
 
 def parents(environ: Mapping[str, str]) -> list[str]:
     """Returns the folders in which temporary files may be made, best first. Some may be missing or read-only.
 
-    The first one is what `tempfile` would choose. It has no choice where the usual folders are read-only; `/dev/shm`
-    then serves, as it does in containers whose other folders are full.
+    The first folder is the one that `tempfile` would choose. Where the usual folders are read-only `tempfile` finds
+    none; `/dev/shm` then serves, as it does in containers whose other folders are full.
     """
     import tempfile  # here: monitors need none of this, and each would pay for the import in memory
 
     chosen = []
-    with contextlib.suppress(FileNotFoundError):  # `tempfile` found no folder that can be written
+    with contextlib.suppress(FileNotFoundError):
         chosen.append(environ.get("TMPDIR") or tempfile.gettempdir())
     return list(dict.fromkeys((*chosen, "/tmp", "/dev/shm")))
 
@@ -45,7 +49,7 @@ def make() -> tuple[Path, list[str]]:
         The folder, and why each of the parents before its own could not be used.
 
     Raises:
-        OSError: none of them can be written.
+        OSError: no folder can be written.
     """
     import tempfile
 
@@ -59,16 +63,16 @@ def make() -> tuple[Path, list[str]]:
 
 
 def claim(folder: Path) -> int | None:
-    """Locks the folder for this process. Returns the descriptor that holds the lock; the caller closes it.
+    """Locks the folder for this process. Returns the descriptor that holds the lock; the caller closes it at its end.
 
-    None where the file system has no locks: the folder is then never taken as abandoned.
+    None where the file system has no locks: the folder is then never taken for abandoned.
     """
     descriptor = None
     try:
         descriptor = os.open(folder / _NEW_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(descriptor, proc.boot_id())
-        # Renamed when it is locked: another template never finds the file without its lock.
+        # Renamed once it is locked: no other template ever finds the file without its lock.
         (folder / _NEW_LOCK).rename(folder / _LOCK)
     except OSError:
         if descriptor is not None:
@@ -78,9 +82,10 @@ def claim(folder: Path) -> int | None:
 
 
 def remove_abandoned(parent: Path) -> list[Path]:
-    """Removes this user's runtime folders in `parent` whose launchers are dead. Returns them.
+    """Removes this user's runtime folders in `parent` whose launchers are dead. Returns these folders.
 
-    Only folders made on this machine since its last boot: a lock on a file server may be known on one machine only.
+    Only folders count that were made on this machine since its last boot (the lock file holds the boot id): a lock on a
+    file server may be known on one machine only.
     """
     removed = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
@@ -93,12 +98,13 @@ def remove_abandoned(parent: Path) -> list[Path]:
 
 def remove(folder: Path) -> None:
     """Removes a folder and its content. What cannot be removed is left; nothing is raised."""
-    import shutil  # here: a monitor needs it at the end of a launcher that was killed, and pays for it in memory
+    import shutil  # here: a monitor needs it only when its launcher was killed, and would pay for it in memory
 
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_abandoned(folder: Path) -> bool:
+    """Whether a folder is this user's, private, of this boot, and its lock is free."""
     try:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -107,7 +113,7 @@ def _is_abandoned(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.read(descriptor, _MOST) != proc.boot_id():
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode) or os.read(descriptor, _MAX_BOOT_ID) != proc.boot_id():
             return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # its launcher lives

@@ -1,8 +1,9 @@
 """Finds the processes of a job by a tag in their environment (/proc/PID/environ), and kills them.
 
-Launcher, monitors and the sweeper call it, and a rank that replaces its companion. A process keeps the environment it
-was started with, in another session or under another parent too; one that was started with a cleared environment is not
-found. Signals are sent through pidfds only, so that a recycled pid is never hit.
+Launcher, monitors and the sweeper call it, and a rank that replaces its companion. A process keeps the environment that
+it was started with, in another session or under another parent too: so this finds what has left the process group of
+its rank. A process that was started with a cleared environment is not found. Signals are sent through pidfds only, so
+that a recycled pid is never hit.
 """
 
 from __future__ import annotations
@@ -16,18 +17,23 @@ from rank_monitor.contract import env
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
 
-# A killed process stays in /proc for some milliseconds.
 _RESCAN_S = 0.005
-# For a process that is just being started: between fork and exec it has its parent's environment, during exec none.
+"""From one search to the next: a killed process stays in /proc for some milliseconds."""
 _QUIET_S = 0.1
+"""For how long none must be found. A process that is just being started has its parent's environment between fork and
+exec, and none at all during exec."""
 
 
 def processes_of(tag: str, also: Mapping[str, str] | None = None, key: str = env.JOB_TAG) -> list[int]:
-    """Pids of the processes started with this job's tag, and with every variable of `also`; not this one's.
+    """Returns the pids of the processes that were started with this job's tag, without this process.
 
-    `key` is the variable that holds the tag: of the ranks, or of the template and the monitors.
+    Zombies have no environment any more, and the environments of other users' processes cannot be read: neither is
+    found. Takes a read for each process of the machine.
 
-    Zombies have no environment any more, and those of other users cannot be read: neither is found.
+    Args:
+        tag: of the job.
+        also: further variables that a process must have been started with, with their values.
+        key: the variable that holds the tag: that of the ranks, or that of the template and the monitors.
     """
     wanted = [os.fsencode(f"\0{name}={value}\0") for name, value in {key: tag, **(also or {})}.items()]
     own = os.getpid()
@@ -41,18 +47,20 @@ def processes_of(tag: str, also: Mapping[str, str] | None = None, key: str = env
 
 
 def carries(pid: int, tag: str) -> bool:
-    """Whether the process was started with this job's tag; cheaper than `environ_of`."""
+    """Whether a process was started with this job's tag; cheaper than `environ_of`."""
     return os.fsencode(f"\0{env.JOB_TAG}={tag}\0") in b"\0" + proc.environ(pid)
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The environment a process was started with; empty when it is gone, a zombie, or not ours to read."""
+    """Returns the environment that a process was started with; empty when the process is gone, is a zombie, or may not
+    be read."""
     entries = (os.fsdecode(entry).partition("=") for entry in proc.environ(pid).split(b"\0") if entry)
     return {name: value for name, _, value in entries}
 
 
 def kill(pid: int, tag: str, number: int = signal.SIGKILL, key: str = env.JOB_TAG) -> bool:
-    """Sends a signal to a process of the job; one that took over a recycled pid is not hit.
+    """Sends signal `number` to a process of the job. The tag is checked again after the pidfd is open: a process that
+    got a recycled pid is not hit.
 
     Returns:
         Whether the process was there and belongs to the job.
@@ -73,13 +81,15 @@ def kill(pid: int, tag: str, number: int = signal.SIGKILL, key: str = env.JOB_TA
 
 
 def sweep(tag: str, limit_s: float = 10.0, also: Mapping[str, str] | None = None) -> list[int]:
-    """Kills every process of the job, and what they start meanwhile, until none is found for a while.
+    """Kills every process of the job, and what they start meanwhile. Blocks until none was found for 0.1 s.
 
-    `also` are further variables, as of `processes_of`: then only processes with all of them are killed. Blocks until
-    none was found for 0.1 s.
+    Args:
+        tag: of the job.
+        limit_s: how many seconds to go on at most.
+        also: further variables, as for `processes_of`: then only processes with all of them are killed.
 
     Returns:
-        Pids that are left after `limit_s` seconds: processes that wait in the kernel, as a rule.
+        The pids that are left after `limit_s` seconds: as a rule processes that wait in the kernel.
     """
     deadline = time.monotonic() + limit_s
     quiet_until = 0.0

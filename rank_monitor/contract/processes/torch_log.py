@@ -1,8 +1,8 @@
-"""The level of torch's C++ log in this process, which no call of torch's sets.
+"""The level of torch's C++ log in this process, which no function of torch sets.
 
-torch reads TORCH_CPP_LOG_LEVEL once, when it is imported, into a flag of its C++ library; the flag itself is set here.
-Processes that were forked before keep theirs. With a torch without that flag nothing changes. The callers give the
-module torch, which nothing here may import.
+torch reads TORCH_CPP_LOG_LEVEL once, when it is imported, into a flag of its C++ library. Here that flag itself is set.
+A process that was forked before keeps its own level. With a torch that has no such flag, nothing changes. The callers
+pass the module torch, which nothing here may import.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from types import ModuleType
 from typing import Any
 
 LEVEL = "TORCH_CPP_LOG_LEVEL"
-# The symbol of the flag in torch's C++ library c10.
 _FLAG = "FLAGS_caffe2_log_level"
+"""The symbol of the flag in torch's C++ library c10."""
 _FATAL = 3
 """The level of c10's log above INFO (0), WARNING (1) and ERROR (2)."""
 
 
 def only_fatal(torch: ModuleType) -> None:
-    """Makes torch's C++ code print only what is fatal, in this process, from now on."""
+    """Makes torch's C++ code print nothing but what is fatal, in this process, from now on."""
     flag = _flag(torch)
     if flag is not None:
         flag.value = _FATAL
@@ -31,7 +31,11 @@ def only_fatal(torch: ModuleType) -> None:
 
 @contextmanager
 def silent(torch: ModuleType) -> Iterator[None]:
-    """A context of some milliseconds in which torch's C++ code prints only what is fatal. For one thread at a time."""
+    """A context in which torch's C++ code prints nothing but what is fatal.
+
+    The flag is that of the process: other threads print nothing either, so the context should last milliseconds. For
+    one thread at a time.
+    """
     flag = _flag(torch)
     if flag is None:
         yield
@@ -46,6 +50,7 @@ def silent(torch: ModuleType) -> Iterator[None]:
 
 @functools.cache
 def _flag(torch: ModuleType) -> Any:
+    """Returns the flag as a C int; None: this torch has none."""
     try:
         library = ctypes.CDLL(str(Path(str(torch.__file__)).parent / "lib" / "libc10.so"))
         return ctypes.c_int.in_dll(library, _FLAG)

@@ -11,10 +11,12 @@ from collections.abc import Iterable
 
 
 def readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
-    """The descriptors that are readable or closed at the other end.
+    """Returns the descriptors that are readable, or closed at the other end. A pidfd is readable when its process has
+    ended.
 
     Args:
-        timeout_s: how long to block until there is one; None: without limit; 0: not at all.
+        descriptors: to be waited for.
+        timeout_s: how many seconds to block until there is one; None: without limit; 0 or less: not at all.
     """
     poll = select.poll()
     for descriptor in descriptors:
@@ -22,16 +24,16 @@ def readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
     if timeout_s is None:
         timeout_ms = None
     else:
-        # Rounded down, the last part of a millisecond would become a loop without any wait.
+        # Rounded up: rounded down, the last part of a millisecond would become a loop without any wait.
         timeout_ms = math.ceil(max(0.0, timeout_s) * 1000)
     return {descriptor for descriptor, _ in poll.poll(timeout_ms)}
 
 
 def end_of(pid: int) -> int:
-    """Returns a descriptor that is readable once a process has ended: its pidfd, which the caller closes.
+    """Returns a descriptor that is readable once a process has ended: its pidfd. The caller closes it.
 
-    A process whose end was taken already, by the fork server that is its parent for instance, has none; instead of it
-    comes a descriptor that is readable at once, and takes no signal (OSError).
+    A process that its parent has reaped already has no pidfd any more; a fork server may be that fast. The result is
+    then a descriptor that is readable at once. It is no pidfd, so a signal sent through it raises OSError.
     """
     try:
         return os.pidfd_open(pid)
