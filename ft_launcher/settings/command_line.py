@@ -1,7 +1,14 @@
 """Parses a command line: cuts it where the script begins, then has torch's own parser read torch's options and ours.
 
-Only arguments before the script are read. Our options are brought to one spelling first, so that torch's abbreviations
-keep their meaning. Uses argparse's underscored table of options: no public API tells which of them take a value.
+`cli.py` calls `parse` for a job and for `validate`; `prescan.py` calls `cut` before torch is imported. Only arguments
+before the script are read here; the script's own arguments are never looked at.
+
+A command line is read in two steps, since argparse alone cannot do it. `cut` finds the script: the first argument that
+is neither an option nor the value of one. It also brings our options to one spelling each (`--ft-key=value`), so that
+torch's abbreviations keep their meaning beside ours. Then argparse reads the options, and the script with numbers in
+place of its arguments.
+
+No public API of argparse tells which options take a value, so this file uses its underscored table of options.
 """
 
 from __future__ import annotations
@@ -20,15 +27,19 @@ from rank_monitor.contract.errors import ConfigError, one_line
 from rank_monitor.contract.settings import kinds
 
 _TORCH_VARIABLE = "PET_{}"
+"""The variable from which torch takes the default of an option."""
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class SplitCommandLine:
-    """A command line in two: `options` with ours in one spelling, `command` from the script (or `--`) on, unchanged.
+    """A command line, cut where the script begins.
 
-    `spelled` maps the keys of our options to the user's last spelling; those that have no effect here are not in
-    `options`.
+    Attributes:
+        options: the arguments before the script, with each of our options as `--ft-key=value`. Our options without an
+            effect here are left out.
+        command: the script (or `--`) and all that follows, unchanged.
+        spelled: key of our option -> the user's last spelling, also of those without an effect here.
     """
 
     options: tuple[str, ...]
@@ -38,9 +49,13 @@ class SplitCommandLine:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A parsed command line: torch's namespace, our options as text, and the source of each value.
+    """A parsed command line.
 
-    Of our options in `spelled` those that have no effect here are not in `texts`.
+    Attributes:
+        namespace: torch's options, and the script with its arguments, as argparse returns them.
+        texts: key of our option -> its value as text. Options without an effect here are not in it.
+        spelled: key of our option -> the user's spelling, which names the option in messages.
+        from_user: torch's options that the user gave, by their names in the namespace.
     """
 
     namespace: Namespace
@@ -49,18 +64,18 @@ class Parsed:
     from_user: frozenset[str]
 
     def source_of(self, dest: str) -> str:
-        """Returns the source of the value of an option of torch: its flag, or its PET_ variable."""
+        """Returns where the value of an option of torch comes from: its flag, or its PET_ variable. For messages."""
         variable = _TORCH_VARIABLE.format(dest.upper())
         if dest not in self.from_user and variable in os.environ:
             return variable
         return "--" + dest.replace("_", "-")
 
     def is_from_user(self, dest: str) -> bool:
-        """Whether the value of an option of torch is the user's: from the command line or its variable."""
+        """Whether the user gave an option of torch, on the command line or by its variable."""
         return dest in self.from_user or _TORCH_VARIABLE.format(dest.upper()) in os.environ
 
     def script_arguments(self) -> list[str]:
-        """Returns `[-m] SCRIPT ARGS` as they follow `python -u`; empty when the ranks run another program."""
+        """Returns `[-m] SCRIPT ARGS` as they follow `python -u`; empty where the ranks run another program."""
         asked = self.namespace
         if asked.no_python:
             return []
@@ -70,22 +85,23 @@ class Parsed:
         return arguments
 
     def error(self, dest: str, problem: str, hint: str = "See ft_launcher --help") -> ConfigError:
-        """Makes the error about the value of an option of torch."""
+        """Returns the error about the value of an option of torch. The caller raises it."""
         value = getattr(self.namespace, dest)
         return ConfigError(dest, value, self.source_of(dest), problem.removesuffix("."), hint)
 
     def read(self, dest: str, reader: Callable[[Any], _T]) -> _T:
-        """Returns `reader` of an option's value.
+        """Returns what `reader` makes of the value of an option of torch.
 
         Raises:
-            ConfigError: the reader refuses it.
+            ConfigError: the reader refuses the value.
         """
         with self.errors_of(dest):
             return reader(getattr(self.namespace, dest))
 
     @contextmanager
     def errors_of(self, dest: str) -> Iterator[None]:
-        """Context in which an error of torch is reported as one of this option's value, with its name and source."""
+        """Context in which an error of torch is reported as one about the value of this option, with its name and
+        source."""
         try:
             yield
         except (ValueError, RuntimeError, AssertionError) as error:
@@ -93,13 +109,14 @@ class Parsed:
 
 
 def cut(arguments: Sequence[str], value_follows: Callable[[str], bool]) -> SplitCommandLine:
-    """Finds where the script begins, and brings our options before it to one spelling.
+    """Cuts a command line where the script begins, and brings our options to one spelling.
 
     Args:
-        value_follows: whether the argument after an option of torch is its value.
+        arguments: without the program's name.
+        value_follows: returns whether the argument after an option of torch is the value of that option.
 
     Raises:
-        UsageError: an option of ours that does not exist, or has no value.
+        UsageError: an option has our prefix and does not exist, or has no value.
     """
     found: list[str] = []
     spelled: dict[str, str] = {}
@@ -109,7 +126,7 @@ def cut(arguments: Sequence[str], value_follows: Callable[[str], bool]) -> Split
         flag, joined, value = argument.partition("=")
         key = options.key_of(flag)
         at += 1
-        # The argument after an option of torch is the script, unless the option takes a value.
+        # An option of torch. The argument after it is its value, or the script.
         if key is None:
             found.append(argument)
             if value_follows(argument):
@@ -126,9 +143,14 @@ def cut(arguments: Sequence[str], value_follows: Callable[[str], bool]) -> Split
 
 
 def _value(key: str, flag: str, following: Sequence[str]) -> tuple[str, int]:
-    """Returns the value of an option of ours from the arguments after it, and how many it took.
+    """Returns the value of our option `flag` from the arguments after it, and how many arguments it took.
 
-    A switch takes `true`, `no` and so on only where another argument follows, which can be the script.
+    The value of a switch may be left out. So `true`, `no` and so on are its value only where another argument follows,
+    which can be the script: in `--ft-dry-run no train.py` the switch is off, and in `--ft-dry-run no` the script is
+    named `no`.
+
+    Raises:
+        UsageError: there is no value.
     """
     if options.is_switch(key):
         if len(following) > 1 and following[0].strip().lower() in kinds.BOOLEAN_TEXTS:
@@ -140,6 +162,7 @@ def _value(key: str, flag: str, following: Sequence[str]) -> tuple[str, int]:
 
 
 def _is_number(text: str) -> bool:
+    """Returns whether a text is a number: `-1` is a value, and no option."""
     try:
         float(text)
     except ValueError:
@@ -148,17 +171,18 @@ def _is_number(text: str) -> bool:
 
 
 class _Parser(ArgumentParser):
-    """Raises errors instead of printing them and exiting."""
+    """argparse's parser, with errors raised instead of printed."""
 
-    # torch's --print-completion sets its own name, and the completion would be for that command.
+    # torch's --print-completion sets the name of its own program, and the completion would be for that command.
     prog = property(lambda self: "ft_launcher", lambda self, name: None)
 
     def error(self, message: str) -> NoReturn:
+        """Raises the error that argparse would print before it exits with code 2."""
         raise UsageError(message)
 
 
 def make_parser() -> ArgumentParser:
-    """Makes torch's parser with our group of options. Imports torch.
+    """Returns torch's parser with our group of options. Imports torch.
 
     Raises:
         UsageError: a PET_ variable that torch reads as a flag is not a number.
@@ -185,14 +209,19 @@ def make_parser() -> ArgumentParser:
 
 
 def parse(arguments: Sequence[str], script_if_none: str | None = None) -> Parsed:
-    """Parses a command line (without the program's name).
+    """Parses a command line. Imports torch.
 
     Args:
-        script_if_none: the script where the command line has none.
+        arguments: without the program's name.
+        script_if_none: the script where the command line has none; None: a script is needed.
 
     Raises:
-        ConfigError: it is wrong.
-        SystemExit: it asked for help, which was printed.
+        ConfigError: the command line is wrong.
+        SystemExit: the user asked for help, which was printed.
+
+    Example:
+        `parse(["--nproc-per-node=2", "--ft-restart-policy", "any", "train.py", "--lr", "0.1"])`: `namespace` has
+        `training_script` "train.py" and `training_script_args` ["--lr", "0.1"]; `texts` is {"restart_policy": "any"}.
     """
     parser = make_parser()
     table = parser._option_string_actions
@@ -201,7 +230,7 @@ def parse(arguments: Sequence[str], script_if_none: str | None = None) -> Parsed
     if not command and script_if_none is not None:
         command = (script_if_none,)
     namespace = _read(parser, halves.options, command)
-    if getattr(namespace, "run_path", False):  # the script is a file for Python, whatever else is given
+    if getattr(namespace, "run_path", False):  # --run-path wins over --no-python and -m, as in torch
         namespace.no_python = namespace.module = False
     return Parsed(
         namespace=namespace,
@@ -212,17 +241,18 @@ def parse(arguments: Sequence[str], script_if_none: str | None = None) -> Parsed
 
 
 def _text(value: str | list[str]) -> str:
-    """Returns the value of an option; of one that can be repeated, all values, separated by semicolons."""
+    """Returns the value of an option as text. The values of an option that can be repeated are joined by semicolons."""
     if isinstance(value, str):
         return value
     return ";".join(value)
 
 
 def _read(parser: ArgumentParser, before: Sequence[str], command: Sequence[str]) -> Namespace:
-    """Has argparse read the options and the script.
+    """Has argparse read the options and the script. Returns its namespace.
 
-    argparse gets a number in place of each argument of the script, and the arguments are put back afterwards: it would
-    refuse one that looks like an ambiguous abbreviation. A bare `--` is left to argparse.
+    argparse gets a number in place of each argument of the script, and the arguments are put back afterwards: argparse
+    would refuse an argument that looks like an ambiguous abbreviation, although it belongs to the script. A bare `--`
+    stays, since argparse gives it a meaning.
     """
     if command[:1] == ("--",):
         place_of_arguments = 2
@@ -242,7 +272,7 @@ def _read(parser: ArgumentParser, before: Sequence[str], command: Sequence[str])
 
 
 def _explained(error: UsageError, parser: ArgumentParser, before: Sequence[str], has_script: bool) -> ConfigError:
-    """Returns the parser's error with the source of the value, in terms that do not need argparse's."""
+    """Returns the parser's error in the user's terms: with the source of a value, and without words of argparse."""
     table = parser._option_string_actions
     about = re.match(r"argument (\S+): (.*)", error.problem, re.DOTALL)
     if about:
@@ -260,7 +290,7 @@ def _explained(error: UsageError, parser: ArgumentParser, before: Sequence[str],
 
 
 def _matches(table: Mapping[str, Action], argument: str) -> list[Action]:
-    """Returns the options of torch that an argument can mean to argparse: exact, abbreviated, or joined like `-r3`."""
+    """Returns the options of torch that argparse may take an argument for: exact, abbreviated, or joined like `-r3`."""
     flag = argument.partition("=")[0]
     if not argument.startswith("--"):
         if argument[:2] in table:
@@ -272,7 +302,7 @@ def _matches(table: Mapping[str, Action], argument: str) -> list[Action]:
 
 
 def _value_follows(table: Mapping[str, Action], argument: str) -> bool:
-    """Whether the argument after an option of torch is its value.
+    """Returns whether the argument after an option of torch is the value of that option.
 
     Raises:
         UsageError: there is no such option.
@@ -282,6 +312,7 @@ def _value_follows(table: Mapping[str, Action], argument: str) -> bool:
         raise options.unknown_option(argument.partition("=")[0], (name for name in table if name.startswith("--")))
     if argument.startswith("--"):
         return "=" not in argument and any(action.nargs != 0 for action in matches)
+    # Joined short options, as in `-mr 3`: only the last one may take its value from the next argument.
     for place, letter in enumerate(argument[1:], start=2):
         action = table.get("-" + letter)
         if action is None or action.nargs != 0:
@@ -290,7 +321,7 @@ def _value_follows(table: Mapping[str, Action], argument: str) -> bool:
 
 
 def _dests(table: Mapping[str, Action], arguments: Sequence[str]) -> set[str]:
-    """Returns the options of torch among arguments."""
+    """Returns the options of torch among these arguments, by their names in the namespace."""
     return {
         action.dest
         for argument in arguments

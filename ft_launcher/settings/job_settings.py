@@ -1,9 +1,12 @@
-"""Makes a `Job` of a parsed command line: torch's `LaunchConfig`, the command of a rank, and our settings.
+"""Makes a `Job` from a parsed command line: torch's `LaunchConfig`, the command of a rank, and our settings.
 
-Called by `cli.py` and the subcommands that show a job; starts nothing. torch's `config_from_args` makes the
-`LaunchConfig`, so that its defaults are those of the installed torch. What torch's `run` settles before that call is
-settled here, by the rules of the newest release: `--standalone`, the free port of a single node, and the port of
-several. Uses torch's underscored `_parse_rendezvous_config`.
+`cli.py` calls `make_job`, also for a dry run and for `validate`; `python_api.py` makes a `Job` of its own from a
+`LaunchConfig`, and uses the checks here. Nothing is started or connected: all that can be wrong with options is found
+before the first process.
+
+torch's public `config_from_args` makes the `LaunchConfig`, so that defaults are those of the installed torch. Three
+things that torch's `run` settles before that call are settled here, by the rules of the newest release: `--standalone`,
+the free port of a single node, and the port of several nodes. Uses torch's underscored `_parse_rendezvous_config`.
 """
 
 from __future__ import annotations
@@ -38,33 +41,48 @@ from rank_monitor.contract.settings.config import Settings
 StdMap: TypeAlias = "Std | dict[int, Std]"
 
 SIGNALS = "signals_to_handle"
+"""The name of `--signals-to-handle` in torch's namespace. Older releases of torch do not have it."""
 STATIC_PORT = 29500
-"""Torch's default of `--master-port`, where the rendezvous is static."""
+"""Torch's default of `--master-port`, used with the static rendezvous."""
 _FREE_PORT = "localhost:0"
 """The endpoint that stands for a free port of this host, as in torch's `run`."""
 _PYTHON = "PYTHON_EXEC"
+"""The variable by which torchrun's users name the interpreter of the ranks."""
 _NO_EVENTS = "null"
+"""Torch's default of `--event-log-handler`."""
 _NO_ID = "none"
 """Torch's default of `--rdzv-id`."""
 _MAX_NAME = 64
-"""Characters of each part of a job's name: a terminal's line and a folder's name have room for it."""
+"""Characters of each of the two parts of a job's name. A line of a terminal and a name of a folder have room for
+them."""
 _MADE_UP = 6
-"""Characters of an id that nobody gave: enough that two jobs of one host never have the same by chance."""
+"""Characters that are shown of a run id that nobody chose: enough that two jobs on one host never share them by
+chance."""
+# Forms of `--redirects` and `--tee`.
 _STD_MAP = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
-# torch makes a log folder for its own log specifications; ours replace them, so these go to the null device.
+# torch would make a log folder for its own log specifications. Ours replace these, so torch's go to the null device.
 _NO_LOGS = {"log_dir": os.devnull, "redirects": "0", "tee": "0"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything the launcher needs to run one job on this node. `entrypoint` is a command, or a function.
+    """Everything that the launcher needs to run one job on this node. `composition.py` runs it.
 
-    `args` are what torchrun would give it: our bootstrap comes in between only when ranks start, so that torch names
-    the script in what it logs and raises.
-
-    `named_signals` are those of `--signals-to-handle`, where the user gave it.
-    `redirects`, `tee` and `local_ranks_filter` are as the user gave them, for any local rank. With `logs_specs_name`
-    (an entry point of the user's), `launch_config.logs_specs` is the user's; else it makes no files.
+    Attributes:
+        settings: ours, merged from all sources.
+        sources: key of a setting -> where its value is from.
+        warnings: lines to show when the job starts.
+        launch_config: torch's, as torchrun would have it.
+        entrypoint: the program of the ranks, or a function.
+        args: what torchrun would give the program. Our bootstrap comes in between only when ranks start, so that torch
+            names the user's script in what it logs and raises.
+        log_dir: None: no files.
+        redirects, tee, local_ranks_filter: as the user gave them, for any local rank.
+        logs_specs_name: an entry point of the user's. With it `launch_config.logs_specs` is the user's; else it makes
+            no files, and ours are used.
+        script: the program's name, for messages.
+        no_python: the ranks run another program than Python.
+        named_signals: those of `--signals-to-handle`, where the user gave the option.
     """
 
     settings: Settings
@@ -84,15 +102,18 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        """The command line of the ranks; for a function its name only."""
+        """The command line of the ranks; for a function only its name."""
         if isinstance(self.entrypoint, str):
             return [self.entrypoint, *self.args]
         return [self.script]
 
     @property
     def name(self) -> str:
-        """What the job is called where people read of it: `--ft-job-name`, else the script's name with what tells jobs
-        of one script apart, which is the same on all nodes."""
+        """What people call the job: `--ft-job-name`, else the script's name and what tells jobs of one script apart.
+
+        The name is the same on all nodes. The second part is the run id, shortened where nobody chose it, or the port
+        of the rendezvous where there is no run id.
+        """
         given = self.settings.record.job_name
         if given is not None:
             return given
@@ -102,13 +123,13 @@ class Job:
         if _is_made_up(apart):
             apart = apart[:_MADE_UP]
         elif apart in ("", _NO_ID):
-            # Several nodes without an id: no two jobs use one port at a time.
+            # Several nodes without a run id: no two jobs use one port at the same time.
             apart = str(config.rdzv_endpoint).rpartition(":")[2]
         return "-".join(part[:_MAX_NAME] for part in (script, apart) if part)
 
     @property
     def folder_name(self) -> str:
-        """The name of the folder of logs. As torchrun's it begins with `--rdzv-id` where that is all that was given."""
+        """The name of the folder of logs. As torchrun's, it is the run id where the user chose that and no name."""
         run_id = str(self.launch_config.run_id)
         if self.settings.record.job_name is None and run_id not in ("", _NO_ID) and not _is_made_up(run_id):
             return run_id
@@ -116,15 +137,22 @@ class Job:
 
     @property
     def is_script(self) -> bool:
-        """Whether Python of ours runs a script: `args` are then `-u [-m] SCRIPT ...`."""
+        """Whether our Python runs a script or module: `args` are then `-u [-m] SCRIPT ...`."""
         return isinstance(self.entrypoint, str) and not self.no_python
 
 
 def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMapping[str, str]) -> Job:
-    """Makes the job that a command line describes. Sets `OMP_NUM_THREADS` in `environ` where torchrun would.
+    """Returns the job that a command line describes.
+
+    Args:
+        parsed: the command line.
+        resolved: our settings.
+        seen: what was guessed before torch was imported.
+        environ: `OMP_NUM_THREADS` is set in it where torchrun would set it.
 
     Raises:
-        ConfigError: an option of torch is wrong, the script cannot be run, or a setting needs a missing package.
+        ConfigError: an option of torch is wrong, the script cannot be run, or a setting needs a package that is
+            missing.
     """
     namespace = parsed.namespace
     _check_what_runs(namespace, environ)
@@ -172,7 +200,7 @@ def make_job(parsed: Parsed, resolved: Resolved, seen: Scan, environ: MutableMap
 
 
 def _is_made_up(run_id: str) -> bool:
-    """Returns whether a run id is one that torch or we made up: a UUID."""
+    """Returns whether a run id is one that torch or this launcher made up: a UUID."""
     try:
         uuid.UUID(run_id)
     except ValueError:
@@ -181,13 +209,14 @@ def _is_made_up(run_id: str) -> bool:
 
 
 def _settle_rendezvous(config: LaunchConfig, conf: Mapping[str, Any], parsed: Parsed, resolved: Resolved) -> list[str]:
-    """Leaves the keys that apply in torch's configuration; returns warnings about those and options without effect.
+    """Leaves the keys that apply in torch's configuration. Returns warnings about keys and options without effect.
 
     Args:
+        config: torch's; its run id and its `rdzv_configs` are changed.
         conf: the keys that the user gave.
     """
     if not parsed.namespace.standalone and parsed.namespace.rdzv_id != _NO_ID:
-        # In place of the id of a job of one node torch makes one up, though the user names the job by it.
+        # For a job of one node torch makes up a run id, although the user has named the job by one.
         config.run_id = parsed.namespace.rdzv_id
     settled = check_rendezvous(config, conf, parsed)
     of_torch = {key: config.rdzv_configs[key] for key in config.rdzv_configs.keys() - conf}
@@ -199,9 +228,9 @@ def _settle_rendezvous(config: LaunchConfig, conf: Mapping[str, Any], parsed: Pa
 
 
 def _set_nvidias_backend(parsed: Parsed) -> list[str]:
-    """Sets the backend c10d where a batch script of NVIDIA's launcher, which has no other, gives an endpoint only.
+    """Sets the backend c10d where a batch script for NVIDIA's launcher names an endpoint only. Returns a warning.
 
-    With torch's default, static, each node would take itself for the first. Returns a warning.
+    NVIDIA's launcher has no other backend. With torch's default, static, each node would take itself for the first.
     """
     namespace = parsed.namespace
     _, most = torch_run.parse_min_max_nnodes(namespace.nnodes)
@@ -213,6 +242,7 @@ def _set_nvidias_backend(parsed: Parsed) -> list[str]:
 
 
 def _named_signals(parsed: Parsed) -> frozenset[int]:
+    """Returns the signals of `--signals-to-handle` where the user gave the option, else none."""
     if not parsed.is_from_user(SIGNALS):
         return frozenset()
     named: frozenset[int] = parsed.read(SIGNALS, named_signals)
@@ -220,7 +250,7 @@ def _named_signals(parsed: Parsed) -> frozenset[int]:
 
 
 def named_signals(names: str) -> frozenset[int]:
-    """Returns the numbers of the signals in `--signals-to-handle`; unknown names are left out.
+    """Returns the numbers of the signals in a list of names. Unknown names are left out.
 
     Raises:
         ValueError: no process can handle one of them.
@@ -241,13 +271,19 @@ def about_names(names: str) -> list[str]:
 
 
 def numbers_of(names: str) -> tuple[int, ...]:
-    """Parses names like `SIGTERM,SIGINT`; names that this system lacks are left out, as in torch."""
+    """Returns the numbers of the signals in a list like `SIGTERM,SIGINT`. Unknown names are left out, as in torch."""
     known = (getattr(signal, name.strip(), None) for name in names.split(","))
     return tuple(int(number) for number in known if isinstance(number, signal.Signals))
 
 
 def _check_what_runs(namespace: Namespace, environ: Mapping[str, str]) -> None:
-    """Checks the script by the way it will be started. One of another interpreter may exist in its container only."""
+    """Checks the program of the ranks in the way in which it will be started.
+
+    The script of another interpreter is not checked: both may exist in its container only.
+
+    Raises:
+        ConfigError: it cannot be run.
+    """
     if namespace.no_python and namespace.module:
         raise options.UsageError(
             "--no-python and -m exclude each other", "A module needs Python: leave out --no-python"
@@ -261,7 +297,7 @@ def _check_what_runs(namespace: Namespace, environ: Mapping[str, str]) -> None:
 
 
 def check_numbers(parsed: Parsed) -> None:
-    """Checks the numbers among torch's options.
+    """Checks the numbers among torch's options, which torch itself checks late, or not at all.
 
     Raises:
         ConfigError: one of them is wrong.
@@ -297,7 +333,7 @@ def check_event_handler(parsed: Parsed) -> None:
 
 
 def _about_standalone(namespace: Namespace) -> list[str]:
-    """Returns a warning about options that `--standalone` overrides, as it does in torch without a warning."""
+    """Returns a warning about options that `--standalone` overrides. torch overrides them without a warning."""
     if not namespace.standalone:
         return []
     kept = {"rdzv_backend": ("static", "c10d"), "rdzv_endpoint": ("",), "rdzv_id": ("none",)}
@@ -308,10 +344,10 @@ def _about_standalone(namespace: Namespace) -> list[str]:
 
 
 def _std_map(text: str) -> StdMap:
-    """Parses `3` for all ranks, or `0:3,10:1` by local rank.
+    """Parses `--redirects` or `--tee`: `3` for all ranks, or `0:3,10:1` by local rank.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text has neither form.
     """
     if not _STD_MAP.fullmatch(text):
         raise ValueError("must be 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or by local rank like 0:3,10:1")
@@ -322,6 +358,11 @@ def _std_map(text: str) -> StdMap:
 
 
 def _local_ranks(text: str) -> set[int] | None:
+    """Parses `--local-ranks-filter`: `0,1,2`; None for an empty text, which means all ranks.
+
+    Raises:
+        ValueError: the text has another form.
+    """
     if not text:
         return None
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
@@ -332,8 +373,8 @@ def _local_ranks(text: str) -> set[int] | None:
 def _with_endpoint(parsed: Parsed) -> Namespace:
     """Returns a copy of the namespace with what torch's `run` adds to it: an endpoint for a job of one node, or a port.
 
-    One node without a chosen port takes a free one, as in later releases of torch. torch 2.6 takes 29500 then, on which
-    two jobs of one machine collide.
+    A single node without a chosen port gets a free one, as in later releases of torch. torch 2.6 takes 29500 instead,
+    on which two jobs of one machine collide.
     """
     asked = copy(parsed.namespace)
     _, most = torch_run.parse_min_max_nnodes(asked.nnodes)
@@ -348,13 +389,17 @@ def _with_endpoint(parsed: Parsed) -> Namespace:
 
 
 def _from_torch(asked: Namespace, ranks: int) -> tuple[LaunchConfig, str, list[str]]:
-    """Returns what torchrun would launch: `LaunchConfig`, command and its arguments. Changes the namespace.
+    """Returns what torchrun would launch: `LaunchConfig`, command, and arguments of the command. Changes the namespace.
+
+    Args:
+        asked: the namespace.
+        ranks: how many ranks this node has, as torch counted them.
 
     Raises:
         ConfigError: torch refuses an option.
     """
     asked.nproc_per_node = str(ranks)
-    if asked.rdzv_backend != "static":  # torch would say of options that it ignores them; see `about_unused`
+    if asked.rdzv_backend != "static":  # torch would warn that it ignores them; `about_unused` says more
         asked.node_rank = 0
         del asked.master_addr
     asked.run_path = False  # torch would run the script by `runpy`, in processes without our bootstrap

@@ -1,9 +1,12 @@
-"""Our options: which exist, their spellings, and their help.
+"""Declares our options: which exist, how they are spelled, and what their help says.
 
-The command line, YAML, environment and `LaunchConfig` look their names up here. Knows neither torch nor where a command
-line ends. Values stay text: `rank_monitor.contract.settings.declaration` reads them. Options of NVIDIA's launcher that
-have no meaning here, and keys of YAML files that other programs read, are accepted, so that batch scripts run
-unchanged, with one warning that says what is done instead.
+Command line, YAML, environment and `LaunchConfig` look up their names here, so that a setting has the same name and
+help everywhere. This file knows neither torch nor where a command line ends. Values stay text here;
+`rank_monitor.contract.settings.declaration` reads them.
+
+Some names are accepted and do nothing: options of NVIDIA's launcher that have no meaning here, and keys of YAML files
+that other programs read. So batch scripts run unchanged. Each of these gives one warning that says what is done
+instead.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ ALIASES = {
     "nccl_collective_timeout_sec": "nccl_collective_timeout",
     "nccl_heartbeat_timeout_sec": "nccl_heartbeat_timeout",
 }
-"""Other names of settings -> key."""
+"""Other name of a setting -> its key. Batch scripts and configurations for NVIDIA's launcher and for Flyte have these
+names."""
 
 REPEATED = frozenset({"inject"})
-"""Settings of which each option on the command line adds one; of all others the last holds."""
+"""Settings of which every option on the command line adds one. Of all other settings the last option holds."""
 
 # Batch scripts for NVIDIA's launcher spell these options without our prefix.
 _WITHOUT_PREFIX = {
@@ -40,6 +44,8 @@ _WITHOUT_PREFIX = {
     "--term-timeout": "preemption_grace",
 }
 _OURS = ("--ft-", "--fault-tol")
+"""Beginnings of options that are ours. With one of them, an unknown option is an error of ours and not of torch's
+parser."""
 
 
 _NO_LOG_SERVER = "there is no log server: each node writes its own files, see --log-dir, --tee and --redirects"
@@ -79,7 +85,7 @@ DONE_INSTEAD: dict[str, str] = {
         _NO_SERVICE,
     ),
 }
-"""Key -> what is done instead."""
+"""Key of an option that is accepted and does nothing -> what is done instead, for the warning."""
 
 _SIMULATED = "the training reads it, as before; --ft-inject does the same from outside"
 
@@ -104,14 +110,20 @@ OF_OTHERS: dict[str, str] = {
     "job_results_file": "the batch script writes it",
     **dict.fromkeys(("rdzv_backend", "rdzv_port", "rdzv_id"), "the option of that name on the command line counts"),
 }
-"""Key of a YAML file -> how it is handled: programs around the launcher read these from the same mapping."""
+"""Key of a YAML file that other programs read -> how it is handled. These programs read it from the same mapping as the
+launcher."""
 
 SWITCHES = frozenset({"skip_section_response", "use_infra_group_rank", "enable_log_server"})
-"""Those whose value is true or false, and may be left out; all others take a value."""
+"""Options without an effect whose value is true or false and may be left out. All others of them take a value."""
 
 
 class UsageError(ConfigError):
-    """The command line as a whole is wrong, not one value of it."""
+    """The command line as a whole is wrong, not one value of it.
+
+    Args:
+        problem: what is wrong.
+        hint: what to do.
+    """
 
     def __init__(self, problem: str, hint: str = "See ft_launcher --help") -> None:
         super().__init__("command line", "", "command line", problem, hint)
@@ -119,17 +131,18 @@ class UsageError(ConfigError):
 
 
 def declaration_of(key: str) -> Declaration:
-    """The declaration of a setting."""
+    """Returns the declaration of a setting."""
     return declarations(GROUP_OF[key])[key]
 
 
 def flag_of(key: str) -> str:
-    """The spelling of an option of ours that the help shows."""
+    """Returns the spelling of our option that the help shows: `--ft-restart-policy`."""
     return f"--ft-{key.replace('_', '-')}"
 
 
 def canonical(name: str, in_yaml: bool = False) -> str | None:
-    """Returns the key of a name from YAML or the environment, in any case, with `-` or `_`; None for an unknown name.
+    """Returns the key of a name from YAML or the environment: in any case, with `-` or `_`. None: there is no such
+    name.
 
     Args:
         in_yaml: whether to accept keys that programs around the launcher read from the same file.
@@ -143,10 +156,12 @@ def canonical(name: str, in_yaml: bool = False) -> str | None:
 
 
 def key_of(flag: str) -> str | None:
-    """Returns the key of an option in any of its spellings; None for an option that is not ours.
+    """Returns the key of an option in any of its spellings. None: the option is not ours.
+
+    Example: `key_of("--ft-param-restart_policy")` and `key_of("--restart-policy")` are both "restart_policy".
 
     Raises:
-        UsageError: it has the prefix of ours and does not exist.
+        UsageError: the option has our prefix and does not exist.
     """
     dashed = flag.replace("_", "-")
     if dashed in _WITHOUT_PREFIX:
@@ -160,12 +175,12 @@ def key_of(flag: str) -> str | None:
 
 
 def is_switch(key: str) -> bool:
-    """Whether the value is true or false, and may be left out."""
+    """Whether the value of an option is true or false, and may be left out."""
     return key in SWITCHES or (key in GROUP_OF and declaration_of(key).kind is kinds.BOOLEAN)
 
 
 def unknown_option(flag: str, torch_flags: Iterable[str]) -> UsageError:
-    """Makes the error about an option that does not exist, with the most similar one that does."""
+    """Returns the error about an option that does not exist, with the most similar option that does."""
     dashed = flag.replace("_", "-").replace("--ft-param-", "--ft-")
     known = [*torch_flags, *_WITHOUT_PREFIX]
     if dashed.startswith(_OURS):
@@ -174,12 +189,12 @@ def unknown_option(flag: str, torch_flags: Iterable[str]) -> UsageError:
 
 
 def about_accepted(source: str, key: str) -> str:
-    """The one line about an option or key that is accepted and does nothing."""
+    """Returns the warning about an option or key that is accepted and does nothing."""
     return f"{source} is accepted and does nothing here: {DONE_INSTEAD.get(key) or OF_OTHERS[key]}"
 
 
 def add_group(parser: ArgumentParser) -> None:
-    """Adds our options to torch's parser, each once, as `--ft-key` with dest `ft_key`."""
+    """Adds our options to torch's parser, each once: as `--ft-key`, with `ft_key` as its name in the namespace."""
     group = parser.add_argument_group(
         "fault tolerance",
         "Each of these can also be given as FT_<KEY> in the environment, or as a key under fault_tolerance: in the "
@@ -205,6 +220,7 @@ def add_group(parser: ArgumentParser) -> None:
 
 
 def _shown(kind: kinds.Kind, default: object) -> str:
+    """Returns a default as the help shows it."""
     if kind is kinds.SIGNAL and isinstance(default, int):
         return kinds.signal_name(default)
     if default is None or default in ((), {}):

@@ -1,7 +1,11 @@
 """Reads from a command line what must be known before torch is imported, with the standard library only.
 
-Knows the few flags of torch that take no value, not its parser; `settle_threads` corrects a wrong guess once torch is
-imported. Counts GPUs by names in /proc and /dev: asking a driver might initialize CUDA.
+`cli.py` calls it first of all. Two things cannot wait: `OMP_NUM_THREADS`, which torch reads when it is imported, and
+whether ranks can be forks, since the zygote is forked before our own modules are loaded. `settle_threads` corrects a
+wrong guess when torch has counted the ranks.
+
+This file knows torch's few flags without a value, not its parser. It counts GPUs by names in /proc and /dev: to ask a
+driver might initialize CUDA, after which nothing can be forked.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ from rank_monitor.contract.errors import ConfigError
 _THREADS = "OMP_NUM_THREADS"
 _WARM_START = "warm_start"
 _RANKS = ("--nproc-per-node", "PET_NPROC_PER_NODE")
-# torchrun's options without a value. An option that a later torch adds only costs the warm start.
+"""The option for the number of ranks, and its variable."""
+# torchrun's options without a value. An option that a later torch adds is guessed wrong, which costs the warm start
+# only.
 _TORCH_FLAGS = frozenset(
     {"-h", "--help", "-m", "--module", "--standalone", "--no-python", "--run-path", "--virtual-local-rank"}
 )
-# Where a node shows its GPUs.
+# Where a node shows its GPUs: by the driver with UUIDs, and as devices without.
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
 _UUID = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
@@ -34,8 +40,15 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 @dataclass(frozen=True)
 class Scan:
-    """The result of a scan: a guess of the ranks per node (None: torch must count), whether ranks will be started, why
-    they cannot be forks as far as that is visible, and whether `OMP_NUM_THREADS` was set here."""
+    """What a scan of a command line found.
+
+    Attributes:
+        ranks: a guess of the ranks on this node; None: torch must count.
+        starts_ranks: whether ranks will be started: not for help, nor for a dry run.
+        against_forks: why ranks cannot be forks, as far as the command line and the environment show it; empty: they
+            can.
+        set_threads: whether `OMP_NUM_THREADS` was set by us.
+    """
 
     ranks: int | None
     starts_ranks: bool
@@ -44,7 +57,10 @@ class Scan:
 
 
 def scan(arguments: Sequence[str], environ: Mapping[str, str]) -> Scan:
-    """Reads a command line without torch, as far as possible. Raises nothing for a wrong one."""
+    """Reads a command line without torch, as far as that is possible.
+
+    Raises nothing for a wrong command line: `command_line.py` reports what is wrong, with torch's parser.
+    """
     try:
         halves = command_line.cut(
             arguments, lambda argument: "=" not in argument and _in_full(argument) not in _TORCH_FLAGS
@@ -57,13 +73,14 @@ def scan(arguments: Sequence[str], environ: Mapping[str, str]) -> Scan:
 
 
 def guess_ranks(value: str, environ: Mapping[str, str]) -> int | None:
-    """Returns how many ranks of this node a value of `--nproc-per-node` means; None if only torch can count them.
+    """Returns how many ranks of this node a value of `--nproc-per-node` means; None: only torch can count them.
 
-    torch's own count is used in the end; a wrong guess only costs the warm start.
+    In the end torch's own count is used. A wrong guess only costs the warm start.
     """
     if value.isdecimal():
         return int(value)
-    # By affinity, as the count of recent torch: a container or Slurm may allow fewer than the machine has.
+    # By affinity, as recent releases of torch count: a container or Slurm may allow fewer processors than the machine
+    # has.
     processors = len(os.sched_getaffinity(0))
     if value == "cpu":
         return processors
@@ -74,7 +91,7 @@ def guess_ranks(value: str, environ: Mapping[str, str]) -> int | None:
 
 
 def gpu_uuids() -> list[str | None]:
-    """Returns one entry per GPU of the node: its UUID, None where that is not known."""
+    """Returns one entry for each GPU of the node: its UUID, or None where that is not known."""
     found: list[str | None] = []
     for gpu in _names(_GPUS):
         try:
@@ -86,6 +103,7 @@ def gpu_uuids() -> list[str | None]:
 
 
 def _names(folder: Path) -> list[str]:
+    """Returns the sorted names in a folder; empty where there is no such folder."""
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 (names are what is wanted)
     except OSError:
@@ -93,7 +111,8 @@ def _names(folder: Path) -> list[str]:
 
 
 def prepare_threads(seen: Scan, environ: MutableMapping[str, str]) -> Scan:
-    """Sets `OMP_NUM_THREADS` as torchrun would, since torch reads it when it is imported."""
+    """Sets `OMP_NUM_THREADS` as torchrun would, for several ranks on a node. Returns the scan, which says whether it
+    was set."""
     if (seen.ranks or 1) > 1 and _THREADS not in environ:
         environ[_THREADS] = "1"
         return replace(seen, set_threads=True)
@@ -101,7 +120,7 @@ def prepare_threads(seen: Scan, environ: MutableMapping[str, str]) -> Scan:
 
 
 def settle_threads(seen: Scan, ranks: int, environ: MutableMapping[str, str]) -> str | None:
-    """Corrects `OMP_NUM_THREADS` by the number of ranks that torch counted. Returns a line to show, or None."""
+    """Corrects `OMP_NUM_THREADS` when torch has counted the ranks. Returns a line to show, or None."""
     if ranks > 1 and (seen.set_threads or _THREADS not in environ):
         environ[_THREADS] = "1"
         return f"{_THREADS}=1 in each of the {ranks} ranks, since it was not set"
@@ -111,6 +130,7 @@ def settle_threads(seen: Scan, ranks: int, environ: MutableMapping[str, str]) ->
 
 
 def _ranks(before: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Returns the value of `--nproc-per-node`: the last on the command line, else the variable's, else 1."""
     flag, variable = _RANKS
     text = environ.get(variable, "1")
     for place, argument in enumerate(before):
@@ -124,6 +144,7 @@ def _ranks(before: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def _against_forks(halves: command_line.SplitCommandLine, environ: Mapping[str, str]) -> str:
+    """Returns why ranks cannot be forks, as far as command line and environment show it; empty: they can."""
     flag = options.flag_of(_WARM_START)
     spelled = [argument.removeprefix(f"{flag}=") for argument in halves.options if argument.startswith(f"{flag}=")]
     if (spelled or [environ.get(env.of_setting(_WARM_START), "")])[-1].strip().lower() == "off":
@@ -133,10 +154,11 @@ def _against_forks(halves: command_line.SplitCommandLine, environ: Mapping[str, 
 
 
 def _in_full(argument: str) -> str:
-    """Returns the option of those known here that an argument means, with dashes; else the argument.
+    """Returns the option that an argument means, among the few that are known here, written with dashes; else the
+    argument.
 
-    argparse takes the beginning of an option for it where no other option begins so. One that begins another option of
-    torch too is an error of the command line, which torch reports: what is returned for it makes no difference.
+    argparse takes the beginning of an option for the option where no other begins so. Where a beginning fits several
+    options of torch, torch reports an error, so the result here makes no difference then.
     """
     dashed = argument.replace("_", "-")
     known = [flag for flag in (*_TORCH_FLAGS, _RANKS[0]) if flag.startswith(dashed)]

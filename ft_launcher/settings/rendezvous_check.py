@@ -1,10 +1,17 @@
 """Checks the rendezvous and the members that a job asks for, before anything starts. Connects to nothing.
 
-Of the keys of `--rdzv-conf` (`settle`), what torch itself would refuse is an error. What torch never reads is left out
-here, with a warning, instead of ending the job. A key that cannot have its effect here is refused with the reason.
+`job_settings.py` calls it for a command line, `python_api.py` for `launch()`. A typing error in `--rdzv-conf` otherwise
+shows after minutes, as a timeout on every node.
+
+What becomes of a key of `--rdzv-conf` (`settle`):
+- A value that torch itself would refuse is an error.
+- A key that cannot have its effect here is an error, with the reason.
+- A key that nothing reads is left out, with a warning: torch ignores it in silence.
+- A key that only our rendezvous reads is kept, and a wrong value of it is a warning.
+
 An option that the chosen backend never looks at gets a warning, too (`about_unused`).
-Called for a command line by `job_settings.py`, for `launch()` by `python_api.py`. Uses the table of torch's registry of
-rendezvous backends, by its underscored name.
+
+Uses the table of torch's registry of rendezvous backends, by its underscored name.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ from rank_monitor.contract.errors import ConfigError, nearest, one_line
 from rank_monitor.contract.settings.config import MemberSettings
 
 _EXTRA = "pip install 'ft-launcher[etcd]'"
+"""How to install what `etcd-v3` needs."""
 _OF_TORCH = "pip install python-etcd; etcd 3.6 and later need --rdzv-backend=etcd-v3 in its place"
 _PACKAGES = {
     "etcd": ("python-etcd", "etcd", _OF_TORCH),
@@ -36,14 +44,16 @@ _PACKAGES = {
 }
 """Backend -> the package that it needs, the module that is imported of it, and what to do where it is missing."""
 _FILES = ("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert")
+"""Keys whose values are files."""
 
 RANK = "rank"
-"""The key by which torch hands `--node-rank` to its static rendezvous; ours sorts nodes by it with other backends."""
+"""The key by which torch hands `--node-rank` to its static rendezvous. Ours sorts nodes by it with other backends,
+too."""
+# Keys that several backends read: times of the formation, keep-alives, encryption, and records in etcd.
 _FORMATION = frozenset({"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"})
 _BEATS = frozenset({"keep_alive_interval", "keep_alive_max_attempt"})
 _TLS = frozenset({"protocol", "ssl_cert", "ssl_cert_key", "ca_cert"})
 _RECORDS = frozenset({"key_prefix", "etcd_prefix", "ttl"})
-# What torch's handlers and backends of these names look up in their parameters, and our own backend `etcd-v3`.
 _READ_BY_BACKEND: Mapping[str, frozenset[str]] = {
     "c10d": _FORMATION | _BEATS | {"read_timeout", "is_host", "store_type"},
     "static": frozenset({"timeout", RANK}),
@@ -51,7 +61,7 @@ _READ_BY_BACKEND: Mapping[str, frozenset[str]] = {
     "etcd": frozenset({"timeout", "last_call_timeout", "etcd_prefix", "protocol", "cert", "key", "cacert"}),
     "etcd-v3": _FORMATION | _BEATS | _TLS | _RECORDS | {"timeout", "read_timeout"},
 }
-# What the rendezvous of this package reads in addition (docs/nodes.md).
+"""Backend -> the keys that torch's handler or store of that name looks up; `etcd-v3` is our own."""
 _READ_HERE_TOO: Mapping[str, frozenset[str]] = {
     "c10d": frozenset({"timeout", RANK}),
     "static": _FORMATION | _BEATS,
@@ -59,29 +69,41 @@ _READ_HERE_TOO: Mapping[str, frozenset[str]] = {
     "etcd-v2": frozenset({"timeout"}),
     "etcd-v3": frozenset({RANK}),
 }
+"""Backend -> the keys that the rendezvous of this package reads in addition (docs/nodes.md). torch's `LaunchConfig`
+puts `timeout` into each configuration, also for `etcd-v2`."""
 BACKENDS = tuple(_READ_BY_BACKEND)
-"""Those of torch, and one of our own."""
+"""The backends that are known here: those of torch, and one of our own."""
 
 _STATIC = "static"
 _WITH_COORDINATOR = frozenset(BACKENDS) - {"etcd", "etcd-v2"}
-"""Backends over which our protocol runs; the other two are torch's handlers as they are."""
+"""Backends over which our protocol runs. The other two are torch's handlers as they are."""
 _SECONDS_OR_COUNTS = _FORMATION | _BEATS | {"timeout", "read_timeout", "ttl"}
+"""Keys whose values are whole numbers."""
 _CHOICES = {"store_type": ("tcp", "file"), "protocol": ("http", "https")}
+"""Key -> its values."""
 
 
 @dataclass(frozen=True)
 class Settled:
-    """The keys that apply, and warnings about the others."""
+    """The keys of `--rdzv-conf` that apply, and warnings about the others."""
 
     conf: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
 
 
 def check_rendezvous(config: LaunchConfig, conf: Mapping[str, Any], parsed: Parsed) -> Settled:
-    """Checks the rendezvous of a configuration of torch. Returns the keys of `conf`, the backend's own, that apply.
+    """Checks the rendezvous of a configuration of torch.
+
+    Args:
+        config: the configuration.
+        conf: the keys that the user gave.
+        parsed: names option and source in errors.
+
+    Returns:
+        The keys of `conf` that apply to the backend, and warnings about the others.
 
     Raises:
-        ConfigError: it cannot work.
+        ConfigError: the rendezvous cannot work.
     """
     backend, known = config.rdzv_backend, {*rendezvous_handler_registry._registry, *BACKENDS}
     if backend not in known:
@@ -111,17 +133,27 @@ def check_rendezvous(config: LaunchConfig, conf: Mapping[str, Any], parsed: Pars
 
 
 def is_file_store(conf: Mapping[str, Any]) -> bool:
-    """Whether the endpoint is the path of a file that c10d keeps its store in."""
+    """Whether c10d keeps its store in a file, whose path is the endpoint."""
     return str(conf.get("store_type", "tcp")).strip().lower() == "file"
 
 
 def _check_reserved(conf: Mapping[str, Any]) -> None:
+    """Refuses keys for which there is an option of their own.
+
+    Raises:
+        ValueError: there is such a key.
+    """
     doubled = set(conf) & set(inspect.signature(RendezvousParameters).parameters)
     if doubled:
         raise ValueError(f"{', '.join(sorted(doubled))}: there is an option of its own for that")
 
 
 def _check_files(backend: str, conf: Mapping[str, Any]) -> None:
+    """Checks that the files in `conf` can be read.
+
+    Raises:
+        ValueError: one of them cannot be read, or a key file has no certificate.
+    """
     missing = [f"{key}={conf[key]}" for key in _FILES if key in conf and not Path(conf[key]).is_file()]
     if missing:
         raise ValueError(f"{', '.join(missing)}: no such file")
@@ -133,12 +165,12 @@ def _check_files(backend: str, conf: Mapping[str, Any]) -> None:
 
 
 def sorts_nodes(backend: str) -> bool:
-    """Whether nodes with this backend are sorted by `--node-rank`, at their first formation or for the whole job."""
+    """Whether `--node-rank` sorts the nodes with this backend, at their first formation or for the whole job."""
     return backend in _WITH_COORDINATOR
 
 
 def check_members(config: LaunchConfig, members: MemberSettings, sources: Mapping[str, str]) -> None:
-    """Checks our settings of nodes against torch's.
+    """Checks our settings about nodes against torch's.
 
     Raises:
         ConfigError: there is no room for the spares, or the nodes make no whole segments.
@@ -152,12 +184,12 @@ def check_members(config: LaunchConfig, members: MemberSettings, sources: Mappin
 
 
 def about_unused(config: LaunchConfig, parsed: Parsed, resolved: Resolved) -> list[str]:
-    """Returns a warning about each option of the user that the rendezvous of a configuration never looks at.
+    """Returns a warning about each option of the user that the rendezvous never looks at.
 
     Args:
         config: torch's, as it is launched.
-        parsed: where the options of torch come from.
-        resolved: settings of ours, with the source of each.
+        parsed: tells which options of torch the user gave.
+        resolved: our settings, with the source of each.
     """
     backend = config.rdzv_backend
     unused = {"--" + dest.replace("_", "-"): reason for dest, reason in _unused_of_torch(config, parsed).items()}
@@ -171,7 +203,8 @@ def about_unused(config: LaunchConfig, parsed: Parsed, resolved: Resolved) -> li
 
 
 def _unused_of_torch(config: LaunchConfig, parsed: Parsed) -> dict[str, str]:
-    """Returns why an option of torch has no effect, by its name in torch's parser."""
+    """Returns option -> why it has no effect, for options of torch that the user gave, by their names in the
+    namespace."""
     backend, is_alone = config.rdzv_backend, config.max_nodes == 1
     found = {}
     if backend != _STATIC:
@@ -180,7 +213,7 @@ def _unused_of_torch(config: LaunchConfig, parsed: Parsed) -> dict[str, str]:
     elif parsed.is_from_user("rdzv_endpoint") and parsed.namespace.rdzv_endpoint:
         reason = "--rdzv-endpoint says where the first node is"
         found = {"master_addr": reason, "master_port": reason}
-    # Scripts give 0 to a node that is alone, or first, whatever the backend is.
+    # Scripts give 0 to a node that is alone, or first, whatever the backend is: no warning for that.
     if backend != _STATIC and getattr(parsed.namespace, "node_rank", 0) != 0:
         if is_alone:
             found["node_rank"] = "the job has one node"
@@ -190,10 +223,12 @@ def _unused_of_torch(config: LaunchConfig, parsed: Parsed) -> dict[str, str]:
 
 
 def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settled:
-    """Returns which of the given keys apply to a backend. Those of a backend that torch does not ship stay unchanged.
+    """Returns which of the given keys apply to a backend; the module's text says how. A backend that torch does not
+    ship gets all keys unchanged.
 
     Args:
-        several_nodes: whether the job has more than one node; one alone needs no rendezvous, unless it is in etcd.
+        several_nodes: whether the job has more than one node. A node that is alone needs no rendezvous, unless it is in
+            etcd.
 
     Raises:
         ValueError: a value is wrong, or a key cannot do what it says.
@@ -223,7 +258,7 @@ def settle(backend: str, conf: Mapping[str, Any], several_nodes: bool) -> Settle
 
 
 def _refusal(backend: str, key: str) -> str:
-    """Returns why a key that a user may rely on cannot have its effect; empty for any other key."""
+    """Returns why a key on which a user may rely cannot have its effect; empty for any other key."""
     if key == "heartbeat_timeout" and backend in _WITH_COORDINATOR:
         return "a beat has no time limit of its own here; a node is lost when it is silent for --ft-node-timeout"
     if backend == "etcd" and key in ("key_prefix", "ttl"):
@@ -232,6 +267,7 @@ def _refusal(backend: str, key: str) -> str:
 
 
 def _unread(backend: str, key: str, here: frozenset[str]) -> str:
+    """Returns why a key is left out: which other backends read it, or which key may have been meant."""
     owners = [other for other in BACKENDS if key in _READ_BY_BACKEND[other] or key in _READ_HERE_TOO.get(other, ())]
     if owners:
         return f"{backend} does not read it; it is a key of {', '.join(owners)}"
@@ -239,7 +275,11 @@ def _unread(backend: str, key: str, here: frozenset[str]) -> str:
 
 
 def _check(key: str, value: Any) -> None:
-    """Raises ValueError for a value that torch, or the backend, refuses."""
+    """Checks a value that torch or the backend will read.
+
+    Raises:
+        ValueError: it would be refused.
+    """
     if key in _SECONDS_OR_COUNTS:
         number = _whole(value)
         if number is None:
@@ -251,7 +291,8 @@ def _check(key: str, value: Any) -> None:
 
 
 def _tolerated(key: str, value: Any) -> tuple[Any, str]:
-    """Returns the value of a key that the backend does not read, None for an invalid one, and what is wrong with it."""
+    """Returns the value of a key that only our rendezvous reads, and what is wrong with it; the value is None where it
+    is invalid."""
     if key == RANK:
         least, allowed = 0, "0 or above"
     elif key in _SECONDS_OR_COUNTS:
@@ -273,7 +314,7 @@ def _bare(text: str) -> str:
 
 
 def _whole(value: Any) -> int | None:
-    """Returns the number as torch reads it; None if it is not one."""
+    """Returns the number that torch would read; None: it would read none."""
     try:
         return int(value)
     except (ValueError, TypeError, OverflowError):

@@ -1,7 +1,13 @@
 """Merges the settings of a job: defaults < YAML < environment < command line, with the source of each.
 
-The contract declares which settings exist and how a value is read; `command_line.py` parses the command line. Of a
-YAML file one mapping is ours, at any depth; programs around the launcher read others.
+`cli.py` and `python_api.py` call `resolve`. The contract declares which settings exist and how a value is read;
+`options.py` has their names; `command_line.py` has parsed the command line. Each value keeps its source, so that an
+error or a warning can say where to change it.
+
+All wrong values of all sources are reported at once, overridden ones included: a user who corrects one after the other
+would wait for each launch.
+
+Of a YAML file one mapping is ours, at any depth. Programs around the launcher read other parts of the same file.
 """
 
 from __future__ import annotations
@@ -22,12 +28,14 @@ from rank_monitor.contract.settings.declaration import parse
 from rank_monitor.contract.wire.foreign import MAX_USER_FILE_BYTES, read_file
 
 DEFAULT = "default"
+"""The source of a value that nobody set."""
 SECTION = "fault_tolerance"
 """The name of our mapping in a YAML file."""
 _STOP_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""torch's variable for `--shutdown-timeout`."""
 _MISTYPED = 0.85
 """The similarity from which on a variable is taken for a mistyped name of a setting: one or two letters differ. Other
-programs have variables with the same prefix, and a lower one would warn about these."""
+programs have variables with our prefix, and a lower value would warn about these."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,13 @@ class RawSetting:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The merged settings, the source of each, and warnings."""
+    """The merged settings.
+
+    Attributes:
+        settings: the values.
+        sources: key -> where its value is from: an option, a variable, a file, or `default`.
+        warnings: lines about settings without effect.
+    """
 
     settings: Settings
     sources: Mapping[str, str]
@@ -49,12 +63,12 @@ class Resolved:
 
 
 def keys_set(sources: Mapping[str, str]) -> set[str]:
-    """Returns the keys of the settings that have another source than the default."""
+    """Returns the keys of the settings that somebody set: those whose source is not the default."""
     return {key for key, source in sources.items() if source != DEFAULT}
 
 
 class SeveralErrors(ConfigError):
-    """More than one value is wrong; the message has a line for each."""
+    """More than one value is wrong. The message has a line for each."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         first = errors[0]
@@ -63,23 +77,25 @@ class SeveralErrors(ConfigError):
 
 
 class NoSuchFile(ConfigError):
-    """The file does not exist."""
+    """The YAML file does not exist."""
 
 
 def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = ()) -> Resolved:
     """Merges all sources.
 
     Args:
+        parsed: the command line, or the keywords of `LaunchConfig` in that form.
+        environ: the environment.
         notes: warnings that come first.
 
     Raises:
-        ConfigError: every wrong value of any source, overridden or not.
+        ConfigError: names every wrong value of any source, also of one that another source overrides.
     """
     command_line = [RawSetting(key, text, parsed.spelled[key]) for key, text in parsed.texts.items()]
     environment, warnings = from_environment(environ)
     without_effect = [(flag, key) for key, flag in parsed.spelled.items() if key not in parsed.texts]
     warnings = [*notes, *(options.about_accepted(*option) for option in without_effect), *warnings]
-    # The settings that name the YAML file come first, from environment and command line only.
+    # The settings that name the YAML file are read first. They come from environment and command line only.
     where, _ = _read_all(
         setting for setting in (*environment, *command_line) if options.GROUP_OF[setting.key] is SourceSettings
     )
@@ -100,7 +116,7 @@ def resolve(parsed: Parsed, environ: Mapping[str, str], notes: Sequence[str] = (
 
 
 def _stop_timeouts(parsed: Parsed, environ: Mapping[str, str]) -> list[RawSetting]:
-    """Returns torch's `--shutdown-timeout` and its variable as the lowest sources of `workers_stop_timeout`."""
+    """Returns torch's `--shutdown-timeout` and its variable, as the lowest sources of our `workers_stop_timeout`."""
     option = getattr(parsed.namespace, "shutdown_timeout", None), parsed.source_of("shutdown_timeout")
     asked = ((environ.get(_STOP_VARIABLE), _STOP_VARIABLE), option)
     return [RawSetting("workers_stop_timeout", raw, source) for raw, source in asked if raw is not None]
@@ -121,7 +137,7 @@ def _read_all(layers: Iterable[RawSetting]) -> tuple[dict[str, tuple[Any, str]],
 
 
 def from_environment(environ: Mapping[str, str]) -> tuple[list[RawSetting], list[str]]:
-    """Returns the values of `FT_<KEY>` variables, and warnings about those that have no effect."""
+    """Returns the values of `FT_<KEY>` variables, and warnings about variables that have no effect."""
     found: list[RawSetting] = []
     warnings = []
     for name, text in environ.items():
@@ -131,7 +147,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[list[RawSetting], list
         if key is None:
             known = map(env.of_setting, (*options.GROUP_OF, *options.ALIASES, *options.DONE_INSTEAD))
             meant = nearest(name.upper(), known, _MISTYPED)
-            if meant:  # other programs have variables with this prefix, too: FT_BIN, FT_HOME
+            if meant:  # else it is probably another program's, such as FT_HOME
                 warnings.append(f"the variable {name} is not a setting and does nothing{meant}")
         elif key in options.DONE_INSTEAD:
             warnings.append(options.about_accepted(name, key))
@@ -147,8 +163,9 @@ def _from_yaml(
     """Returns the values in the YAML file that `where` names, with warnings and errors.
 
     Args:
-        has_others: options or variables set something as well: batch scripts that have all settings there, and must
-            name a file, name an empty one.
+        where: the settings that name the file, with their sources.
+        has_others: whether options or variables set something as well. Then the file may be empty: some batch scripts
+            have all settings in variables, and must name a file.
     """
     source = SourceSettings(**{key: value for key, (value, _) in where.items()})
     if source.cfg_path is None:
@@ -157,7 +174,7 @@ def _from_yaml(
     try:
         mapping = yaml_section(source.cfg_path, named_by, source.ignore_missing_cfg, may_be_empty=has_others)
     except NoSuchFile as missing:
-        if named_by in env.CFG_PATH_SPELLINGS:  # NeMo-Run's batch scripts export one for a file that nothing writes
+        if named_by in env.CFG_PATH_SPELLINGS:  # NeMo-Run's batch scripts name a file that nothing writes
             return [], [f"{missing.problem}: {source.cfg_path}, named by {named_by}; it is left out"], []
         return [], [], [missing]
     except ConfigError as error:
@@ -183,13 +200,13 @@ def _from_yaml(
 
 
 def yaml_section(path: str, named_by: str, ignore_missing: bool, may_be_empty: bool = False) -> Mapping[Any, Any]:
-    """Returns the first mapping named `fault_tolerance`, at any depth, in the order of the file.
+    """Returns the first mapping named `fault_tolerance` in a file, at any depth, in the order of the file.
 
     Args:
         path: the file.
-        named_by: the option or variable that names it.
-        ignore_missing: a file or mapping that is not there counts as empty.
-        may_be_empty: so does a file with nothing but comments in it.
+        named_by: the option or variable that names it, for errors.
+        ignore_missing: whether a missing file or mapping counts as empty.
+        may_be_empty: whether a file with nothing but comments counts as empty.
 
     Raises:
         NoSuchFile: the file does not exist.
@@ -212,6 +229,11 @@ def yaml_section(path: str, named_by: str, ignore_missing: bool, may_be_empty: b
 
 
 def _find_section(document: Any, path: str, named_by: str, ignore_missing: bool) -> Mapping[Any, Any]:
+    """Returns our mapping in a document.
+
+    Raises:
+        ConfigError: the document is not a mapping, or has no mapping of our name.
+    """
     hint = f"Put the settings under `{SECTION}:`"
     if isinstance(document, list):
         raise ConfigError("cfg_path", path, named_by, "is a list, not a mapping", hint)
@@ -229,7 +251,8 @@ def _find_section(document: Any, path: str, named_by: str, ignore_missing: bool)
 
 
 def _all_sections(node: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields what has our name. `seen`, since an anchor in YAML can make a mapping contain itself."""
+    """Yields everything that has our name. `seen` has the nodes on the way: by an anchor a mapping of YAML can contain
+    itself."""
     if not isinstance(node, (Mapping, list)) or id(node) in seen:
         return
     seen.add(id(node))
@@ -243,6 +266,7 @@ def _all_sections(node: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _yaml_problem(error: Exception) -> str:
+    """Returns what YAML says of an error, in one line, with the number of the line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"{error.problem} in line {error.problem_mark.line + 1}"
     return one_line(error)
@@ -261,6 +285,11 @@ def _implied(found: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]
 
 
 def _build(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
+    """Returns the settings. Groups are built last, since a group checks its values against each other.
+
+    Raises:
+        ConfigError: two values do not go together; with the source of one.
+    """
     groups = {
         attribute: group(**{key: value for key, value in values.items() if options.GROUP_OF[key] is group})
         for attribute, group in config.GROUPS.items()

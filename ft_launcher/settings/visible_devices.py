@@ -1,7 +1,7 @@
-"""The devices of the ranks: which GPUs CUDA shows to them, and which NIC belongs to each of these GPUs. Pure.
+"""Tells which GPUs CUDA shows to the ranks, and which NIC belongs to each of these GPUs. Pure.
 
-Health checks, `node/ranks/environment.py` and `settings/prescan.py` ask it, some before torch is imported: no driver is
-called.
+Health checks, `node/ranks/environment.py` and `settings/prescan.py` ask it, some of them before torch is imported. No
+driver is called: that might initialize CUDA in the launcher, whose ranks could then not be forked.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from collections.abc import Mapping, Sequence
 
 
 def visible(asked: str | None, uuids: Sequence[str | None]) -> tuple[list[int], str]:
-    """Indices of the GPUs that CUDA will show, and the first entry that names no GPU: CUDA stops reading there.
+    """Returns the indices of the GPUs that CUDA will show, and the first entry that names no GPU, where CUDA stops
+    reading.
 
     Args:
-        asked: CUDA_VISIBLE_DEVICES: indices, or beginnings of UUIDs; None: all.
-        uuids: of every GPU of the node, in the driver's order; None: not known.
+        asked: the value of CUDA_VISIBLE_DEVICES: indices, or beginnings of UUIDs; None: all GPUs.
+        uuids: the UUID of each GPU of the node, in the driver's order; None where it is not known.
+
+    Example:
+        `visible("1,0,9", ["GPU-a", "GPU-b"])` is `([1, 0], "9")`.
     """
     if asked is None:
         return list(range(len(uuids))), ""
@@ -37,10 +41,10 @@ def visible(asked: str | None, uuids: Sequence[str | None]) -> tuple[list[int], 
 
 
 def nics_of(topology: str, gpus: Sequence[str], nics: Mapping[str, str]) -> dict[str, str]:
-    """The NIC of each GPU: the first under the nearest bridge that no other GPU has, else the first there.
+    """Returns GPU -> its NIC: the first NIC under the nearest bridge that no other GPU has, else the first one there.
 
-    Clouds give such a file where sysfs does not show the PCI tree; its form is that of NCCL's topology files: nested
-    `pci` elements with a `busid`.
+    Clouds ship such a file where sysfs does not show the PCI tree. Its form is that of NCCL's topology files: nested
+    `pci` elements with a `busid`. GPU and NIC below the same bridge exchange data without the processor.
 
     Args:
         topology: the text of the file.
@@ -48,7 +52,7 @@ def nics_of(topology: str, gpus: Sequence[str], nics: Mapping[str, str]) -> dict
         nics: name -> bus id.
 
     Raises:
-        ValueError: the text is no such file.
+        ValueError: the text is not such a file.
     """
     from xml.etree import ElementTree as Xml  # few jobs have such a file
 

@@ -1,7 +1,8 @@
-"""Decides whether ranks may start as forks of one import of torch, and if not, why, for the log. Knows no process.
+"""Decides whether ranks may start as forks of one import of torch, and if not, why. Knows no process.
 
-A fork has the state of its zygote after that import. So ranks are not forked where a rank's own import would happen
-under other conditions; each reason below is one of these.
+`prescan.py` asks about the command, the zygote about its own process, and `node/zygote/pool.py` about the environment
+of ranks; the reason goes to the log. A fork has the state that its zygote had after the import. So ranks are not forked
+where a rank's own import would have run under other conditions: each reason below is such a condition.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from rank_monitor.contract import env
 
+# Prefixes of variables in which a rank may differ from its zygote, since nothing reads them while torch is imported.
 _LATE = (env.SETTING_PREFIX, "TORCHELASTIC_", "TORCH_NCCL_", "NCCL_", "CUDA_", "HIP_", "ROCR_")
 _LATE_NAMES = frozenset(
     {
@@ -32,17 +34,18 @@ _LATE_NAMES = frozenset(
         env.NCCL_COLLECTIVE_TIMEOUT,
     }
 )
-"""Variables that nothing reads while torch is imported: the only ones in which a rank may differ from its zygote."""
+"""Variables that nothing reads while torch is imported. With the prefixes above, they are the only ones in which a rank
+may differ from its zygote."""
 
-# Modules that leave a rank's `sys.modules` before its script begins, so that they hide none of the user's.
+# Modules that leave a rank's `sys.modules` before its script begins, so that they hide no module of the user.
 _OURS = {"ft_launcher", "ft_client", "rank_monitor", "__main__"}
 
 _READ_BY_C = (
     *("ACC_", "BLIS_", "CUDA_", "DNNL_", "GFORTRAN_", "GLOO_", "GOMP_", "GOTO_", "HIP_", "HSA_", "KINETO_", "KMP_"),
     *("MKL", "NCCL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH_"),
 )
-"""Of the variables that C code asks for while torch 2.13 is imported (seen by a `getenv` of our own in front of the C
-library's), those that somebody may set; and those of the device libraries, which builds for CUDA and ROCm load."""
+"""Prefixes of variables that C code reads while torch 2.13 is imported, as far as somebody may set them (seen by a
+`getenv` of our own in front of the C library's), and of variables that the device libraries of CUDA and ROCm read."""
 
 # Each of these profilers sets its variable in the processes that it starts.
 _PROFILERS = {
@@ -55,10 +58,11 @@ _PROFILERS = {
 
 
 def against_command(arguments: Sequence[str], environ: Mapping[str, str], orig_argv: Sequence[str]) -> str:
-    """Returns why ranks of this command cannot be forks; empty when they can.
+    """Returns why ranks of this command cannot be forks; empty: they can.
 
     Args:
-        arguments: `[-m] SCRIPT ARGS`; empty when Python does not run them.
+        arguments: `[-m] SCRIPT ARGS`; empty where Python does not run the ranks.
+        environ: the launcher's environment.
         orig_argv: how this interpreter was started.
     """
     if not arguments:
@@ -78,7 +82,13 @@ def against_command(arguments: Sequence[str], environ: Mapping[str, str], orig_a
 
 
 def against_process(threads: int, cuda: bool, device_files: Collection[str]) -> str:
-    """Returns why a process in this state cannot be forked; empty when it can."""
+    """Returns why a process in this state cannot be forked; empty: it can.
+
+    Args:
+        threads: how many threads it has. A fork has only one of them, and the locks of all.
+        cuda: whether CUDA has been initialized.
+        device_files: device files of GPUs that it has open.
+    """
     if cuda or device_files:
         return "CUDA was initialised by an import (a preloaded module?)"
     if threads == 2:
@@ -89,7 +99,7 @@ def against_process(threads: int, cuda: bool, device_files: Collection[str]) -> 
 
 
 def against_environment(ranks: Mapping[str, str], zygote: Mapping[str, str]) -> str:
-    """Returns why ranks with one environment cannot be forks of a zygote with another; empty when they can."""
+    """Returns why ranks with one environment cannot be forks of a zygote with another; empty: they can."""
     differing = sorted(
         name
         for name in ranks.keys() | zygote.keys()
@@ -102,22 +112,27 @@ def against_environment(ranks: Mapping[str, str], zygote: Mapping[str, str]) -> 
 
 
 def read_by_imports(changed: Collection[str], read: Collection[str], in_c: bool) -> list[str]:
-    """Returns the changed variables that an import reads.
+    """Returns the changed variables that an import reads. Where there is one, the rank starts again by exec
+    (`node/zygote/start_again.py`): in its zygote the import has read another value.
 
     Args:
-        read: variables that Python code read in this import; reads of C code are not observed.
-        in_c: whether it is the import of torch or of numpy, whose code in C reads more.
+        changed: the variables that the script has changed.
+        read: variables that Python code read in this import. Reads of C code cannot be observed.
+        in_c: whether it is the import of torch or of numpy, whose C code reads more.
     """
     return sorted(name for name in changed if name in read or (in_c and name.startswith(_READ_BY_C)))
 
 
 def against_folder(arguments: Sequence[str], loaded: Mapping[str, str | None]) -> str:
-    """Returns why a script cannot be forked: a module in the folder that comes first in its `sys.path` hides one that
-    is loaded. Empty when it can.
+    """Returns why a script cannot be forked: its folder has a module of the same name as one that is loaded. Empty: it
+    can.
+
+    The folder of the script comes first in the script's `sys.path`, so a module in it hides another one of its name. In
+    a fork the other one is imported already.
 
     Args:
         arguments: `[-m] SCRIPT ARGS`.
-        loaded: the modules of the zygote that are in no package, with their files.
+        loaded: the zygote's modules outside of packages, with their files.
     """
     if arguments[0] == "-m":
         folder = Path.cwd()
@@ -138,6 +153,7 @@ def against_folder(arguments: Sequence[str], loaded: Mapping[str, str | None]) -
 
 
 def _has_another(folder: Path, name: str, file: str | None) -> bool:
-    """Whether a module in a folder is not the loaded one. One that is only a folder is none."""
+    """Returns whether a folder has a module of this name that is not the loaded one. A folder without `__init__.py` is
+    none."""
     own = [folder / f"{name}.py", folder / name / "__init__.py"]
     return any(path.exists() for path in own) and not any(file and path == Path(file) for path in own)
