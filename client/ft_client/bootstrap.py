@@ -138,8 +138,8 @@ class Rank:
 
     def prepare_program(self) -> Callable[[], object]:
         """Sets up the faults on purpose that were asked for. Returns what runs the main program; keeps no reference."""
-        begin_drill = _set_up_faults()
-        begin_drill()
+        start_clocks = _set_up_faults()
+        start_clocks()
         self._script.release_own_names()
         return self._main.prepare_program()
 
@@ -220,9 +220,9 @@ def _set_up_faults() -> Callable[[], None]:
     env = sys.modules.get("rank_monitor.contract.env")  # not there when `prepare` failed
     try:
         if env is not None and not os.environ.keys().isdisjoint((env.INJECT, env.SIMULATED_FAULT)):
-            from ft_client.inject import drill
+            from ft_client.inject import requested_faults
 
-            return drill.begin()
+            return requested_faults.set_up()
     except Exception as error:
         print(f"ft_client: no fault was set up: {type(error).__name__}: {error}", file=sys.stderr)
     return lambda: None

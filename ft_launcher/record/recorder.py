@@ -38,7 +38,7 @@ from ft_launcher.record.logs.logs import KeptFiles, RunFolder
 from ft_launcher.record.placement import Placement
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
-from rank_monitor.contract.settings.injection import StrikeReport
+from rank_monitor.contract.settings.injection import InjectionReport
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.launcher_messages import STALL, Verdict
 from rank_monitor.contract.wire.messages import (
@@ -171,10 +171,10 @@ class Recorder:
         self.journal.write(events.CycleEndEvent(cycle, how))
 
     @contained("an event cannot be recorded")
-    def fault_injected(self, cycle: int, strike: StrikeReport) -> None:
-        """A fault on purpose strikes a rank."""
-        console_text.say(f"a fault on purpose strikes rank {strike.rank} {strike.at}: {strike.fault}")
-        self.journal.write(events.FaultOnPurposeEvent.of(strike, cycle=cycle))
+    def fault_injected(self, cycle: int, report: InjectionReport) -> None:
+        """Records that a fault is injected into a rank. Called before a fault of the launcher's part happens."""
+        console_text.say(f"a fault is injected into rank {report.rank} {report.at}: {report.fault}")
+        self.journal.write(events.FaultOnPurposeEvent.of(report, cycle=cycle))
         self.journal.flush(_INJECTED_S)
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:

@@ -1,6 +1,6 @@
 """The demo's training with faults on purpose: replaces functions of `train.py`, which knows nothing of it.
 
-Each process carries at most one fault: the first in the list that has not struck yet. A marker file in the output
+Each process carries at most one fault: the first in the list that has not happened yet. A marker file in the output
 folder says that one has, so the restarted run gets past it and on to the next.
 """
 
@@ -41,13 +41,13 @@ def no_space(descriptor: int) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """`strike` happens to `rank` as it enters `function` for the `call`-th time since it was (re)started."""
+    """`inject` is called on `rank` as it enters `function` for the `call`-th time since it was (re)started."""
 
     name: str
     rank: int
     function: str
     call: int
-    strike: Callable[[], None]
+    inject: Callable[[], None]
 
 
 FAULTS = (
@@ -61,13 +61,13 @@ def arm(fault: Fault, marker: Path) -> None:
     original = getattr(train, fault.function)
     calls = itertools.count(1)
 
-    def struck(*args: Any) -> Any:
+    def with_fault(*args: Any) -> Any:
         if next(calls) == fault.call:
             marker.touch()
-            fault.strike()
+            fault.inject()
         return original(*args)
 
-    setattr(train, fault.function, struck)
+    setattr(train, fault.function, with_fault)
 
 
 def main() -> None:

@@ -124,14 +124,14 @@ def claims(plain: Training, faulty: Training) -> list[tuple[bool, str]]:
     """What the demo says in the end: whether it holds, and the words."""
     runs = (plain, faulty)
     codes = [run.exit_code for run in runs]
-    struck = sum((faulty.out / f"fault.{fault.name}").exists() for fault in FAULTS)
+    injected = sum((faulty.out / f"fault.{fault.name}").exists() for fault in FAULTS)
     named = [run.count("fault") for run in runs]
     costs = [fault.cost_s for fault in faulty.findings.faults] if faulty.findings is not None else []
     accuracies = [run.result.get("test_accuracy", 0.0) for run in runs]
     digests = [run.result.get("weights_sha256", "") for run in runs]
     return [
         (codes == [0, 0], f"both trainings came to their end: exit codes {codes}"),
-        (struck == len(FAULTS), f"{struck} of {len(FAULTS)} faults struck"),
+        (injected == len(FAULTS), f"{injected} of {len(FAULTS)} faults injected"),
         (named == [0, len(FAULTS)], f"the launcher named every fault and nothing else: {named}"),
         (
             len(costs) == len(FAULTS) and min(costs) > 0,

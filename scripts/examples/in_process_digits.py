@@ -47,12 +47,12 @@ def hang() -> None:
 
 @dataclass
 class Fault:
-    """`strike` happens to a rank in a step, once."""
+    """`inject` is called on a rank in a step, once."""
 
     rank: int
     step: int
-    strike: Callable[[], None]
-    has_struck: bool = False
+    inject: Callable[[], None]
+    was_injected: bool = False
 
 
 @dataclass
@@ -79,12 +79,12 @@ class Memory:
         dist.broadcast_object_list(newest, src=steps.index(max(steps)))
         self.step, self.state = newest[0]
 
-    def strike(self, rank: int, step: int) -> None:
+    def inject(self, rank: int, step: int) -> None:
         """What is to happen to this rank in this step."""
         for fault in self.faults:
-            if (fault.rank, fault.step) == (rank, step) and not fault.has_struck:
-                fault.has_struck = True
-                fault.strike()
+            if (fault.rank, fault.step) == (rank, step) and not fault.was_injected:
+                fault.was_injected = True
+                fault.inject()
 
 
 def train(memory: Memory, epochs: int, call: CallWrapper) -> tuple[str, float, int]:
@@ -111,7 +111,7 @@ def train(memory: Memory, epochs: int, call: CallWrapper) -> tuple[str, float, i
         sampler.set_epoch(epoch)
         for images, labels in itertools.islice(loader, step % len(loader), None):
             torch.manual_seed(step * world_size + rank)  # a step that is done again draws the same dropout
-            memory.strike(rank, step)
+            memory.inject(rank, step)
             train_step(model, optimizer, images, labels)
             call.ping()
             step += 1

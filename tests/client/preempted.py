@@ -10,12 +10,12 @@ from ft_client.preemption import DistributedSignalHandler, PreemptionGuard
 from tests.client import asked
 
 
-def asks(rank: int, world_size: int, struck: int, at: int, sig: int) -> dict[str, Any]:
-    """Steps until the ranks agree to stop; `struck` gets the signal in step `at`."""
+def asks(rank: int, world_size: int, signalled: int, at: int, sig: int) -> dict[str, Any]:
+    """Steps until the ranks agree to stop; `signalled` gets the signal in step `at`."""
     before = signal.getsignal(sig)
     with DistributedSignalHandler(sig) as handler, asked.counted() as found:
         for step in range(10):
-            if step == at and rank == struck:
+            if step == at and rank == signalled:
                 os.kill(os.getpid(), sig)
             if handler.should_stop():
                 break
@@ -26,13 +26,13 @@ def asks(rank: int, world_size: int, struck: int, at: int, sig: int) -> dict[str
     return {"step": step, "agreed": agreed, "flags": flags, "released": released, "restored": restored}
 
 
-def guards(rank: int, world_size: int, struck: int, at: int) -> dict[str, Any]:
+def guards(rank: int, world_size: int, signalled: int, at: int) -> dict[str, Any]:
     """The same with the guard; what it saved, and how it left."""
     saved, step, code = [], 0, None
     try:
         with PreemptionGuard(lambda: saved.append(step), sig=signal.SIGUSR1, exit_code=3) as guard:
             for step in range(10):
-                if step == at and rank == struck:
+                if step == at and rank == signalled:
                     os.kill(os.getpid(), signal.SIGUSR1)
                 guard.check()
     except SystemExit as wish:

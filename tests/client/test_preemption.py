@@ -34,23 +34,23 @@ def ranks_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int
             stack.callback(one.close)
 
 
-@pytest.mark.parametrize(("world_size", "struck"), [(1, 0), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("world_size", "signalled"), [(1, 0), (2, 1), (4, 2)])
 def test_one_rank_is_hit_and_all_stop_at_the_same_step(
-    ranks_of: Callable[[int], Ranks], world_size: int, struck: int
+    ranks_of: Callable[[int], Ranks], world_size: int, signalled: int
 ) -> None:
-    told = ranks_of(world_size).run(preempted.asks, struck=struck, at=3, sig=signal.SIGTERM)
+    told = ranks_of(world_size).run(preempted.asks, signalled=signalled, at=3, sig=signal.SIGTERM)
     for rank, one in enumerate(told):
         assert one["step"] == 3
         assert one["agreed"] == ([("all_reduce", 1)] * 4 if world_size > 1 else []), "one number per step"
-        assert one["flags"] == [other == struck for other in range(world_size)]
+        assert one["flags"] == [other == signalled for other in range(world_size)]
         assert one["released"] == [True, False] and one["restored"]
-        received = ["Received signal 15, initiating graceful stop"] if rank == struck else []
+        received = ["Received signal 15, initiating graceful stop"] if rank == signalled else []
         assert one["lines"] == ["Signal handler installed for 15", *received]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_guard_saves_everywhere_and_leaves(ranks_of: Callable[[int], Ranks], world_size: int) -> None:
-    told = ranks_of(world_size).run(preempted.guards, struck=world_size - 1, at=2)
+    told = ranks_of(world_size).run(preempted.guards, signalled=world_size - 1, at=2)
     assert [(one["saved"], one["code"]) for one in told] == [([2], 3)] * world_size
     assert told[0]["lines"][-1] == "exiting program after receiving SIGUSR1."
 

@@ -14,12 +14,12 @@ import ft_launcher
 from tests.etcd_server import EtcdServer, running_etcd
 from tests.faults.invariants import nothing_left, result_is_fault_free
 from tests.faults.job import Job
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.nodes.test_store_load import left
 
 LIMIT_S = 150
 WORLD = 2
-STRUCK = 1
+FAULTY_RANK = 1
 RENDEZVOUS = {
     "etcd-v2": "join_timeout=60,last_call_timeout=1,read_timeout=20",
     "etcd-v3": "join_timeout=60,last_call_timeout=1,read_timeout=20",
@@ -69,7 +69,7 @@ def test_a_node_alone_with_the_server_of_torch(jobs: list[Job], etcd: EtcdServer
     own.start(stderr=subprocess.DEVNULL)
     try:
         endpoint = ("--rdzv-backend=etcd-v2", f"--rdzv-endpoint={own.get_endpoint()}", f"--rdzv-id={tmp_path.name}")
-        plan = Plan((Strike("SIGKILL", rank=STRUCK),))
+        plan = Plan((PlannedFault("SIGKILL", rank=FAULTY_RANK),))
         jobs.append(Job(tmp_path, plan, WORLD, ("--nnodes=1", "--max-restarts=1", *endpoint)))
         assert jobs[0].finish(LIMIT_S) == 0, jobs[0].tail()
     finally:
@@ -125,8 +125,8 @@ def test_a_crash_on_one_node_restarts_both_and_the_next_job_counts_its_own_cycle
     jobs: list[Job], etcd: EtcdServer, backend: str, tmp_path: Path
 ) -> None:
     """The next job has the same id; only torch's handlers cannot use one again."""
-    train(jobs, etcd, backend, Plan((Strike("SIGKILL", rank=STRUCK),)), tmp_path / "a", "job")
+    train(jobs, etcd, backend, Plan((PlannedFault("SIGKILL", rank=FAULTY_RANK),)), tmp_path / "a", "job")
     told = [(fault["rank"], fault["cycle"]) for job in jobs for fault in job.journal("fault")]
-    assert told == [(STRUCK, 0)], "\n".join(job.tail() for job in jobs)
+    assert told == [(FAULTY_RANK, 0)], "\n".join(job.tail() for job in jobs)
     train(jobs, etcd, backend, Plan(), tmp_path / "b", "job" if backend == OURS else "other")
     assert cycles(jobs) == [[0, 1], [0, 1], [0], [0]]

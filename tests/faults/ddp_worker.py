@@ -1,4 +1,4 @@
-"""A rank of a real DDP training (gloo), struck as its plan says, by each strike once.
+"""A rank of a real DDP training (gloo), with the faults of its plan, each once.
 
 All its numbers are whole or halves: results are exact.
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ft_client as ft
-from tests.faults.strikes import STRIKES, no_core_files
+from tests.faults.injected import FAULTS, no_core_files
 from tests.faults.training import DDP_STEPS, Plan
 from tests.faults.worker import write
 from tests.groups import end_groups
@@ -39,11 +39,11 @@ def main(folder: Path) -> None:
     for step in range(int(done), DDP_STEPS):
         client.report_iteration(step)
         with client.section("step"):
-            for index, strike in enumerate(plan.strikes):
-                marker = folder / f"struck-{index}"
-                if strike.iteration == step and strike.rank == rank and not marker.exists():
+            for index, fault in enumerate(plan.faults):
+                marker = folder / f"injected-{index}"
+                if fault.iteration == step and fault.rank == rank and not marker.exists():
                     marker.touch()
-                    STRIKES[strike.what](client)
+                    FAULTS[fault.what](client)
             optimizer.zero_grad()
             ddp(torch.tensor([[float(step * world + rank)]], dtype=torch.float64)).sum().backward()
             optimizer.step()

@@ -31,7 +31,7 @@ import ft_client as ft
 from ft_client.inprocess import CallWrapper, Wrapper
 from tests.faults.worker import write
 
-STRIKE, STEPS = 3, 8
+FAULTY_STEP, STEPS = 3, 8
 SLOW_S = 1.0
 """Longer than any step, and shorter than the limit."""
 
@@ -91,10 +91,10 @@ def main(kind: str, faulty: int, by_mesh: bool, call: CallWrapper | None = None)
     if call is None:
         ft.init()
     for step in range(STEPS):
-        strikes = step == STRIKE and rank == faulty
-        if strikes and kind == "sleeps outside":
+        is_faulty = step == FAULTY_STEP and rank == faulty
+        if is_faulty and kind == "sleeps outside":
             time.sleep(600)  # in no section, so that no limit of its own passes
-        if strikes and kind == "returns early":
+        if is_faulty and kind == "returns early":
             break
         section = ft.section("step") if step and call is None else contextlib.nullcontext()
         with section:
@@ -102,20 +102,20 @@ def main(kind: str, faulty: int, by_mesh: bool, call: CallWrapper | None = None)
                 ft.report_iteration(step)
             elif step:
                 call.ping()
-            if strikes:
+            if is_faulty:
                 load(kind)
-            pass_on(rank, world, sends=not (strikes and kind == "leaves out a send"))
+            pass_on(rank, world, sends=not (is_faulty and kind == "leaves out a send"))
             order = [data_parallel, tensor_parallel, None]  # None: all ranks
-            if strikes and kind == "leaves one out":
+            if is_faulty and kind == "leaves one out":
                 order.remove(data_parallel)
-            elif strikes and kind == "one more":
+            elif is_faulty and kind == "one more":
                 order.append(data_parallel)
-            elif strikes and kind == "another order":
+            elif is_faulty and kind == "another order":
                 order = [None, tensor_parallel, data_parallel]
             for group in order:
-                if strikes and kind == "another collective" and group is data_parallel:
+                if is_faulty and kind == "another collective" and group is data_parallel:
                     dist.broadcast(torch.ones(4), group=group, group_src=0)
-                elif strikes and kind == "another size" and group is data_parallel:
+                elif is_faulty and kind == "another size" and group is data_parallel:
                     dist.all_reduce(torch.ones(2), group=group)
                 else:
                     dist.all_reduce(torch.ones(4), group=group)

@@ -71,8 +71,8 @@ class Rank:
     def _train(self, step: int) -> None:
         with self._part("step"):
             time.sleep(self.order.step_s if step else self.order.first_s)
-            if step == self.order.hang_at and not (self.folder / "struck").exists():
-                (self.folder / "struck").touch()
+            if step == self.order.hang_at and not (self.folder / "injected").exists():
+                (self.folder / "injected").touch()
                 time.sleep(600)
         if self.order.new_section:
             with self._part(self.order.new_section):

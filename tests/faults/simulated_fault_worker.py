@@ -1,4 +1,4 @@
-"""Strikes itself in the first cycle, by `simulate_fault`, and waits for the fault of the variable in the second."""
+"""Injects a fault by `simulate_fault` in the first cycle, and waits for the fault of the variable in the second."""
 
 from __future__ import annotations
 

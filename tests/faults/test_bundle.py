@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job, Place
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.program import ROOT, clean_environment, run
 
 SECRET = "hunter2"
@@ -36,7 +36,7 @@ def bundle(job: Job, of: str | Path, file: Path) -> dict[str, str]:
 
 def test_a_job_while_it_runs_and_its_journal(start_job: StartJob, tmp_path: Path) -> None:
     place = Place(environ=ENVIRONMENT)
-    plan = Plan((Strike("exception", iteration=2, rank=1),), hold=4)
+    plan = Plan((PlannedFault("exception", iteration=2, rank=1),), hold=4)
     job = start_job(plan, 2, "--max-restarts=2", f"--ft-node-check=test -n {SECRET}", place=place)
     job.until_ranks_train(cycle=1)
     run_id = str(job.journal("job_start")[0]["run_id"])

@@ -18,7 +18,7 @@ from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, nothing_left
 from tests.faults.learned_worker import Order
 from tests.faults.test_in_process import SCRIPT, ends_well, holding, say
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.nodes.store_host import StoreHost
 from tests.ports import free_port
 from tests.program import ROOT
@@ -59,8 +59,8 @@ def test_there_is_one_for_each_way_to_be_watched() -> None:
     ],
 )
 def test_a_job_under_it_recovers(start_job: StartJob, name: str, limit: str, shorter: str) -> None:
-    strike = Strike("sleep" if limit else "SIGKILL", rank=0)
-    job = start_job(Plan((strike,)), 2, given(name), shorter, "--max-restarts=1")
+    fault = PlannedFault("sleep" if limit else "SIGKILL", rank=0)
+    job = start_job(Plan((fault,)), 2, given(name), shorter, "--max-restarts=1")
     holds(job, 0, [Told("hang" if limit else "signal", {0}, limit)])
     if name == "fail_fast":
         assert "a hang in NCCL" not in job.output, "the job uses gloo"

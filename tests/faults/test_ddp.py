@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, healthy_ranks_live, journal_tells, nothing_left
-from tests.faults.training import DDP_STEPS, Plan, Strike, ddp_weight
+from tests.faults.training import DDP_STEPS, Plan, PlannedFault, ddp_weight
 
 WORLD = 2
 DDP_WORKER = Path(__file__).with_name("ddp_worker.py")
@@ -21,18 +21,18 @@ HANG = [Told("hang", {1}, "section:step")]
 
 
 @pytest.mark.parametrize(
-    ("strikes", "story", "flags"),
+    ("faults", "story", "flags"),
     [
-        ([Strike("exception", "step", 2, rank=1), Strike("SIGKILL", "step", 4, rank=1)], DEATHS, ()),
-        ([Strike("SIGSTOP", "step", 3, rank=1)], HANG, ("--ft-rank-section-timeouts=step:5",)),
+        ([PlannedFault("exception", "step", 2, rank=1), PlannedFault("SIGKILL", "step", 4, rank=1)], DEATHS, ()),
+        ([PlannedFault("SIGSTOP", "step", 3, rank=1)], HANG, ("--ft-rank-section-timeouts=step:5",)),
     ],
     ids=["exception, SIGKILL", "SIGSTOP"],
 )
 def test_recovers_with_the_same_weights(
-    start_job: StartJob, strikes: list[Strike], story: list[Told], flags: tuple[str, ...]
+    start_job: StartJob, faults: list[PlannedFault], story: list[Told], flags: tuple[str, ...]
 ) -> None:
     quick = "--ft-preload=torch._dynamo"  # what DDP imports, or each rank of each cycle would
-    job = start_job(Plan(tuple(strikes)), WORLD, "--max-restarts=2", quick, *flags, script=DDP_WORKER)
+    job = start_job(Plan(tuple(faults)), WORLD, "--max-restarts=2", quick, *flags, script=DDP_WORKER)
     assert job.finish(120) == 0, job.tail()
     nothing_left(job)
     assert (job.folder / "ddp").read_text() == f"{DDP_STEPS} {ddp_weight(WORLD)}"

@@ -12,11 +12,11 @@ from rank_monitor.contract.exit_codes import ExitCode
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, nothing_left
 from tests.faults.job import Job
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.program import python
 
 HOLD = 3
-PLAN = Plan((Strike("exception", "between", HOLD + 1, rank=1),), hold=HOLD)
+PLAN = Plan((PlannedFault("exception", "between", HOLD + 1, rank=1),), hold=HOLD)
 
 
 def lower(job: Job, both: bool) -> tuple[int, int]:
@@ -40,8 +40,8 @@ def test_the_soft_limit_is_raised_again(start_job: StartJob) -> None:
 @pytest.mark.parametrize("end", ["success", "SIGTERM"])
 def test_the_hard_limit_is_lowered_too(start_job: StartJob, end: str) -> None:
     """The launcher falls back on what it held back, twice; and it ends as ever."""
-    strikes = [Strike("exception", "between", HOLD + 1 + number, rank=number) for number in range(2)]
-    job = start_job(Plan(tuple(strikes), saves_on_sigterm=True, hold=HOLD), 2, "--max-restarts=2")
+    faults = [PlannedFault("exception", "between", HOLD + 1 + number, rank=number) for number in range(2)]
+    job = start_job(Plan(tuple(faults), saves_on_sigterm=True, hold=HOLD), 2, "--max-restarts=2")
     job.until_ranks_train(HOLD)
     lower(job, both=True)
     if end == "SIGTERM":

@@ -10,7 +10,7 @@ from tests.faults import children
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, nothing_left
 from tests.faults.job import Job, kill
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 
 HOLD = 4
 
@@ -27,8 +27,8 @@ def started_children(job: Job, nproc: int) -> list[children.Child]:
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_gone_after_each_restart_and_the_clean_end(start_job: StartJob, nproc: int) -> None:
     """Each cycle's ranks look for what the last one left; after the end the test does."""
-    strikes = (Strike("exit 3", rank=0), Strike("SIGKILL", "between", 5, rank=nproc - 1))
-    job = start_job(Plan(strikes, children=children.KINDS), nproc, "--max-restarts=2", "--ft-linger=0")
+    faults = (PlannedFault("exit 3", rank=0), PlannedFault("SIGKILL", "between", 5, rank=nproc - 1))
+    job = start_job(Plan(faults, children=children.KINDS), nproc, "--max-restarts=2", "--ft-linger=0")
     holds(job, 0, [Told("exit", {0}), Told("signal", {nproc - 1})])
     assert len(job.children()) == 3 * nproc * len(children.KINDS)
 

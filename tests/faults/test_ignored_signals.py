@@ -16,7 +16,7 @@ from rank_monitor.contract.processes import proc
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, nothing_left
 from tests.faults.job import Place
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 
 HOLD = 3
 LEFT = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -64,7 +64,7 @@ def test_sigterm_ends_the_job_all_the_same(start_job: StartJob, start: str) -> N
 
 @STARTS
 def test_exit_codes_are_read_where_children_are_ignored(start_job: StartJob, start: str) -> None:
-    plan = Plan((Strike("exit 3", rank=1),))
+    plan = Plan((PlannedFault("exit 3", rank=1),))
     job = start_job(plan, 2, "--max-restarts=1", f"--ft-warm-start={start}", place=ignoring([signal.SIGCHLD]))
     holds(job, 0, [Told("exit", {1})])
     assert [fault["exit_code"] for fault in job.journal("fault")] == [3], job.tail()

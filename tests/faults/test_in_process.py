@@ -52,7 +52,7 @@ def wants_to_join(job: Job, member: int) -> bool:
     """Whether a rank that was started again has asked to be let in."""
     host, _, port = job.journal("cycle_start")[-1]["master"].rpartition(":")
     store = PrefixStore(PREFIX, TCPStore(host, int(port), timeout=timedelta(seconds=20)))
-    return any(entry.member == member for entry in joining(store).entries())
+    return any(entry.entry_rank == member for entry in joining(store).entries())
 
 
 def ends_well(job: Job, story: Collection[Told] = ()) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_ranks_that_hang(start_job: StartJob) -> None:
 
 
 def test_a_random_rank_of_the_first_cycle_from_the_environment(start_job: StartJob) -> None:
-    """A restarted job is not struck again: the fault is one of the first cycle."""
+    """A restarted job does not get the fault again: the fault is one of the first cycle."""
     place = Place(environ={env.INJECT: "kind:rank_killed,delay:0.1,seed:1"})
     job = start_job(Plan(hold=4), 2, "--max-restarts=1", place=place)
     job.until_ranks_train(4, cycle=1)
@@ -96,14 +96,14 @@ def test_simulated_faults_of_the_peers_are_reported_as_on_purpose(start_job: Sta
     job = start_job(Plan(), 2, "--max-restarts=1", script=script, place=place)
     assert job.finish() != 0, job.tail()
     nothing_left(job)
-    struck = {one[:3] for one in injected(job)}
-    # The variable's strikes in the first cycle, too, where the ranks are slow to end.
-    assert struck - {(0, 1, "rank:1,kind:rank_killed,cycle:any")} == {
+    happened = {one[:3] for one in injected(job)}
+    # The variable's fault happens in the first cycle, too, where the ranks are slow to end.
+    assert happened - {(0, 1, "rank:1,kind:rank_killed,cycle:any")} == {
         (0, 0, "rank:0,kind:rank_killed,cycle:any"),
         (1, 1, "rank:1,kind:rank_killed,cycle:any"),
     }
     for _, rank, fault, at in injected(job):
-        assert f"ft_launcher: a fault on purpose strikes rank {rank} {at}: {fault}" in job.output
+        assert f"ft_launcher: a fault is injected into rank {rank} {at}: {fault}" in job.output
     hints = [line["hint"] for line in job.journal("fault")]
     assert hints and all(hint.startswith("a fault on purpose, after ") for hint in hints), job.tail()
 

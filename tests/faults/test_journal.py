@@ -8,9 +8,15 @@ from ft_launcher.record.events import EVENTS
 from ft_launcher.record.journal_reader import Problems, read_journals
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 
-CRASHES = Plan((Strike("exception", "step", 4, 1), Strike("SIGKILL", "step", 6, 1), Strike("exit 3", "step", 8, 1)))
+CRASHES = Plan(
+    (
+        PlannedFault("exception", "step", 4, 1),
+        PlannedFault("SIGKILL", "step", 6, 1),
+        PlannedFault("exit 3", "step", 8, 1),
+    )
+)
 
 
 def finish(job: Job) -> None:

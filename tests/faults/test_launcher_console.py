@@ -16,7 +16,7 @@ from rank_monitor.contract.exit_codes import ExitCode
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, modes, nothing_left
 from tests.faults.job import Place
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 
 HOLD = 8
 CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
@@ -67,9 +67,9 @@ def test_a_console_that_nobody_reads(
     def start(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, **(more | {"stdout": full_pipe, "stderr": full_pipe}))
 
-    strikes = (Strike("prints 8 MiB", iteration=2, rank=1), Strike("exception", iteration=4, rank=0))
+    faults = (PlannedFault("prints 8 MiB", iteration=2, rank=1), PlannedFault("exception", iteration=4, rank=0))
     flags = ("--max-restarts=1", "--log-dir=logs", *flags)
-    job = start_job(Plan(strikes, saves_on_sigterm=True, hold=HOLD), 2, *flags, place=Place(start))
+    job = start_job(Plan(faults, saves_on_sigterm=True, hold=HOLD), 2, *flags, place=Place(start))
     job.until_ranks_train(HOLD, cycle=1)
     job.process.send_signal(signal.SIGTERM)
     assert job.finish() == ExitCode.PREEMPTED, job.tail()
@@ -85,7 +85,7 @@ def test_descriptors_0_to_2_are_closed(start_job: StartJob, flags: tuple[str, ..
     def start(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*CLOSED, *words], **more)
 
-    job = start_job(Plan((Strike("exception", rank=1),)), 2, "--max-restarts=1", *flags, place=Place(start))
+    job = start_job(Plan((PlannedFault("exception", rank=1),)), 2, "--max-restarts=1", *flags, place=Place(start))
     holds(job, 0, [Told("exception", {1})])
 
 
@@ -98,7 +98,7 @@ def test_errors_in_what_describes_a_fault(start_job: StartJob, tmp_path: Path) -
         assert words[1:3] == ["-m", "ft_launcher"]
         return subprocess.Popen([sys.executable, str(program), "--ft-warm-start=off", *words[3:]], **more)
 
-    plan = Plan((Strike("exception", rank=1),), saves_on_sigterm=True, hold=HOLD)
+    plan = Plan((PlannedFault("exception", rank=1),), saves_on_sigterm=True, hold=HOLD)
     job = start_job(plan, 2, "--max-restarts=1", place=Place(start))
     job.until_ranks_train(HOLD, cycle=1)
     job.process.send_signal(signal.SIGTERM)

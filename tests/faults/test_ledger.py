@@ -15,7 +15,7 @@ from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds
 from tests.faults.job import Job, kill
 from tests.faults.ledger_worker import KILLED_IN, SAVED, STEPS
-from tests.faults.training import ITERATIONS, Plan, Strike
+from tests.faults.training import ITERATIONS, Plan, PlannedFault
 from tests.ft_launcher.tools.report.lines import collected
 
 WORKER = Path(__file__).with_name("ledger_worker.py")
@@ -73,7 +73,7 @@ def test_a_crash_after_a_checkpoint(start_job: StartJob, tmp_path: Path) -> None
 
 
 def test_a_hang_is_detection(start_job: StartJob) -> None:
-    plan = Plan((Strike("sleep", "step", 4, rank=1),))
+    plan = Plan((PlannedFault("sleep", "step", 4, rank=1),))
     job = start_job(plan, 2, "--max-restarts=1", "--ft-rank-section-timeouts=step:2,waiting:60")
     holds(job, 0, [Told("hang", {1}, "section:step")])
     (first, second, _), end = adds_up(job)

@@ -9,22 +9,22 @@ import pytest
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds, nothing_left
 from tests.faults.job import Job, kill
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.program import suspend
 
-RANKS = [pytest.param(1, marks=pytest.mark.slow), 2]  # with two, the one that is struck has a neighbour
+RANKS = [pytest.param(1, marks=pytest.mark.slow), 2]  # with two, the one with the fault has a neighbour
 HOLD = 3
 LIMIT_S = 1.0
 IN_STEP = ("--max-restarts=1", "--ft-rank-section-timeouts=step:3")
-HANG_IN_STEP = Strike("sleep", "step", 4, rank=0)
+HANG_IN_STEP = PlannedFault("sleep", "step", 4, rank=0)
 
 
 def replaced(job: Job) -> list[tuple[int, str]]:
     return [(line["rank"], line["why"]) for line in job.journal("monitor_replaced")]
 
 
-def struck(job: Job) -> bool:
-    return any((job.folder / "struck").glob("0-*"))
+def has_fault(job: Job) -> bool:
+    return any((job.folder / "injected").glob("0-*"))
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_a_lost_monitor_is_replaced_and_the_training_goes_on(
 def test_a_monitor_lost_while_its_rank_hangs(start_job: StartJob, what: str, limit: str, number: int) -> None:
     """A rank that cannot even connect to the new one is given the longest limit for that."""
     largest = ("--ft-rank-heartbeat-timeout=4", "--ft-initial-rank-heartbeat-timeout=4")
-    job = start_job(Plan((Strike(what, "step", 4, rank=0),)), 1, *IN_STEP, *largest)
-    job.until(lambda: struck(job), "the rank hangs")
+    job = start_job(Plan((PlannedFault(what, "step", 4, rank=0),)), 1, *IN_STEP, *largest)
+    job.until(lambda: has_fault(job), "the rank hangs")
     kill(job.monitor(0), number)
     holds(job, 0, [Told("hang", {0}, limit)])
     assert len(replaced(job)) == 1

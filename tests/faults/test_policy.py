@@ -11,16 +11,16 @@ import pytest
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import GIVE_UP, Told, holds, journal_tells, nothing_left
 from tests.faults.job import Job, kill
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 
 NPROC = 2
 LAST = NPROC - 1
 WAITS = "--ft-backoff=0.1:600"  # however slow the machine is, each cycle here is a young one
 
 
-def strikes(*whats: str, iteration: int = 4) -> Plan:
+def faults(*whats: str, iteration: int = 4) -> Plan:
     """One after the other, a cycle each, all in the same place."""
-    return Plan(tuple(Strike(what, "step", iteration, LAST) for what in whats))
+    return Plan(tuple(PlannedFault(what, "step", iteration, LAST) for what in whats))
 
 
 def story(kind: str, restarts: int, gives_up: bool = True) -> list[Told]:
@@ -35,16 +35,14 @@ def decisions(job: Job) -> list[dict[str, Any]]:
 
 
 def test_the_same_error_three_times_ends_the_job(start_job: StartJob) -> None:
-    job = start_job(strikes(*["exception"] * 3), NPROC, "--max-restarts=10")
+    job = start_job(faults(*["exception"] * 3), NPROC, "--max-restarts=10")
     holds(job, 93, story("exception", 2))
-    assert "the same error 3 times in a row: tests.faults.strikes.Struck at" in decisions(job)[-1]["reason"]
+    assert "the same error 3 times in a row: tests.faults.injected.InjectedError at" in decisions(job)[-1]["reason"]
     assert "at iteration 4" in job.journal("job_end")[0]["reason"]
 
 
 def test_no_progress_ends_the_job(start_job: StartJob) -> None:
-    job = start_job(
-        strikes("SIGKILL", "exit 3", "SIGKILL"), NPROC, "--max-restarts=10", "--ft-max-no-progress-cycles=2"
-    )
+    job = start_job(faults("SIGKILL", "exit 3", "SIGKILL"), NPROC, "--max-restarts=10", "--ft-max-no-progress-cycles=2")
     holds(job, 93, [Told("signal", {LAST}), Told("exit", {LAST}), Told("signal", {LAST}, action=GIVE_UP)])
     assert "no progress in 2 cycles in a row" in decisions(job)[-1]["reason"]
     assert [line["iteration"] for line in job.journal("cycle_end")] == [4, 4, 4]
@@ -52,11 +50,11 @@ def test_no_progress_ends_the_job(start_job: StartJob) -> None:
 
 def test_the_limits_can_be_switched_off(start_job: StartJob) -> None:
     off = ("--ft-same-error-limit=0", "--ft-max-no-progress-cycles=0")
-    holds(start_job(strikes(*["exception"] * 4), NPROC, "--max-restarts=4", *off), 0, story("exception", 4, False))
+    holds(start_job(faults(*["exception"] * 4), NPROC, "--max-restarts=4", *off), 0, story("exception", 4, False))
 
 
 def test_progress_gives_the_budget_back(start_job: StartJob) -> None:
-    plan = Plan(tuple(Strike("SIGKILL", "step", iteration, LAST) for iteration in (4, 6, 8, 10)))
+    plan = Plan(tuple(PlannedFault("SIGKILL", "step", iteration, LAST) for iteration in (4, 6, 8, 10)))
     job = start_job(plan, NPROC, "--max-restarts=1")
     holds(job, 0, story("signal", 4, False))
     assert [decision["reason"] for decision in decisions(job)] == ["restart 1 of 1"] * 4
@@ -67,7 +65,7 @@ def test_progress_gives_the_budget_back(start_job: StartJob) -> None:
 
 
 def test_less_than_the_least_progress_gives_nothing_back(start_job: StartJob) -> None:
-    plan = Plan(tuple(Strike("SIGKILL", "step", iteration, LAST) for iteration in (4, 6, 7)))
+    plan = Plan(tuple(PlannedFault("SIGKILL", "step", iteration, LAST) for iteration in (4, 6, 7)))
     job = start_job(plan, NPROC, "--max-restarts=2", "--ft-min-progress-iterations=4")
     holds(job, 137, story("signal", 2))
 
@@ -149,7 +147,7 @@ def test_progress_by_the_file_of_the_checkpoint(start_job: StartJob, tmp_path: P
 
 
 def test_waits_double_while_cycles_die_young(start_job: StartJob) -> None:
-    job = start_job(strikes(*["SIGKILL"] * 3), NPROC, "--max-restarts=3", WAITS)
+    job = start_job(faults(*["SIGKILL"] * 3), NPROC, "--max-restarts=3", WAITS)
     holds(job, 0, story("signal", 3, False))
     assert [decision["wait_s"] for decision in decisions(job)] == [0.1, 0.2, 0.4]
     assert "after a wait of 0.4 s" in job.output
@@ -157,7 +155,7 @@ def test_waits_double_while_cycles_die_young(start_job: StartJob) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 86), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_wait(start_job: StartJob, number: int, code: int) -> None:
-    job = start_job(strikes("SIGKILL"), NPROC, "--max-restarts=3", "--ft-backoff=3600:3600")
+    job = start_job(faults("SIGKILL"), NPROC, "--max-restarts=3", "--ft-backoff=3600:3600")
     job.until(lambda: decisions(job), "the decision to restart")
     kill(job.process.pid, number)
     holds(job, code, story("signal", 1, False))
@@ -168,12 +166,12 @@ def test_a_signal_ends_the_wait(start_job: StartJob, number: int, code: int) -> 
 
 
 def test_exit_16_goes_elsewhere_and_there_is_nowhere(start_job: StartJob) -> None:
-    holds(start_job(strikes("exit 16"), NPROC, "--max-restarts=3", "--workers-stop-timeout=2"), 16, story("exit", 0))
+    holds(start_job(faults("exit 16"), NPROC, "--max-restarts=3", "--workers-stop-timeout=2"), 16, story("exit", 0))
 
 
 def test_exit_17_without_more_says_what_is_known(start_job: StartJob) -> None:
     """Megatron-LM's own machine ends a job with it after a transient error, too."""
-    job = start_job(strikes("exit 17"), NPROC, "--max-restarts=3", "--workers-stop-timeout=2")
+    job = start_job(faults("exit 17"), NPROC, "--max-restarts=3", "--workers-stop-timeout=2")
     holds(job, 17, story("exit", 0))
     assert decisions(job)[-1]["reason"].startswith("exit code 17: result could not be validated; ")
     assert "17: result could not be validated; " in job.journal("fault")[0]["hint"]
@@ -182,7 +180,7 @@ def test_exit_17_without_more_says_what_is_known(start_job: StartJob) -> None:
 
 def test_a_code_that_ends_the_job(start_job: StartJob) -> None:
     flags = ("--max-restarts=3", "--ft-no-restart-exit-codes=3,4")
-    holds(start_job(strikes("exit 3"), NPROC, *flags), 93, story("exit", 0))
+    holds(start_job(faults("exit 3"), NPROC, *flags), 93, story("exit", 0))
 
 
 # Requests of a rank.
@@ -193,7 +191,7 @@ def asked(job: Job, request: str, action: str) -> None:
     lines = job.journal("control_request", "decision", "cycle_end")
     assert [line["event"] for line in lines[:3]] == ["control_request", "decision", "cycle_end"], job.tail()
     told, decision, end = lines[:3]
-    assert (told["rank"], told["action"], told["description"]) == (LAST, request, "struck on purpose")
+    assert (told["rank"], told["action"], told["description"]) == (LAST, request, "injected on purpose")
     assert decision["action"] == action and decision["reason"].startswith(f"rank {LAST} asked for it")
     assert not decision["charged"] and {told["cycle"], decision["cycle"], end["cycle"]} == {0}
     assert request in end["how"] and decision["reason"] in job.output
@@ -208,7 +206,7 @@ def asked(job: Job, request: str, action: str) -> None:
     ],
 )
 def test_a_rank_ends_the_job(start_job: StartJob, what: str, request_: str, action: str, code: int) -> None:
-    job = start_job(strikes(what), NPROC, "--max-restarts=3")
+    job = start_job(faults(what), NPROC, "--max-restarts=3")
     holds(job, code)
     asked(job, request_, action)
     assert len(job.journal("cycle_start")) == 1
@@ -217,7 +215,7 @@ def test_a_rank_ends_the_job(start_job: StartJob, what: str, request_: str, acti
 
 @pytest.mark.parametrize("what", ["ask for a restart", "ask for a restart and exit"])
 def test_a_rank_restarts_the_job_at_no_charge(start_job: StartJob, what: str) -> None:
-    job = start_job(strikes(what), NPROC, "--max-restarts=0")
+    job = start_job(faults(what), NPROC, "--max-restarts=0")
     holds(job, 0)
     asked(job, "restart", "restart")
     assert len(job.journal("cycle_start")) == 2
@@ -225,7 +223,7 @@ def test_a_rank_restarts_the_job_at_no_charge(start_job: StartJob, what: str) ->
 
 def test_all_ranks_ask_for_the_same(start_job: StartJob) -> None:
     """A rank that was stopped before it could ask does so in the next cycle; no request is followed twice."""
-    job = start_job(Plan((Strike("ask for a restart", "step", 4),)), NPROC, "--max-restarts=0")
+    job = start_job(Plan((PlannedFault("ask for a restart", "step", 4),)), NPROC, "--max-restarts=0")
     assert job.finish() == 0, job.tail()
     nothing_left(job)
     journal_tells(job, 0, [])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import GIVE_UP, Told, holds
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 
 RANKS = [1, 2, pytest.param(4, marks=pytest.mark.slow)]
 RANKS_OF_HANGS = [pytest.param(1, marks=pytest.mark.slow), *RANKS[1:]]  # with two, the one that hangs has a neighbour
@@ -18,7 +18,7 @@ RANKS_OF_HANGS = [pytest.param(1, marks=pytest.mark.slow), *RANKS[1:]]  # with t
 class Cell:
     """A fault, how it should be told, and the launcher's exit code when no restart is left.
 
-    It strikes the last rank, or every one, in an iteration. `limit`: the limit it passes; `flags`: what sets that.
+    It happens to the last rank, or to every one, in an iteration. `limit`: the limit it passes, which `flags` sets.
     """
 
     what: str
@@ -35,10 +35,10 @@ class Cell:
         return self.name or f"{self.what} in {self.where}"
 
     def plan(self, nproc: int) -> Plan:
-        return Plan((self.strike(nproc),))
+        return Plan((self.fault(nproc),))
 
-    def strike(self, nproc: int) -> Strike:
-        return Strike(self.what, self.where, self.iteration, None if self.every_rank else nproc - 1)
+    def fault(self, nproc: int) -> PlannedFault:
+        return PlannedFault(self.what, self.where, self.iteration, None if self.every_rank else nproc - 1)
 
     def told(self, nproc: int, action: str = "restart") -> Told:
         return Told(self.kind, range(nproc) if self.every_rank else {nproc - 1}, self.limit, action)
@@ -73,7 +73,7 @@ ONE_PER_CODE = list({cell.code: cell for cell in reversed([*DEATHS, ALL_DIE, *HA
 
 @pytest.mark.parametrize("nproc", RANKS)
 def test_recovers_from_one_death_after_the_other(start_job: StartJob, nproc: int) -> None:
-    plan = Plan(tuple(cell.strike(nproc) for cell in DEATHS))
+    plan = Plan(tuple(cell.fault(nproc) for cell in DEATHS))
     holds(start_job(plan, nproc, "--max-restarts=5"), 0, [cell.told(nproc) for cell in DEATHS])
 
 
@@ -97,5 +97,5 @@ def test_ends_with_its_code_when_no_restart_is_allowed(start_job: StartJob, cell
 
 
 def test_ends_with_its_code_when_all_restarts_are_spent(start_job: StartJob) -> None:
-    plan = Plan((Strike("SIGKILL", "step", 4, rank=1), Strike("exit 3", "step", 4, rank=1)))
+    plan = Plan((PlannedFault("SIGKILL", "step", 4, rank=1), PlannedFault("exit 3", "step", 4, rank=1)))
     holds(start_job(plan, 2, "--max-restarts=1"), 3, [Told("signal", {1}), Told("exit", {1}, action=GIVE_UP)])

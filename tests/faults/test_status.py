@@ -17,7 +17,7 @@ import pytest
 from rank_monitor.contract.exit_codes import ExitCode
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.patience import patient
 from tests.ports import free_port
 from tests.program import ROOT, clean_environment, run
@@ -85,10 +85,10 @@ def test_stacks_of_ranks_at_the_same_place_are_one(start_job: StartJob) -> None:
 
 def test_a_rank_that_hangs_and_a_restart(start_job: StartJob) -> None:
     """The status of the cycle after it has the fault, with what followed."""
-    strike = Strike("sleep", iteration=4, rank=1)
+    fault = PlannedFault("sleep", iteration=4, rank=1)
     port = free_port()
     flags = ("--max-restarts=1", "--ft-rank-section-timeouts=step:2", f"--ft-status-port={port}")
-    job = start_job(Plan((strike,), hold=6), 2, *flags)
+    job = start_job(Plan((fault,), hold=6), 2, *flags)
     job.until(lambda: job.journal("decision"), "the decision")
     job.until(lambda: status(job)["state"] == "running" and status(job)["cycle"] == 1, "the next cycle")
     found = status(job)
@@ -111,7 +111,7 @@ def test_a_rank_that_hangs_and_a_restart(start_job: StartJob) -> None:
 
 
 def test_a_stall_that_no_limit_ends(start_job: StartJob) -> None:
-    job = start_job(Plan((Strike("sleep", iteration=4, rank=1),)), 2, "--ft-stall-warning=2")
+    job = start_job(Plan((PlannedFault("sleep", iteration=4, rank=1),)), 2, "--ft-stall-warning=2")
     job.until(lambda: job.journal("stall"), "the warning")
     for _ in range(2):  # the first reading after the warning is no progress
         done = command(job, "status", job_id(job))

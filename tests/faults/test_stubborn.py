@@ -9,7 +9,7 @@ import pytest
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds
 from tests.faults.job import Job
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 
 LIMIT_S = 1.0
 
@@ -24,7 +24,7 @@ def killed(job: Job) -> list[Any]:
 
 
 def test_a_rank_that_ignores_sigterm(start_job: StartJob) -> None:
-    plan = Plan((Strike("exit 3", rank=1),), stubborn_ranks=(0,))
+    plan = Plan((PlannedFault("exit 3", rank=1),), stubborn_ranks=(0,))
     job = start_job(plan, 2, "--max-restarts=1", f"--workers-stop-timeout={LIMIT_S}")
     holds(job, 0, [Told("exit", {1})])
     assert len((job.folder / "sigterm-0").read_text().splitlines()) == 1
@@ -34,7 +34,7 @@ def test_a_rank_that_ignores_sigterm(start_job: StartJob) -> None:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_child_of_a_rank_that_ignores_sigterm(start_job: StartJob, nproc: int) -> None:
-    plan = Plan((Strike("exit 3", rank=0),), children=("stubborn",))
+    plan = Plan((PlannedFault("exit 3", rank=0),), children=("stubborn",))
     job = start_job(plan, nproc, "--max-restarts=1", f"--workers-stop-timeout={LIMIT_S}")
     holds(job, 0, [Told("exit", {0})])
     assert sorted(killed(job)) == sorted(child.pid for child in job.children())

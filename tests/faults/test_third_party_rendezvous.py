@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left, result_is_fault_free
 from tests.faults.job import Place
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.ports import free_port
 from tests.program import ROOT
 
@@ -47,7 +47,7 @@ def test_it_runs_as_it_is(start_job: StartJob, tmp_path: Path) -> None:
     )
     there = Place(environ={"PYTHONPATH": f"{ROOT}:{ROOT / 'client'}:{site}"})
     flags = ("--rdzv-backend=theirs", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job", "--max-restarts=1")
-    job = start_job(Plan((Strike("SIGKILL", rank=1),)), WORLD, *flags, place=there)
+    job = start_job(Plan((PlannedFault("SIGKILL", rank=1),)), WORLD, *flags, place=there)
     assert job.finish() == 0, job.tail()
     nothing_left(job)
     result_is_fault_free(job, WORLD)

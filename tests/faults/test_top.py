@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.program import ROOT, clean_environment, run
 from tests.terminal import Terminal, terminal
 
@@ -42,8 +42,8 @@ def test_ranks_stacks_and_the_end_of_the_job(start_job: StartJob) -> None:
 
 
 def test_a_fault_and_the_key_that_leaves(start_job: StartJob) -> None:
-    strike = Strike("sleep", iteration=4, rank=1)
-    job = start_job(Plan((strike,), hold=6), 2, "--max-restarts=1", "--ft-rank-section-timeouts=step:2")
+    fault = PlannedFault("sleep", iteration=4, rank=1)
+    job = start_job(Plan((fault,), hold=6), 2, "--max-restarts=1", "--ft-rank-section-timeouts=step:2")
     job.until_ranks_train(5, cycle=1)
     with top(job) as screen:
         shown = screen.until("next: restart: ")

@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.faults.conftest import StartJob
 from tests.faults.job import Place
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.ft_launcher.tools.status.test_node_status import CYCLE, START, ledger
 from tests.ports import free_port
 
@@ -68,7 +68,7 @@ def collector() -> Iterator[Collector]:
 
 def test_each_cycle_is_a_trace(start_job: StartJob, collector: Collector) -> None:
     soon = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-    plan = Plan((Strike("SIGKILL", rank=1), Strike("SIGKILL", iteration=6, rank=0)), hold=8)
+    plan = Plan((PlannedFault("SIGKILL", rank=1), PlannedFault("SIGKILL", iteration=6, rank=0)), hold=8)
     place = Place(environ=soon | {"OTEL_SERVICE_NAME": "train"})
     job = start_job(plan, 2, "--ft-otel-traces", "--max-restarts=2", place=place)
     job.until(lambda: {"cycle 0", "cycle 1"} <= collector.spans.keys(), "the cycles that failed have been sent")
@@ -93,7 +93,7 @@ def test_each_cycle_is_a_trace(start_job: StartJob, collector: Collector) -> Non
 
 def test_nobody_there(start_job: StartJob) -> None:
     place = Place(environ={"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"})
-    job = start_job(Plan((Strike("SIGKILL", rank=1),)), 2, "--ft-otel-traces", "--max-restarts=1", place=place)
+    job = start_job(Plan((PlannedFault("SIGKILL", rank=1),)), 2, "--ft-otel-traces", "--max-restarts=1", place=place)
     assert job.finish() == 0, job.tail()
     told = [line for line in job.output.splitlines() if "traces" in line]
     assert 1 <= len(told) <= 2, "the launcher tells it at the failure, or at its end"

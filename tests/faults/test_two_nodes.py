@@ -12,11 +12,11 @@ from tests.faults.conftest import StartJob
 from tests.faults.invariants import nothing_left, result_is_fault_free
 from tests.faults.job import Job
 from tests.faults.test_attribution import script
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.ports import free_port
 
 WORLD = 4
-STRUCK = 3
+FAULTY_RANK = 3
 
 
 def global_ranks(job: Job) -> set[int]:
@@ -107,7 +107,7 @@ def test_both_nodes_restart(start_job: StartJob, what: str) -> None:
         "--rdzv-conf=join_timeout=60,last_call_timeout=1",
         "--max-restarts=2",
     )
-    plan = Plan((Strike(what, rank=STRUCK),))
+    plan = Plan((PlannedFault(what, rank=FAULTY_RANK),))
     nodes = [start_job(plan, WORLD // 2, *flags, name=name) for name in ("first", "second")]
     assert [node.finish(120) for node in nodes] == [0, 0], "\n".join(node.tail() for node in nodes)
     for node in nodes:
@@ -117,7 +117,7 @@ def test_both_nodes_restart(start_job: StartJob, what: str) -> None:
     assert set.union(*map(global_ranks, nodes)) == set(range(WORLD))
     for node in nodes:
         told = [(fault["rank"], fault["cycle"]) for fault in node.journal("fault")]
-        assert told == ([(STRUCK, 0)] if STRUCK in global_ranks(node) else []), node.tail()
+        assert told == ([(FAULTY_RANK, 0)] if FAULTY_RANK in global_ranks(node) else []), node.tail()
         assert [line["cycle"] for line in node.journal("cycle_start")] == [0, 1], node.tail()
     one_story_in_the_journals(nodes)
 

@@ -18,7 +18,7 @@ from tests.faults.test_status import status
 from tests.faults.training import Plan
 from tests.program import ROOT, clean_environment, run
 
-STEPS, RESUMED, STRIKES_AT = 14, 6, 9
+STEPS, RESUMED, FAULT_AT = 14, 6, 9
 
 TRAINING = f"""
 import os, sys, time
@@ -27,17 +27,17 @@ again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
 for step in range({RESUMED} if again else 0, {STEPS}):
     time.sleep(0.05)
     if os.environ["RANK"] == "0":
-        strikes = step == {STRIKES_AT} and (not again or HOW == "always nan")
-        loss = "nan" if strikes and "nan" in HOW else 1.5
+        is_faulty = step == {FAULT_AT} and (not again or HOW == "always nan")
+        loss = "nan" if is_faulty and "nan" in HOW else 1.5
         sys.stdout.write(f"iter {{step}}: loss {{loss}}, time 50.00ms, mfu 1.00%\\n")
-        if strikes and HOW in ("hangs", "nan, and hangs", "always nan"):
+        if is_faulty and HOW in ("hangs", "nan, and hangs", "always nan"):
             time.sleep(600)
-        if strikes and HOW == "dies":
+        if is_faulty and HOW == "dies":
             os._exit(3)
     else:
         sys.stderr.write(f"rank 1 at {{step}}\\n")
 """
-"""nanoGPT's lines, from rank 0 only; after a restart it goes on at a step before the one that struck."""
+"""nanoGPT's lines, from rank 0 only; after a restart it goes on at a step before the one with the fault."""
 
 
 def start(start_job: StartJob, folder: Path, how: str, *flags: str) -> Job:
@@ -60,7 +60,7 @@ def test_a_rank_that_the_limit_watches_is_not_unwatched(
 ) -> None:
     """Rank 0 prints steps, and then none."""
     job = start(start_job, tmp_path, "hangs", "--ft-watch-log=nanogpt", f"--ft-watch-log-timeout={limit}")
-    job.until(lambda: len(printed(job)) > STRIKES_AT, "the last step")
+    job.until(lambda: len(printed(job)) > FAULT_AT, "the last step")
     job.until(lambda: status(job)["state"] == "stalled", "the stall")
     assert status(job)["ranks"][0]["state"] == state
     job.process.send_signal(signal.SIGTERM)
@@ -73,14 +73,14 @@ def test_progress_reaches_policy_ledger_and_console(start_job: StartJob, tmp_pat
     flags = ("--ft-watch-log=nanogpt", f"--ft-warm-start={warm}")
     job = start(start_job, tmp_path, "dies", *flags)
     assert job.finish() == 0, job.tail()
-    assert printed(job) == expected(*range(STRIKES_AT + 1), *range(RESUMED, STEPS)), job.tail()
+    assert printed(job) == expected(*range(FAULT_AT + 1), *range(RESUMED, STEPS)), job.tail()
     assert re.findall(r"^rank 1 at (\d+)$", job.output, re.MULTILINE)[-1] == str(STEPS - 1)
     (fault,) = job.journal("fault")
-    assert (fault["rank"], fault["iteration"]) == (0, STRIKES_AT), job.tail()
+    assert (fault["rank"], fault["iteration"]) == (0, FAULT_AT), job.tail()
     (failed,) = [line for line in job.journal("cycle_end") if line["how"] == "failed"]
-    assert failed["iteration"] == STRIKES_AT
+    assert failed["iteration"] == FAULT_AT
     first, second, *_ = [part for part in job.journal("ledger") if part["has_ended"]]
-    assert (first["resumed"], first["iteration"], first["steps"]) == (0, STRIKES_AT, STRIKES_AT), job.tail()
+    assert (first["resumed"], first["iteration"], first["steps"]) == (0, FAULT_AT, FAULT_AT), job.tail()
     assert (second["resumed"], second["iteration"]) == (RESUMED, STEPS - 1)
     (end,) = job.journal("job_end")
     assert end["seconds"]["step"] > 0 and end["seconds"]["lost_progress"] > 0 and end["goodput"] > 0
@@ -92,15 +92,15 @@ def test_no_new_step_is_a_verdict_with_stacks(start_job: StartJob, tmp_path: Pat
     assert job.finish() == 0, job.tail()
     (verdict,) = job.journal("verdict")
     assert (verdict["rank"], verdict["limit"], verdict["limit_s"]) == (0, "log", 4.0)
-    assert (verdict["iteration"], verdict["condemned"]) == (STRIKES_AT, True)
+    assert (verdict["iteration"], verdict["condemned"]) == (FAULT_AT, True)
     assert "time.sleep(600)" in (tmp_path / "train.py").read_text().splitlines()[_line(verdict["frames"][0]) - 1]
     assert Path(verdict["stacks"]).read_text()
     assert "printed no new step for" in job.output and "(watch_log_timeout)" in job.output
     assert printed(job)[-1:] == expected(STEPS - 1)
     first, second = job.journal("printed_steps")
-    assert (first["rank"], first["durations"]["printed step"]["count"]) == (0, STRIKES_AT), job.tail()
+    assert (first["rank"], first["durations"]["printed step"]["count"]) == (0, FAULT_AT), job.tail()
     assert second["durations"]["printed step"]["count"] == STEPS - RESUMED - 1
-    assert said_in_report(job) == ["printed step", str(STRIKES_AT + STEPS - RESUMED - 1), "4.0 s, fired in 1 cycle"]
+    assert said_in_report(job) == ["printed step", str(FAULT_AT + STEPS - RESUMED - 1), "4.0 s, fired in 1 cycle"]
 
 
 def said_in_report(job: Job) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_loss_that_is_no_number(start_job: StartJob, tmp_path: Path, how: str)
     assert job.finish() == 0, job.tail()
     found = [(event["rank"], event["iteration"], event["loss"], event["fault"]) for event in job.journal("nan_loss")]
     faults = [(fault["kind"], fault["error"]) for fault in job.journal("fault")]
-    assert found == ([] if how == "off" else [(0, STRIKES_AT, "nan", how == "fault")]), job.tail()
+    assert found == ([] if how == "off" else [(0, FAULT_AT, "nan", how == "fault")]), job.tail()
     assert faults == ([("exception", "loss is not finite")] if how == "fault" else []), job.tail()
     assert ("the training goes on" in job.output) == (how == "warn")
 
@@ -139,7 +139,7 @@ def test_the_same_nan_again_and_again_ends_the_job(start_job: StartJob, tmp_path
         start_job, tmp_path, "always nan", "--ft-watch-log=nanogpt", "--ft-watch-log-nan=fault", "--max-restarts=5"
     )
     assert job.finish(120) == 93, job.tail()
-    assert [fault["iteration"] for fault in job.journal("fault")] == [STRIKES_AT] * 3
+    assert [fault["iteration"] for fault in job.journal("fault")] == [FAULT_AT] * 3
     assert "the same error 3 times in a row: loss is not finite at iteration 9" in job.output
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import Told, holds
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 
 NOBODY = 65534
 HOLD = 3
@@ -24,7 +24,7 @@ LIMITS = ("--max-restarts=1", "--ft-rank-section-timeouts=step:2,waiting:60", "-
 @pytest.mark.parametrize("what", ["nonsense", "strangers"])
 def test_what_a_rank_sends_harms_nothing(start_job: StartJob, what: str, nproc: int) -> None:
     """No verdict; and the watch goes on: the hang that follows is seen."""
-    plan = Plan((Strike(what, "step", 2), Strike("sleep", "step", 4, rank=nproc - 1)))
+    plan = Plan((PlannedFault(what, "step", 2), PlannedFault("sleep", "step", 4, rank=nproc - 1)))
     job = start_job(plan, nproc, *LIMITS)
     holds(job, 0, [Told("hang", {nproc - 1}, "section:step")])
     assert job.journal("monitor_replaced") == [], job.tail()
@@ -32,7 +32,7 @@ def test_what_a_rank_sends_harms_nothing(start_job: StartJob, what: str, nproc: 
 
 def test_a_rank_that_floods_its_launcher_is_throttled(start_job: StartJob) -> None:
     """20 MB of reports: the monitor of each rank passes on a bounded part and says so once; the watch goes on."""
-    plan = Plan((Strike("flood", "step", 2), Strike("sleep", "step", 4, rank=1)))
+    plan = Plan((PlannedFault("flood", "step", 2), PlannedFault("sleep", "step", 4, rank=1)))
     job = start_job(plan, 2, *LIMITS)
     holds(job, 0, [Told("hang", {1}, "section:step")])
     assert 1 <= len(job.journal("section_times")) < 100

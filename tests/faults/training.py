@@ -1,6 +1,6 @@
 """The plan of a training with faults, and what it must come to: data and arithmetic only.
 
-Read by the tests and by the rank processes (`worker.py`). Knows no process; a strike is carried out in `strikes.py`.
+Read by the tests and by the rank processes (`worker.py`). Knows no process; a fault is carried out in `injected.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PLAN_FILE = "plan.json"
 
 
 @dataclass(frozen=True)
-class Strike:
-    """One fault, which strikes once in a job: `what` happens to `rank` (None: to each) in a place of an iteration.
+class PlannedFault:
+    """One fault, which happens once in a job: `what` happens to `rank` (None: to each) in a place of an iteration.
 
     `where` is `start` (before the rank is watched), `setup`, `between` (no section is open), `step`, `checkpointing`
     or `end` (after the watch was shut down).
@@ -43,7 +43,7 @@ class Plan:
     wait, well and watched, until the file `go` is there.
     """
 
-    strikes: tuple[Strike, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
     children: tuple[str, ...] = ()
     saves_on_sigterm: bool = False
     stubborn_ranks: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Plan:
     def load(cls, folder: Path) -> Plan:
         """The plan of a job."""
         values = json.loads((folder / PLAN_FILE).read_text())
-        values["strikes"] = [Strike(**strike) for strike in values["strikes"]]
+        values["faults"] = [PlannedFault(**fault) for fault in values["faults"]]
         fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         return cls(**fields)
 

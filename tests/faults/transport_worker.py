@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import ft_client as ft
 
-STRIKE, STEPS = 3, 8
+FAULTY_STEP, STEPS = 3, 8
 DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A program of the kernel's packet filter (`struct sock_filter`): it returns 0, so many bytes of a packet are kept."""
 SO_ATTACH_FILTER = 26
@@ -43,7 +43,7 @@ def main() -> None:
     for step in range(STEPS):
         with ft.section("step"):
             ft.report_iteration(step)
-            if step == STRIKE:
+            if step == FAULTY_STEP:
                 lose_the_network()
             dist.all_reduce(torch.ones(4))
 

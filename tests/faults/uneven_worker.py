@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import ft_client as ft
 
-STRIKE, STEPS = 2, 4
+FAULTY_STEP, STEPS = 2, 4
 
 
 def main(faulty: int) -> None:
@@ -32,7 +32,7 @@ def main(faulty: int) -> None:
                 dist.recv(passed, rank - 1)
             if rank + 1 < world:
                 dist.send(passed, rank + 1)
-            if step == STRIKE and rank == faulty:
+            if step == FAULTY_STEP and rank == faulty:
                 time.sleep(600)
             dist.all_reduce(passed)
     ft.shutdown()

@@ -1,4 +1,4 @@
-"""A rank: a small deterministic training that saves, resumes, and is struck by faults as its plan says.
+"""A rank: a small deterministic training that saves, resumes, and injects the faults of its plan.
 
 Plain Python, so that it starts fast. Ranks go through their iterations in step with each other, as in a collective;
 one that waits for others is alive, and says so.
@@ -16,7 +16,7 @@ from types import FrameType
 
 import ft_client as ft
 from tests.faults import children
-from tests.faults.strikes import STRIKES, no_core_files
+from tests.faults.injected import FAULTS, no_core_files
 from tests.faults.training import CHECKPOINT_EVERY, ITERATIONS, Plan, State
 
 _POLL_S = 0.005
@@ -38,30 +38,30 @@ class Training:
     def run(self) -> None:
         """Trains to the end, from the last checkpoint on."""
         self._introduce()
-        self._strike("start")
+        self._inject("start")
         self.client.init_workload_monitoring()
         with self.client.section("setup"):
-            self._strike("setup")
+            self._inject("setup")
             if self._file("state").exists():
                 self.state = State.of_json(self._file("state").read_text())
         while self.state.iteration < ITERATIONS:
             self._iterate()
         self._progress(ITERATIONS)
         self.client.shutdown_workload_monitoring()
-        self._strike("end")
+        self._inject("end")
 
     def _iterate(self) -> None:
         iteration = self.state.iteration
         self._wait_for_peers(iteration)
         self.client.report_iteration(iteration)
-        self._strike("between", iteration)
+        self._inject("between", iteration)
         with self.client.section("step"):
-            self._strike("step", iteration)
+            self._inject("step", iteration)
             self.state.take(self.rank, self.world)
         self._save_if_told()
         if self.state.iteration % CHECKPOINT_EVERY == 0:
             with self.client.section("checkpointing"):
-                self._strike("checkpointing", iteration)
+                self._inject("checkpointing", iteration)
                 write(self._file("state"), self.state.to_json())
 
     def _file(self, what: str) -> Path:
@@ -70,7 +70,7 @@ class Training:
     def _introduce(self) -> None:
         """Leaves word of this process, starts what the plan wants started, and looks for what an earlier cycle left."""
         no_core_files()
-        for folder in ("ranks", "children", "progress", "struck"):
+        for folder in ("ranks", "children", "progress", "injected"):
             (self.folder / folder).mkdir(exist_ok=True)
         left = [
             child.pid for child in children.recorded(self.folder / "children", f"{self.cycle - 1}-*") if child.alive
@@ -113,22 +113,22 @@ class Training:
         self.client.send_heartbeat()
         time.sleep(_POLL_S)
 
-    def _strike(self, where: str, iteration: int | None = None) -> None:
-        for index, strike in enumerate(self.plan.strikes):
-            here = strike.where == where and (iteration is None or strike.iteration == iteration)
-            if here and strike.rank in (None, self.rank) and self._first_time(index):
-                if strike.rank is None:
+    def _inject(self, where: str, iteration: int | None = None) -> None:
+        for index, fault in enumerate(self.plan.faults):
+            here = fault.where == where and (iteration is None or fault.iteration == iteration)
+            if here and fault.rank in (None, self.rank) and self._first_time(index):
+                if fault.rank is None:
                     self._wait_for_all(index)
-                STRIKES[strike.what](self.client)
+                FAULTS[fault.what](self.client)
 
     def _wait_for_all(self, index: int) -> None:
-        """All ranks at once: one that is late would be stopped for the sake of the first, and strike a cycle later."""
-        while not all((self.folder / "struck" / f"{index}-{peer}").exists() for peer in range(self.world)):
+        """All ranks at once: a late rank would be stopped with the first, and have its fault a cycle later."""
+        while not all((self.folder / "injected" / f"{index}-{peer}").exists() for peer in range(self.world)):
             time.sleep(_POLL_S)
 
     def _first_time(self, index: int) -> bool:
         try:
-            (self.folder / "struck" / f"{index}-{self.rank}").touch(exist_ok=False)
+            (self.folder / "injected" / f"{index}-{self.rank}").touch(exist_ok=False)
         except FileExistsError:
             return False
         return True

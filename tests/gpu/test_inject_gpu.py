@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.client.inject.test_drill_calls import ended
+from tests.client.inject.test_inject_calls import ended
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.faults.training import ITERATIONS, Plan, Strike
+from tests.faults.training import ITERATIONS, Plan, PlannedFault
 from tests.nodes.agents import LOST, Agents
 from tests.nodes.conftest import StartAgents
 
@@ -24,7 +24,7 @@ def begin(agents: Agents, cycle: int) -> None:
 def test_an_id_is_used_again_after_every_kind_of_end(on_loopback: StartAgents) -> None:
     """A failure, a preemption, SIGKILL of all and a success: the next launch trains, and has a budget of its own."""
     agents = on_loopback(
-        2, Plan((Strike("SIGKILL", iteration=4, rank=1),), hold=HOLD), *FLAGS, nproc=1, store_apart=True
+        2, Plan((PlannedFault("SIGKILL", iteration=4, rank=1),), hold=HOLD), *FLAGS, nproc=1, store_apart=True
     )
     codes = [FAILED, FAILED]
     agents.end(*codes)

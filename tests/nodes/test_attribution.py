@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.faults.training import ITERATIONS, Plan, Strike
+from tests.faults.training import ITERATIONS, Plan, PlannedFault
 from tests.nodes.conftest import StartAgents
 
 QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
 
 
 def test_a_spare_takes_the_place_of_a_node_whose_hardware_is_suspected(on_loopback: StartAgents) -> None:
-    plan = Plan((Strike("GPU fault", iteration=6, rank=3),), hold=4)
+    plan = Plan((PlannedFault("GPU fault", iteration=6, rank=3),), hold=4)
     agents = on_loopback(1, plan, "--nnodes=2", "--ft-spares=1", "--max-restarts=0", *QUICK, store_apart=True)
     left = agents.join("--node-rank=1")
     agents.until_train(4, world=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.faults.test_ddp import DDP_WORKER
-from tests.faults.training import DDP_STEPS, ITERATIONS, Plan, Strike, ddp_weight
+from tests.faults.training import DDP_STEPS, ITERATIONS, Plan, PlannedFault, ddp_weight
 from tests.nodes.conftest import StartAgents
 
 WORLD = 2
@@ -19,7 +19,7 @@ def test_a_clean_run(on_nodes: StartAgents) -> None:
 
 
 def test_each_crash_is_restarted_on_both(on_nodes: StartAgents) -> None:
-    plan = Plan((Strike("exception", "step", 2, rank=1), Strike("SIGKILL", "step", 4, rank=1)))
+    plan = Plan((PlannedFault("exception", "step", 2, rank=1), PlannedFault("SIGKILL", "step", 4, rank=1)))
     agents = on_nodes(WORLD, plan, "--nnodes=2", "--max-restarts=2", nproc=1, script=DDP_WORKER)
     agents.end(0, 0)
     assert (agents.folder / "ddp").read_text() == f"{DDP_STEPS} {ddp_weight(WORLD)}"
@@ -34,7 +34,7 @@ def test_the_store_on_a_node_of_its_own(on_nodes: StartAgents) -> None:
 
 
 def test_all_on_this_machine(on_loopback: StartAgents) -> None:
-    agents = on_loopback(2, Plan((Strike("exit 3", rank=3),)), "--nnodes=2", "--max-restarts=1")
+    agents = on_loopback(2, Plan((PlannedFault("exit 3", rank=3),)), "--nnodes=2", "--max-restarts=1")
     agents.end(0, 0)
     agents.trained((ITERATIONS, 4))
 
@@ -50,7 +50,7 @@ def test_the_order_is_that_of_node_rank(on_loopback: StartAgents) -> None:
 
 def test_a_store_in_a_file(on_loopback: StartAgents, tmp_path: Path) -> None:
     store = (f"--rdzv-endpoint={tmp_path / 'store'}", "--rdzv-conf=store_type=file,join_timeout=60,last_call_timeout=1")
-    agents = on_loopback(2, Plan((Strike("exit 3", rank=3),)), "--nnodes=2", "--max-restarts=1", *store)
+    agents = on_loopback(2, Plan((PlannedFault("exit 3", rank=3),)), "--nnodes=2", "--max-restarts=1", *store)
     agents.end(0, 0)
     agents.trained((ITERATIONS, 4))
     assert [agent.cycles for agent in agents] == [[0, 1], [0, 1]], agents.tail()

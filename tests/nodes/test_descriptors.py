@@ -13,7 +13,7 @@ import pytest
 
 from rank_monitor.contract.exit_codes import ExitCode
 from tests import program
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.nodes.agents import Agents
 from tests.nodes.conftest import StartAgents
 from tests.ports import free_port
@@ -40,7 +40,7 @@ def connections(job: Agents) -> tuple[Counter[int], int]:
 
 def test_a_node_takes_two_connections_of_the_stores_host(on_loopback: StartAgents) -> None:
     """In the first cycle and in those after it; and none to the store of a cycle, but for those of the ranks."""
-    plan = Plan((Strike("exception", "between", 4, rank=1),), hold=3)
+    plan = Plan((PlannedFault("exception", "between", 4, rank=1),), hold=3)
     job = on_loopback(AGENTS, plan, f"--nnodes={AGENTS}", "--max-restarts=1", nproc=1)
     job.until_train(3, AGENTS)
     made, taken = connections(job)

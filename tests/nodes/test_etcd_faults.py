@@ -11,7 +11,7 @@ import pytest
 
 from tests.etcd_cluster import running_cluster
 from tests.etcd_server import EtcdServer, running_etcd
-from tests.faults.training import ITERATIONS, Plan, Strike
+from tests.faults.training import ITERATIONS, Plan, PlannedFault
 from tests.nodes.conftest import StartAgents
 from tests.nodes.test_store_load import ask
 
@@ -73,7 +73,7 @@ def test_the_leader_of_an_etcd_cluster_stands_still(on_loopback: StartAgents, tm
     with running_cluster() as cluster:
         endpoint = (f"--rdzv-endpoint={cluster.endpoints}", "--rdzv-backend=etcd-v3", f"--rdzv-id={tmp_path.name}")
         conf = "--rdzv-conf=join_timeout=60,last_call_timeout=1,read_timeout=10"
-        plan = Plan((Strike("SIGKILL", iteration=6, rank=3),), hold=HOLD)
+        plan = Plan((PlannedFault("SIGKILL", iteration=6, rank=3),), hold=HOLD)
         agents = on_loopback(2, plan, *PATIENT, *endpoint, conf, "--max-restarts=1")
         agents.until_train(HOLD, world=4)
         cluster.leader().pause()
@@ -106,7 +106,7 @@ def remove_record(etcd: EtcdServer, run_id: str) -> None:
 def test_the_record_alone_is_lost_and_is_written_again(
     on_loopback: StartAgents, etcd: EtcdServer, over: tuple[str, ...], tmp_path: Path
 ) -> None:
-    plan = Plan((Strike("SIGKILL", iteration=6, rank=1),), hold=HOLD)
+    plan = Plan((PlannedFault("SIGKILL", iteration=6, rank=1),), hold=HOLD)
     agents = on_loopback(2, plan, *PATIENT, *over, "--max-restarts=1", nproc=1)
     agents.until_train(HOLD, world=2)
     remove_record(etcd, tmp_path.name)

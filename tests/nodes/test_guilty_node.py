@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.hang_worker import STRIKE
+from tests.faults.hang_worker import FAULTY_STEP
 from tests.faults.test_guilty_rank import HAS_RECORDER, LIMIT_S, WORKER
 from tests.faults.training import Plan
 from tests.nodes.conftest import StartAgents
@@ -24,9 +24,8 @@ def test_a_rank_without_a_limit_of_its_own(on_loopback: StartAgents, tmp_path: P
     flags = ("--nnodes=4", "--max-restarts=0", f"--ft-rank-section-timeouts=step:{LIMIT_S}")
     agents = on_loopback(4, Plan(), *flags, nproc=1, script=WORKER)
     agents.end(HANG, HANG, HANG, HANG, limit_s=180)
-    named = (
-        f"ft_launcher: rank {rank} on {socket.gethostname()} hangs: it never entered all_reduce {STRIKE + 1} of group "
-    )
+    hangs = f"rank {rank} on {socket.gethostname()} hangs"
+    named = f"ft_launcher: {hangs}: it never entered all_reduce {FAULTY_STEP + 1} of group "
     for agent in agents:
         assert agent.output.count(named) == 1, agents.tail()
         assert ", and 3 ranks wait for it" in agent.output, agents.tail()

@@ -1,13 +1,13 @@
 """Nodes are lost, come back, come late, come twice or cannot be heard: what the job makes of it.
 
-The ranks hold at an iteration until the test lets them go, so that each fault strikes a training under way.
+The ranks hold at an iteration until the test lets them go, so that each fault happens in a training under way.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.faults.training import ITERATIONS, Plan, Strike
+from tests.faults.training import ITERATIONS, Plan, PlannedFault
 from tests.nodes.agents import LOST
 from tests.nodes.conftest import StartAgents
 from tests.nodes.slow_proxy import Line
@@ -169,7 +169,7 @@ def test_an_agent_of_another_job_is_turned_away(on_nodes: StartAgents) -> None:
 
 
 def test_nodes_may_differ_in_their_number_of_ranks(on_nodes: StartAgents) -> None:
-    agents = on_nodes(1, Plan((Strike("SIGKILL", rank=2),)), *PAIR, "--max-restarts=1", nproc=2)
+    agents = on_nodes(1, Plan((PlannedFault("SIGKILL", rank=2),)), *PAIR, "--max-restarts=1", nproc=2)
     agents.join(nproc=1)
     agents.end(0, 0)
     agents.trained((ITERATIONS, 3))
@@ -263,7 +263,7 @@ def test_a_killed_store_ends_every_agent(on_loopback: StartAgents) -> None:
 
 @pytest.mark.parametrize("step_s", [30.0, pytest.param(-30.0, marks=pytest.mark.slow)])
 def test_a_stepped_clock_ends_nothing(on_nodes: StartAgents, step_s: float) -> None:
-    plan = Plan((Strike("SIGKILL", iteration=6, rank=3),), hold=HOLD)
+    plan = Plan((PlannedFault("SIGKILL", iteration=6, rank=3),), hold=HOLD)
     agents = on_nodes(2, plan, *PAIR, "--max-restarts=1", own_clocks=(1,))
     agents.until_train(HOLD, world=4)
     agents.site.clocks[1].step(step_s)
@@ -278,7 +278,7 @@ def test_a_stepped_clock_ends_nothing(on_nodes: StartAgents, step_s: float) -> N
 
 def test_a_slow_line_with_losses_to_the_store_ends_nothing(on_nodes: StartAgents) -> None:
     """The limit leaves room for losses one after the other: each holds up all that comes behind it."""
-    plan, flags = Plan((Strike("SIGKILL", rank=3),)), ("--nnodes=2", "--ft-node-timeout=10", "--max-restarts=1")
+    plan, flags = Plan((PlannedFault("SIGKILL", rank=3),)), ("--nnodes=2", "--ft-node-timeout=10", "--max-restarts=1")
     agents = on_nodes(2, plan, *flags, line=Line(delay_s=0.1, loss=0.05), store_apart=True)
     agents.end(0, 0)
     agents.trained((ITERATIONS, 4))

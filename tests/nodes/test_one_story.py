@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.nodes.agents import LOST
 from tests.nodes.conftest import StartAgents
 
@@ -24,7 +24,7 @@ HOLD = 4
 def test_every_node_names_the_culprit_and_what_follows(
     on_loopback: StartAgents, restarts: int, code: int, follows: str
 ) -> None:
-    plan = Plan((Strike("exception", "step", 2, rank=3),))
+    plan = Plan((PlannedFault("exception", "step", 2, rank=3),))
     # The spare may come when the job is over; a store apart tells it of the end then.
     agents = on_loopback(3, plan, "--nnodes=2", "--ft-spares=1", f"--max-restarts={restarts}", store_apart=True)
     agents.end(code, code, code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults.training import ITERATIONS, Plan, Strike
+from tests.faults.training import ITERATIONS, Plan, PlannedFault
 from tests.nodes import lone_worker
 from tests.nodes.agents import Agent
 from tests.nodes.conftest import StartAgents
@@ -18,7 +18,7 @@ QUICK = ("--ft-node-timeout=5", "--ft-node-beat=0.5")
 def decides_on(node: Agent, *actions: str) -> None:
     """The decisions in the journal of a node are about these requests of rank 3, and say what they were made of."""
     found = [line["inputs"]["request"] for line in node.journal("decision")]
-    assert found == [{"rank": 3, "action": action, "description": "struck on purpose"} for action in actions]
+    assert found == [{"rank": 3, "action": action, "description": "injected on purpose"} for action in actions]
 
 
 def test_with_min_healthy_the_cycle_goes_on_until_too_few_nodes_are_well(on_loopback: StartAgents) -> None:
@@ -70,7 +70,7 @@ def test_a_node_that_is_done_waits_for_the_others_so_long_and_leaves_them_at_wor
 
 
 def test_a_rank_has_its_node_excluded_and_the_spare_takes_its_place(on_loopback: StartAgents) -> None:
-    plan = Plan((Strike("ask to leave", iteration=6, rank=3),), hold=HOLD)
+    plan = Plan((PlannedFault("ask to leave", iteration=6, rank=3),), hold=HOLD)
     agents = on_loopback(3, plan, "--nnodes=2", "--ft-spares=1", *QUICK, store_apart=True)
     agents.until_train(HOLD, world=4)
     leaves = agents.node_of(3)
@@ -82,11 +82,11 @@ def test_a_rank_has_its_node_excluded_and_the_spare_takes_its_place(on_loopback:
     agents.trained((ITERATIONS, 4))
     assert leaves.cycles == [0], agents.tail()
     decides_on(leaves, "exclude_this_node")
-    assert [line["reason"] for line in leaves.journal("job_end")] == ["rank 3 asked for it: struck on purpose"]
+    assert [line["reason"] for line in leaves.journal("job_end")] == ["rank 3 asked for it: injected on purpose"]
 
 
 def test_a_rank_ends_the_job_on_all_nodes(on_loopback: StartAgents) -> None:
-    plan = Plan((Strike("ask for the end", iteration=6, rank=3),))
+    plan = Plan((PlannedFault("ask for the end", iteration=6, rank=3),))
     agents = on_loopback(2, plan, "--nnodes=2", *QUICK, "--max-restarts=1")
     agents.end(STOPPED, STOPPED)
     decides_on(agents.node_of(3), "stop_job")
@@ -95,7 +95,7 @@ def test_a_rank_ends_the_job_on_all_nodes(on_loopback: StartAgents) -> None:
 
 def test_a_rank_has_all_nodes_restart(on_loopback: StartAgents) -> None:
     """Each node records one end of each cycle, also the one whose rank asked, which does so before the others."""
-    plan = Plan(tuple(Strike("ask for a restart", iteration=number, rank=3) for number in (4, 6)))
+    plan = Plan(tuple(PlannedFault("ask for a restart", iteration=number, rank=3) for number in (4, 6)))
     agents = on_loopback(2, plan, "--nnodes=2", *QUICK, "--max-restarts=0")
     agents.end(0, 0)
     asks = agents.node_of(3)

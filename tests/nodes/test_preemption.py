@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.training import Plan, Strike
+from tests.faults.training import Plan, PlannedFault
 from tests.ft_launcher.conftest import needs
 from tests.nodes.agents import Agent, Agents
 from tests.nodes.conftest import StartAgents
@@ -140,7 +140,7 @@ def test_a_node_that_is_told_to_end_while_a_cycle_forms_is_heard(
 ) -> None:
     """Its ranks have failed, so there are none to report as preempted. Node 0 hosts the store."""
     checks, forms = tmp_path / "checks", tmp_path / "forms"
-    plan = Plan((Strike("SIGKILL", iteration=4, rank=told),))
+    plan = Plan((PlannedFault("SIGKILL", iteration=4, rank=told),))
     agents = on_loopback(0, plan, "--nnodes=2", "--max-restarts=2", *QUICK)
     # The second check of that node, before its second cycle, takes longer than the other node waits for it.
     slow = f"--ft-node-check=test ! -e {checks} || {{ touch {forms}; sleep 100; }}; touch {checks}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults.training import ITERATIONS, Plan, Strike
+from tests.faults.training import ITERATIONS, Plan, PlannedFault
 from tests.nodes.conftest import StartAgents
 
 UNHEALTHY = 83
@@ -21,7 +21,7 @@ def test_a_node_that_is_unhealthy_from_the_start_runs_nothing(on_loopback: Start
 def test_a_spare_takes_the_place_of_a_node_that_falls_ill(on_loopback: StartAgents, tmp_path: Path) -> None:
     """Its check is made before each cycle, so the crash that ends the first cycle brings it to light."""
     ill = tmp_path / "ill"
-    plan = Plan((Strike("SIGKILL", iteration=6, rank=3),), hold=4)
+    plan = Plan((PlannedFault("SIGKILL", iteration=6, rank=3),), hold=4)
     agents = on_loopback(1, plan, "--nnodes=2", "--ft-spares=1", "--max-restarts=1", *QUICK, store_apart=True)
     falls_ill = agents.join(f"--ft-node-check=test ! -e {ill}", "--node-rank=1")
     agents.until_train(4, world=4)
@@ -39,7 +39,7 @@ def test_a_spare_takes_the_place_of_a_node_that_falls_ill(on_loopback: StartAgen
 
 def test_a_rank_that_wants_other_hardware_gets_the_spare(on_loopback: StartAgents) -> None:
     """Exit code 16: not charged, so no restart is needed for it; the node it left is the spare now."""
-    plan = Plan((Strike("exit 16", iteration=6, rank=3),), hold=4)
+    plan = Plan((PlannedFault("exit 16", iteration=6, rank=3),), hold=4)
     flags = ("--nnodes=2", "--ft-spares=1", "--max-restarts=0", "--workers-stop-timeout=2", *QUICK)
     agents = on_loopback(1, plan, *flags, store_apart=True)
     left = agents.join("--node-rank=1")

@@ -1,7 +1,9 @@
 """Follows the training by its calls of the client and by the steps of its optimizers.
 
-The client's methods are wrapped while somebody listens, so that without a drill nothing is paid for. A script that
-does not know the client is counted by torch's public hook after each optimizer step.
+Faults that wait for a step or a section, and the fault `straggle`, call `listen`. Until the first of them does, nothing
+is wrapped: a rank without injected faults pays nothing. Then the client's methods that report progress call their
+listeners as well. The steps of a script that never calls the client are counted by torch's public hook after each
+optimizer step.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ft_client.rank.monitoring.watchdog import megatron_iteration
 from ft_client.rank.start.after_import import after_import
 
 _OPTIMIZER = "torch.optim.optimizer"
+"""The module that has torch's hook after each optimizer step."""
 
 
 _on_step: list[Callable[[range], None]] = []
@@ -26,11 +29,13 @@ _count = StepCount()
 
 
 def listen(on_step: Callable[[range], None], on_section: Callable[[str], None] | None = None) -> None:
-    """Has the training call these from now on, in its thread: in this process but not in its forks.
+    """Has the training call these functions from now on: in its own thread, in this process but not in its forks.
+
+    A data loader's worker is a fork of the rank, in which the rank's faults must not happen.
 
     Args:
-        on_step: called with the steps that the training has just reached.
-        on_section: called with the name of a section that was opened.
+        on_step: called with the numbers of the steps that the training has just reached.
+        on_section: called with the name of a section that was opened; None: sections do not matter.
     """
     if not _on_step:
         _wrap("report_iteration", lambda iteration: _note(Source.ITERATIONS, int(iteration)))
@@ -44,6 +49,7 @@ def listen(on_step: Callable[[range], None], on_section: Callable[[str], None] |
 
 
 def _wrap(name: str, then: Callable[..., None]) -> None:
+    """Wraps a method of the client such that `then` is called after it, with the same arguments."""
     method = getattr(SignsOfLife, name)
 
     @functools.wraps(method)
@@ -55,6 +61,7 @@ def _wrap(name: str, then: Callable[..., None]) -> None:
 
 
 def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Called by torch after each optimizer step. Megatron-LM's own count of iterations is preferred, where it is."""
     iteration = megatron_iteration()
     if iteration is None:
         _note(Source.OPTIMIZER_STEPS, who=id(optimizer))
@@ -63,6 +70,7 @@ def _optimizer_stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _note(source: Source, iteration: int | None = None, who: object = None) -> None:
+    """Counts a step, and calls the listeners where the training has reached new steps."""
     if process.is_forked():
         return
     steps = _count.reached(source, iteration, who)
@@ -78,6 +86,7 @@ def _note_end_of_section(section: str) -> None:
 
 
 def _note_section(section: str) -> None:
+    """Calls the listeners of sections."""
     if not process.is_forked():
         for on_section in tuple(_on_section):
             on_section(section)

@@ -1,6 +1,7 @@
 """The rank of this process in its job, and whether a fault is meant for it.
 
-`drill.py` asks it. All ranks draw the same numbers, so that they agree on the rank that fails without communication.
+`requested_faults.py` asks it about each fault. Where the rank or the kind is left to chance, all ranks draw the same
+numbers: they agree on the rank that fails without a message between them.
 Only `this_rank` reads the environment; everything else depends on its arguments alone.
 """
 
@@ -15,15 +16,21 @@ from rank_monitor.contract import env
 from rank_monitor.contract.settings.injection import ALL, ANY, OF_RANDOM, RANDOM, Injection, kind_of
 
 _SHARED = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that have the same values on all ranks of a cycle, and others in the next run."""
+"""Variables that have the same values on all ranks of a job, and other values in the next run."""
 
 
 @dataclass(frozen=True)
 class ThisRank:
     """A rank of a cycle.
 
-    `run` is a text that is the same on all ranks of a cycle, and another in the next run. `again` says that the rank
-    was started again alone in its cycle.
+    Attributes:
+        rank: its number in the job.
+        world: how many ranks there are.
+        local_rank: its number on its node.
+        node: the number of its node.
+        cycle: the number of the cycle.
+        run: a text that is the same on all ranks, and another in the next run: what is drawn depends on it.
+        again: whether the rank was started again alone in its cycle.
     """
 
     rank: int = 0
@@ -35,18 +42,27 @@ class ThisRank:
     again: bool = False
 
     def dice(self, fault: Injection, what: str) -> random.Random:
-        """Returns the random generator for one property of a fault: alike on all ranks, different in each cycle."""
+        """Returns the random generator for one property of a fault: the same on all ranks, another in each cycle.
+
+        Args:
+            fault: the fault; its `seed`, where it has one, replaces what differs from run to run.
+            what: the property that is drawn, such as `rank`.
+        """
         return random.Random(f"{fault.seed or self.run}|{self.cycle}|{fault}|{what}")
 
     def is_meant(self, fault: Injection) -> bool:
-        """Returns whether the fault is for this rank in this cycle."""
+        """Returns whether the fault is for this rank in this cycle.
+
+        A rank that was started again alone is meant only by `cycle:any`: else a fault that killed it would kill it
+        again, without end. A fault with `node` means the node's first rank.
+        """
         in_cycle = fault.cycle == ANY or (fault.cycle == self.cycle and not self.again)
         if fault.node is not None:
             return in_cycle and (fault.node, 0) == (self.node, self.local_rank)
         return in_cycle and (fault.rank == ALL or self.rank_of(fault) == self.rank)
 
     def rank_of(self, fault: Injection) -> int:
-        """Returns the rank that a fault names or draws; for `all`, this one."""
+        """Returns the rank that a fault names or that is drawn for it; this rank for a fault of all ranks."""
         if fault.rank == RANDOM and fault.node is None:
             return self.dice(fault, "rank").randrange(self.world)
         if isinstance(fault.rank, int):
@@ -54,7 +70,7 @@ class ThisRank:
         return self.rank
 
     def kind_of(self, fault: Injection) -> str:
-        """Returns the kind that a fault names or draws."""
+        """Returns the kind that a fault names, or that is drawn for it."""
         if fault.kind == RANDOM:
             return kind_of(self.dice(fault, "kind").choice(OF_RANDOM))
         return fault.kind
@@ -63,7 +79,7 @@ class ThisRank:
 def this_rank(environ: Mapping[str, str] = os.environ) -> ThisRank:
     """Returns the rank that the launcher's variables describe: ours, torchrun's or Slurm's.
 
-    Without any of them it is the only rank of its job.
+    Without any of them this rank is the only rank of its job.
     """
 
     def number(*names: str) -> int:

@@ -1,7 +1,14 @@
-"""Decides when a fault strikes, from the steps and sections of the training and the time. Pure.
+"""Decides when a fault is injected, from the steps and sections of the training and the time. Pure.
 
-`drill.py` asks it. Every condition that was asked for must hold: the delay is over, the step was reached, the section
-begins, the dice say so. A fault strikes once in a process.
+`requested_faults.py` makes one `Trigger` for each fault, and asks it at each step and at the start of each section. A
+fault is due when every condition that it names holds:
+
+- its delay is over;
+- its step was reached;
+- its section begins;
+- the dice say so, where it names a probability.
+
+A fault fires once in a process.
 """
 
 from __future__ import annotations
@@ -16,7 +23,10 @@ from rank_monitor.contract.settings.injection import Injection
 
 
 class Source(enum.IntEnum):
-    """Where the number of the training's step comes from, the best last. The best that this process has seen counts."""
+    """Where the number of the training's step comes from, the best source last.
+
+    Several sources may report one and the same training. Only the best that this process has seen counts.
+    """
 
     HEARTBEATS = 0
     OPTIMIZER_STEPS = 1
@@ -25,7 +35,10 @@ class Source(enum.IntEnum):
 
 
 class StepCount:
-    """Counts the training's steps. Iterations are taken as reported; the first of any other source is step 1."""
+    """Counts the training's steps.
+
+    A reported iteration is the number of the step. Of any other source, the first report is step 1.
+    """
 
     def __init__(self) -> None:
         self._source: Source | None = None
@@ -33,13 +46,15 @@ class StepCount:
         self._step = 0
 
     def reached(self, source: Source, iteration: int | None = None, who: object = None) -> range | None:
-        """Returns the steps that the training has just reached; None where a better source counts.
+        """Returns the steps that the training has just reached; None: none, or a better source counts.
 
-        Several are due where iterations are reported now and then. After a change of the source, or a step back, it
-        is only the new one: what lies between was not trained here.
+        Where a script reports its iteration only now and then, several steps are reached at once. After a change of the
+        source, or a step back, only the new step is: what lies between was not trained here.
 
         Args:
-            who: one of several that count by themselves, such as two optimizers; the one ahead counts.
+            source: who reports.
+            iteration: the number of the step; None: the source's next.
+            who: which of several that count by themselves, such as two optimizers. The one ahead counts.
         """
         if self._source is not None and source < self._source:
             return None
@@ -63,15 +78,19 @@ class StepCount:
 
 @dataclass
 class Trigger:
-    """Decides for one fault.
+    """Decides when one fault is injected.
 
-    `dice` is a generator for this fault alone; `began_s` is when this rank began (monotonic seconds).
+    Attributes:
+        fault: the fault, with its conditions.
+        dice: a random generator for this fault alone.
+        began_s: when this rank began (monotonic seconds): delays count from then on.
+        has_fired: whether the fault was injected in this process.
     """
 
     fault: Injection
     dice: random.Random
     began_s: float
-    struck: bool = False
+    has_fired: bool = False
     _delay_s: float = field(init=False)
     _reached: bool = field(init=False)
 
@@ -85,7 +104,7 @@ class Trigger:
 
     @property
     def by_time_s(self) -> float | None:
-        """The delay in seconds after which it strikes, where nothing but time counts; else None."""
+        """The delay in seconds after which the fault fires, where time is its only condition; else None."""
         fault = self.fault
         waits = fault.section is not None or fault.step is not None or fault.probability is not None
         if waits:
@@ -93,18 +112,29 @@ class Trigger:
         return self._delay_s
 
     def on_step(self, steps: Container[int], now_s: float) -> bool:
-        """Returns whether the fault strikes at these steps, which the training has just reached."""
+        """Returns whether the fault fires now.
+
+        Args:
+            steps: the steps that the training has just reached.
+            now_s: monotonic seconds.
+        """
         if self.fault.step in steps:
             self._reached = True
-        return self.fault.section is None and self._strikes(now_s)
+        return self.fault.section is None and self._fires(now_s)
 
     def on_section(self, name: str, now_s: float) -> bool:
-        """Returns whether the fault strikes in this section, which was just opened."""
-        return name == self.fault.section and self._strikes(now_s)
+        """Returns whether the fault fires in a section that was just opened.
 
-    def _strikes(self, now_s: float) -> bool:
-        if self.struck or not self._reached or now_s < self.began_s + self._delay_s:
+        Args:
+            name: the section's name.
+            now_s: monotonic seconds.
+        """
+        return name == self.fault.section and self._fires(now_s)
+
+    def _fires(self, now_s: float) -> bool:
+        """Returns whether all other conditions hold. The dice are thrown at each occasion anew, until they say yes."""
+        if self.has_fired or not self._reached or now_s < self.began_s + self._delay_s:
             return False
         probability = self.fault.probability
-        self.struck = probability is None or self.dice.random() < probability
-        return self.struck
+        self.has_fired = probability is None or self.dice.random() < probability
+        return self.has_fired

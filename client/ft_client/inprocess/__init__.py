@@ -1,6 +1,18 @@
 """In-process restart: a function that is called again, in the same processes, after a fault on any rank.
 
-Everything public by its documented name, loaded when it is used: importing this package loads none of its rooms.
+    import datetime
+    from ft_client.inprocess import Wrapper
+
+    @Wrapper(soft_timeout=datetime.timedelta(seconds=60), hard_timeout=datetime.timedelta(seconds=90))
+    def train() -> None:
+        torch.distributed.init_process_group("nccl")
+        ...
+
+    train()
+
+Every public name is here, or in a public module of this package. A name is loaded when it is used: importing this
+package loads none of its modules, and no torch. The names are those of NVIDIA's `inprocess` package.
+docs/in_process.md is the user's guide. `restart/machine.py` explains how a restart goes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The arguments of `Wrapper` with their defaults, checked when it is created. Pure: nothing is opened or awaited here.
 
-`wrapper.py` makes them; what runs a call (`restart/`) reads them. The durations are a class of their own, `Timeouts`,
-which `restart_config.py` makes as well; the link to the monitor and the companion read it. Its defaults are NVIDIA's.
+`wrapper.py` makes one `Arguments` for each `Wrapper`; what runs a call (`restart/`) reads it. The durations are a class
+of their own, `Timeouts`, which `restart_config.py` makes as well, and which the link to the monitor and the standalone
+agent read. Names and defaults are those of NVIDIA's wrapper, so that scripts written for it run unchanged; the three
+`..._limit` arguments and `interrupt_grace` are ours.
 """
 
 from __future__ import annotations
@@ -53,13 +55,23 @@ _RELATIONS = (
     ("monitor_thread_interval", "soft_timeout"),
     ("progress_watchdog_interval", "soft_timeout"),
 )
-"""The first of each pair must be below the second."""
+"""The first of each pair must be below the second: else the second would act before the first had a chance."""
 _SECOND = datetime.timedelta(seconds=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Every duration of the wrapper; intervals are upper bounds.
+    """Every duration of the wrapper. Intervals are upper bounds.
+
+    Attributes:
+        soft_timeout: the function is interrupted when it makes no progress for so long.
+        hard_timeout: the process is killed when it makes no progress for so long; also the limit of a callback.
+        barrier_timeout: how long ranks wait for each other at the start and at the end of a round.
+        completion_timeout: how long ranks on which the function returned wait for the other active ranks.
+        last_call_wait: how long a round waits for further faults after the first, before it is interrupted.
+        heartbeat_timeout: without a launcher, a node counts as lost when its counter stands still for so long.
+        termination_grace_time: from SIGTERM to SIGKILL.
+        progress_watchdog_interval: the longest time between two stamps of the main thread.
 
     Raises:
         TypeError: a value is not a timedelta; the text names the argument.
@@ -95,7 +107,11 @@ class Timeouts:
                 raise ValueError(f"{_named(self, lower)} must be below {_named(self, upper)}")
 
     def interrupt_grace_s(self, of_launcher: float | None) -> float:
-        """`interrupt_grace` in seconds. `of_launcher`: the value of `--ft-interrupt-grace`; None: not set."""
+        """Returns `interrupt_grace` in seconds.
+
+        Args:
+            of_launcher: the value of `--ft-interrupt-grace`; None: not set, or no launcher.
+        """
         if self.interrupt_grace is not None:
             return self.interrupt_grace.total_seconds()
         if of_launcher is not None:
@@ -119,11 +135,14 @@ def _default_assignment() -> Callable[[RankAssignmentCtx], RankAssignmentCtx]:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(Timeouts):
-    """The arguments of `Wrapper`. Store and abort have no default here: what they need does not belong in this room.
+    """The arguments of `Wrapper`.
 
-    The three limits end the restarts; 0: never. None: what the launcher says, else the defaults of its options.
+    Store and abort have their defaults in `wrapper.py`: the store's module imports torch, and this file does without.
 
-    A callback is an instance of its class, a `Compose` of such, or any other function; never a class.
+    The three `..._limit` arguments end the restarts; 0: never. None: what the launcher was given, else the defaults of
+    its options (`restart/escalating.py: limits_of`).
+
+    A callback is an instance of its class, a `Compose` of such instances, or any other function; never a class.
 
     Raises:
         TypeError: an argument has the wrong type; the text names it.
@@ -164,18 +183,19 @@ class Arguments(Timeouts):
 
     @property
     def assignment(self) -> Callable[[RankAssignmentCtx], RankAssignmentCtx]:
-        """The rank assignment, followed by the rank filter where there is one."""
+        """The rank assignment, followed by the rank filter where the user gave one."""
         if self.rank_filter is None:
             return self.rank_assignment
         return filtered(self.rank_assignment, self.rank_filter)
 
 
 def path_of(path: str, initial_rank: int) -> Path:
-    """A path of the monitor process for one rank: `{rank}` is its number at entry."""
+    """Returns a path of the monitor process for one rank: `{rank}` is replaced by the rank's number at entry."""
     return Path(path.replace("{rank}", str(initial_rank)))
 
 
 def _check_callback(name: str, kind: type, value: object) -> None:
+    """Checks a callback. One of another kind is refused: a health check given as `finalize` is a mistake."""
     if value is None and name != "rank_assignment":
         return
     is_other_kind = isinstance(value, (Callback, RankAssignment, RankFilter)) and not isinstance(value, kind)
@@ -193,4 +213,5 @@ def _check_path(name: str, value: object) -> None:
 
 
 def _named(timeouts: Timeouts, name: str) -> str:
+    """Returns a duration with its name, for an error."""
     return f"{name}={getattr(timeouts, name).total_seconds():g} s"

@@ -1,7 +1,8 @@
 """The record of what interrupted a round, and on which rank, as written to the store. Pure.
 
-The wrapper of a rank writes it, or its companion where the rank is dead. Which rank failed first is decided by the
-launcher's `decide/attribution/`, not here.
+The wrapper of a rank writes it; where the rank is dead, its node agent or standalone agent does. Every rank reads the
+records of the last round, for `CallWrapper.last_interruption`. Which rank failed first, among ranks that blame each
+other, is decided by the launcher's `decide/attribution/` and not here.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from rank_monitor.contract.wire.foreign import parse_object
 
 
 class Interruption(enum.Enum):
-    """Why a round ends before its function does."""
+    """Why a round ends before its function does.
+
+    The names are NVIDIA's, for scripts that read them, but for JOINING, which is ours. Their texts are in the ranks'
+    store and in the journal.
+    """
 
     EXCEPTION = enum.auto()
     """The function, a callback before it, or a health check raised an `Exception`."""
     BASE_EXCEPTION = enum.auto()
-    """The function raised another `BaseException`: this rank ends."""
+    """The function raised a `BaseException` that is no `Exception`: this rank ends."""
     SOFT_TIMEOUT = enum.auto()
     """No progress: the main thread was to be interrupted."""
     HARD_TIMEOUT = enum.auto()
@@ -36,8 +41,9 @@ class Interruption(enum.Enum):
     """No fault: it was started again, and is to take part at once."""
 
 
-_NOT_TO_BLAME = {Interruption.SOFT_TIMEOUT.name, Interruption.JOINING.name}
-"""Ranks that make no progress may all wait for one that is not among them."""
+_NO_CULPRIT = {Interruption.SOFT_TIMEOUT.name, Interruption.JOINING.name}
+"""Records that name no culprit: ranks that make no progress may all wait for one other rank, and a rank that joins has
+no fault."""
 _WORDS = {
     Interruption.SOFT_TIMEOUT.name: "no progress within soft_timeout",
     Interruption.HARD_TIMEOUT.name: "no progress within hard_timeout",
@@ -52,10 +58,10 @@ class LastInterruption:
     """Why the function is called again.
 
     Attributes:
-        ranks: who is to blame, by the numbers at entry (RANK of the processes); empty where nobody can be named.
+        ranks: the culprits, by the numbers at entry (RANK of the processes); empty where nobody can be named.
         text: what happened, in words.
-        finding: for ranks that made no progress and a launcher that saw who held them up: as in the journal's event
-            `fault`, `behind` for instance; else empty.
+        finding: how a launcher found the culprits of ranks that made no progress: a word of the journal's event
+            `fault`, such as `behind`; empty where no launcher did.
     """
 
     ranks: tuple[int, ...] = ()
@@ -68,10 +74,12 @@ class InterruptionRecord:
     """One rank, by its number in the round, and what happened there.
 
     Attributes:
-        member: its number at entry, if the writer knows it.
+        rank: the rank by its number in the round.
+        interruption: what happened.
+        member: the rank's number at entry, if the writer knows it.
         error: of an exception: its type, where it was raised, and in which iteration of the training.
-        is_collateral: it is the consequence of a fault elsewhere.
-        text: the digest of its text, where no iteration of the training is reported.
+        is_collateral: the exception is the consequence of a fault on another rank.
+        text: the digest of the exception's text, where no iteration of the training is reported.
     """
 
     rank: int
@@ -82,7 +90,7 @@ class InterruptionRecord:
     text: str = ""
 
     def to_json(self) -> str:
-        """One JSON object, which the node agent writes into its journal."""
+        """Returns one JSON object for the ranks' store. The node agent also writes it into its journal."""
         known: dict[str, object] = {"rank": self.rank, "interruption": self.interruption.name}
         if self.member is not None:
             known["member"] = self.member
@@ -95,14 +103,17 @@ class InterruptionRecord:
         return json.dumps(known)
 
 
-def last_interruption(records: Sequence[str], blame: str) -> LastInterruption:
-    """Returns why a round ended, of what the ranks wrote, and of what the launcher did: it has seen all of them.
+def last_interruption(records: Sequence[str], culprit: str) -> LastInterruption:
+    """Returns why a round ended.
+
+    What a launcher found counts more than what the ranks wrote: the launcher has seen the stacks of all ranks. Without
+    it, every rank whose own fault is recorded is a culprit, in the order of the records.
 
     Args:
         records: JSON of `InterruptionRecord`, in the order in which they were written.
-        blame: JSON of who held up the others; empty: no launcher has seen it.
+        culprit: JSON about the ranks that held up the others (`Round.culprit`); empty: no launcher has found any.
     """
-    seen = parse_object(blame)
+    seen = parse_object(culprit)
     named = seen.get("ranks")
     if isinstance(named, list) and named and all(isinstance(rank, int) for rank in named):
         return LastInterruption(tuple(named), str(seen.get("text", "")), str(seen.get("finding", "")))
@@ -111,6 +122,6 @@ def last_interruption(records: Sequence[str], blame: str) -> LastInterruption:
     for one in faults:
         kind, rank = str(one["interruption"]), one.get("member", one.get("rank"))
         parts.append(f"rank {rank}: {one.get('error') or _WORDS.get(kind, kind.lower())}")
-        if kind not in _NOT_TO_BLAME and isinstance(rank, int):
+        if kind not in _NO_CULPRIT and isinstance(rank, int):
             ranks.append(rank)
     return LastInterruption(tuple(dict.fromkeys(ranks)), "; ".join(dict.fromkeys(parts)))

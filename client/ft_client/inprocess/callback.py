@@ -1,8 +1,11 @@
 """The base class of the wrapper's callbacks, and the ways in which they are called.
 
-`restart/user_function.py` calls them; the restart machine decides when. Aborts, health checks and finalizers may hang
-in a library: they run in a thread of their own, for which `call_within` stops waiting after a timeout. One that hangs
-is left alone: no thread can be ended from outside.
+`restart/user_function.py` calls the callbacks; the restart machine decides when.
+
+Threads: the main thread calls most callbacks itself, and the monitor limits them. Aborts, CUDA health checks and
+threaded finalizers may hang in a library: they run in a daemon thread of their own (`in_thread`, `call_within`), for
+which the caller stops waiting after a timeout. A thread that hangs is left behind, since no thread can be ended from
+outside; it may still touch torch's process groups and the GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ _reported: set[str] = set()
 
 
 class Callback(abc.ABC):
-    """Called with the state of the rank; returns it for the next callback in a `Compose`."""
+    """The base class of all callbacks: called with the state of the rank, which it returns for the next in a `Compose`.
+
+    Users derive from one of its subclasses (`Initialize`, `Abort`, `Finalize`, `HealthCheck`, `Completion`,
+    `Terminate`), or give any function with this signature.
+    """
 
     @abc.abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState:
@@ -35,12 +42,13 @@ class Callback(abc.ABC):
 
 
 def called(name: str, callback: Callable[[FrozenState], object] | None, state: FrozenState) -> None:
-    """Calls the callback for argument `name` of the wrapper, if there is one.
+    """Calls the callback that was given as argument `name` of the wrapper, if there is one. In the calling thread.
 
-    What it returns matters to a `Compose` only. Anything else than a state is logged, once for each argument.
+    The returned state matters to a `Compose` only. Anything else than a state is logged, once for each argument, since
+    it is most likely a forgotten `return state`.
 
     Raises:
-        BaseException: whatever it raises.
+        BaseException: whatever the callback raises.
     """
     if callback is None:
         return
@@ -51,7 +59,11 @@ def called(name: str, callback: Callable[[FrozenState], object] | None, state: F
 
 
 def in_thread(function: Callable[[], _T], what: str) -> Future[_T]:
-    """Calls `function` in a daemon thread named `what`. Returns what gets its result or exception. Does not block."""
+    """Calls `function` in a new daemon thread named `what`. Does not block.
+
+    Returns:
+        A future that gets the result of `function`, or the exception that it raised.
+    """
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -67,8 +79,13 @@ def in_thread(function: Callable[[], _T], what: str) -> Future[_T]:
 def call_within(timeout: datetime.timedelta, function: Callable[[], _T], what: str) -> _T:
     """Calls `function` in a thread on the caller's CUDA device, and returns its result. Blocks up to `timeout`.
 
+    Args:
+        timeout: how long to wait.
+        function: what to call. Its thread gets the caller's CUDA device, since the device is a property of a thread.
+        what: the thread's name, for the error.
+
     Raises:
-        TimeoutError: of `inprocess.exception`, naming `what`; the thread goes on.
+        TimeoutError: the one of `inprocess.exception`, naming `what`; the thread goes on.
         BaseException: what `function` raises.
     """
     device = _cuda_device()
@@ -85,7 +102,7 @@ def call_within(timeout: datetime.timedelta, function: Callable[[], _T], what: s
 
 
 def _cuda_device() -> int | None:
-    """The caller's device, which is a property of the thread; None when CUDA is not in use."""
+    """Returns the CUDA device of the calling thread; None when CUDA is not in use. Never initializes CUDA."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():

@@ -1,7 +1,7 @@
 """Composes several callbacks into one.
 
-Users make one for any callback of the wrapper, and `restart_config.py` does for its own. It catches nothing: what one
-of them raises is raised, and the rest is not called.
+Users make a `Compose` for any callback of the wrapper, and `restart_config.py` makes some of its own. A `Compose`
+catches nothing: what one of the callbacks raises is raised, and the remaining callbacks are not called.
 """
 
 from __future__ import annotations
@@ -13,16 +13,25 @@ from typing import Any
 
 
 class Compose:
-    """`Compose(f, g, h)(x)` is `f(g(h(x)))`: the last one runs first. A tuple is unpacked into arguments.
+    """Several callbacks as one: `Compose(f, g, h)(x)` is `f(g(h(x)))`, so that the last callback runs first.
 
-    Callbacks without arguments can be composed if they return None. A callback that was given something and returns
-    None causes a `UserWarning`, and the next one is called with None, as with NVIDIA's class.
+    Example: aborts what Transformer Engine holds after the process groups, as a health check waits for the device, then
+    counts faults:
 
-    The result is also an instance of the closest class that all operands are instances of, so that a composition of
+        Wrapper(
+            abort=Compose(AbortTransformerEngine(), AbortTorchDistributed()),
+            health_check=Compose(FaultCounter(max_rank_faults=3), CudaHealthCheck()),
+        )
+
+    A tuple that a callback returns is unpacked into the arguments of the next. Callbacks without arguments can be
+    composed if they return None. A callback that was given something and returns None causes a `UserWarning`, and the
+    next callback is called with None, as with NVIDIA's class.
+
+    A `Compose` is also an instance of the closest class that all its callbacks are instances of: a composition of
     `HealthCheck`s is a `HealthCheck`.
 
     Raises:
-        TypeError: no operand, one that cannot be called, or a class in place of an instance.
+        TypeError: there is no callback, one of them cannot be called, or is a class in place of an instance.
     """
 
     instances: tuple[Callable[..., Any], ...]
@@ -42,10 +51,10 @@ class Compose:
         return composed
 
     def __init__(self, *_instances: Callable[..., Any]) -> None:
-        """Stands before the constructor of the common base, which has no business with the operands."""
+        """Does nothing. Keeps the constructor of the common base from being called with the callbacks."""
 
     def __call__(self, *args: Any) -> Any:
-        """Calls every operand, last to first; returns what the first one returned."""
+        """Calls every callback, last to first. Returns what the first returned."""
         result: Any = None
         for instance in reversed(self.instances):
             result = instance(*args)
@@ -62,7 +71,7 @@ class Compose:
 
 
 def parts_of(callback: Callable[..., Any] | None) -> tuple[Callable[..., Any], ...]:
-    """Returns the operands of a `Compose`; of another callback itself, and nothing of None."""
+    """Returns the callbacks of a `Compose`; another callback as the only one; none for None."""
     if callback is None:
         return ()
     if isinstance(callback, Compose):
@@ -71,11 +80,13 @@ def parts_of(callback: Callable[..., Any] | None) -> tuple[Callable[..., Any], .
 
 
 def _closest_base(instances: tuple[Callable[..., Any], ...]) -> type:
+    """Returns the closest class that all these are instances of; `object` at worst."""
     classes = type(instances[0]).__mro__
     return next(candidate for candidate in classes if all(isinstance(instance, candidate) for instance in instances))
 
 
 def _with_base(base: type) -> type[Compose]:
+    """Returns a subclass of `Compose` and of `base`; `Compose` itself where that cannot be."""
     bases: tuple[type, ...] = (Compose, base)
     if base is object:
         bases = (Compose,)

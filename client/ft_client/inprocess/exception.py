@@ -1,7 +1,12 @@
-"""Exceptions of in-process restart. An `Exception` is a fault of a rank; a `RestartAbort` ends the call there.
+"""Exceptions of in-process restart.
 
-The wrapper raises them, and so may the user's callbacks. Names and bases are those of NVIDIA's extension, for scripts
-that catch them.
+The wrapper raises them, and so may the user's callbacks. What follows depends on the base class:
+
+- An `Exception` in the function or before it is a fault: all ranks restart. After a fault, in `finalize` or the health
+  check, it ends the call on this rank, and the other ranks restart without it.
+- A `BaseException` that is no `Exception`, such as `RestartAbort`, ends the call on this rank at any time.
+
+Names and bases are those of NVIDIA's extension, for scripts that catch them; `HungAgain` is ours.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ class RestartError(Exception):
 
 
 class HealthCheckError(RestartError):
-    """This rank must not run the function again."""
+    """This rank must not run the function again: its device or process is broken."""
 
 
 class InternalError(RestartError):
@@ -20,11 +25,12 @@ class InternalError(RestartError):
 
 
 class TimeoutError(RestartError):
-    """A step of the restart took longer than it may."""
+    """A step of the restart took longer than it may. Not Python's `TimeoutError`."""
 
 
 class RestartAbort(BaseException):
-    """No further restart: raised by a callback that wants this rank to end."""
+    """No further restart: raised by a callback that wants this rank to end, or by the wrapper on all ranks when another
+    restart would not help (`restart/escalating.py`)."""
 
 
 class HungAgain(RestartAbort):

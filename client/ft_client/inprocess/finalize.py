@@ -1,6 +1,8 @@
-"""Callbacks that run after a fault, before the health check, to prepare the process for another call.
+"""Callbacks that run after a fault, before the health check, to prepare the process for another round.
 
-`restart/user_function.py` runs the user's. They must not use a process group: all are aborted by then.
+Users give one to the wrapper as `finalize`, to free memory or to end threads and loaders, for instance.
+`restart/user_function.py` calls it in the main thread, in phase FINALIZING, where the monitor's limit is
+`hard_timeout`. It must not use a process group: all of them are aborted by then.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ class Finalize(Callback):
 
 
 class ThreadedFinalize(Finalize):
-    """Calls a function in a thread of its own, for at most `timeout`; the thread has the caller's CUDA device.
+    """Calls a function in a thread of its own, for at most `timeout`. The thread has the caller's CUDA device.
+
+    Example: `Wrapper(finalize=ThreadedFinalize(datetime.timedelta(seconds=10), torch.cuda.empty_cache))`
 
     Args:
         timeout: how long it may take.

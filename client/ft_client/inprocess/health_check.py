@@ -1,6 +1,7 @@
-"""Checks whether this rank may take part in the next round; users pass them to the wrapper.
+"""Checks whether this rank may take part in the next round. Users pass them to the wrapper as `health_check`.
 
-`restart/user_function.py` calls them. Local: nothing is exchanged with other ranks, of which some may be gone.
+`restart/user_function.py` calls the check before each round's function, and after a fault when `finalize` is done. A
+health check is local: nothing is exchanged with other ranks, of which some may be gone.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from ft_client.inprocess.state import FrozenState
 
 
 class HealthCheck(Callback):
-    """Runs before the function and after a fault. After a fault, what it raises ends this rank."""
+    """Runs before the function and after a fault.
+
+    What it raises before the function is a fault, which restarts. What it raises after a fault ends this rank.
+    """
 
 
 class CudaHealthCheck(HealthCheck):
     """Waits for the work on this rank's CUDA device. Does nothing where CUDA is not in use.
 
-    A first synchronisation may report the fault that is being handled; only one that fails again says that the
-    context is broken, since such an error stays.
+    It synchronises twice. The first synchronisation may report the fault that is being handled. Only if the second
+    fails as well the CUDA context is broken: such an error stays until the process ends.
 
     Args:
-        timeout: for both synchronisations together.
+        timeout: for both synchronisations together. A device that hangs never comes to an end.
     """
 
     def __init__(self, timeout: datetime.timedelta = datetime.timedelta(seconds=30)) -> None:
@@ -64,8 +68,10 @@ class FaultCounterExceeded(RestartError):
 class FaultCounter(HealthCheck):
     """Counts the faults that began on this rank; faults of other ranks don't count.
 
+    A rank that fails more often than others may have a broken device, and is left out when it exceeds its limit.
+
     Args:
-        max_rank_faults: faults that are allowed; None: no limit.
+        max_rank_faults: how many faults are allowed; None: no limit.
     """
 
     def __init__(self, max_rank_faults: int | None = None) -> None:
@@ -76,7 +82,7 @@ class FaultCounter(HealthCheck):
         """Returns `state`.
 
         Raises:
-            FaultCounterExceeded: naming limit and count.
+            FaultCounterExceeded: naming limit and count. Its cause is the function's last exception.
         """
         if state.fn_exception is not None:
             self.faults_count += 1

@@ -1,6 +1,7 @@
-"""Callbacks that run at the start of every round, before the function.
+"""Callbacks that run at the start of every round, before the health check and the function.
 
-`restart/user_function.py` runs the user's. What they may raise is in `exception.py`.
+Users give one to the wrapper as `initialize`. `restart/user_function.py` calls it in the main thread, after all ranks
+have arrived at the start of the round, so it knows how many ranks there are. What it may raise is in `exception.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from ft_client.inprocess.state import FrozenState
 
 
 class Initialize(Callback):
-    """Runs first in every round. An `Exception` is a fault and starts the next one; a `BaseException` ends."""
+    """Runs first in every round. An `Exception` is a fault, and all ranks restart; a `BaseException` ends this rank."""
 
 
 class RetryController(Initialize):
     """Ends the restarts when there were too many rounds, or when too few ranks are left.
+
+    The numbers are the same on all ranks, so all ranks end. Where `max_iterations` is given, the wrapper's own limits
+    have no default (`restart/escalating.py: limits_of`).
 
     Args:
         max_iterations: how many of our rounds may run, the first included; None: no limit.

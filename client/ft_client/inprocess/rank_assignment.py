@@ -1,8 +1,16 @@
 """Rank assignments by their documented names, the interface of one, and `assign`, which applies it.
 
-`restart/assigning.py` applies the one that the user chose, before each call of the function. All but
-`FilterCountGroupedByKey` and `Tree` decide from this rank's own numbers. These two gather values of all ranks through
-the store of the context; for `Tree`, `assignment/topology.py` decides.
+A rank assignment gives each rank its number in the next round, after ranks were lost or have joined. Users choose one
+by the wrapper's argument `rank_assignment`; `restart/assigning.py` applies it on every rank before each round. Every
+rank computes its own numbers, and the numbers of all ranks must fit together: so an assignment may use only what all
+ranks know alike.
+
+`FilterCountGroupedByKey` and `Tree` gather values of all ranks through the store of the context; for `Tree`,
+`assignment/topology.py` decides. All other assignments here decide from this rank's own numbers, within microseconds.
+
+Example: 8 ranks train, 2 wait as spares, and a lost rank is replaced by a spare:
+
+    Wrapper(rank_assignment=Compose(MaxActiveWorldSize(8), FillGaps()))     # the last callback runs first
 """
 
 from __future__ import annotations
@@ -26,10 +34,11 @@ from rank_monitor.contract.rounds.barrier import Store
 
 logger = logging.getLogger(__name__)
 _KEPT, _GIVEN_UP = "1", "0"
+"""A rank's vote on its group in `FilterCountGroupedByKey`."""
 
 
 class RankDiscarded(RestartError):
-    """This rank has no place in the next round."""
+    """This rank has no number in the next round: its call ends, and the other ranks go on without it."""
 
 
 @dataclass
@@ -53,7 +62,11 @@ class RankAssignmentCtx:
 
 
 class RankAssignment(abc.ABC):
-    """Decides which number each healthy rank gets in the next round. The result is the same on every rank."""
+    """Decides which number each healthy rank gets in the next round.
+
+    The base class of rank assignments. It is called on every rank, with this rank's state. The numbers that it gives to
+    all ranks together must be 0 to `world_size` - 1, each once.
+    """
 
     @abc.abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -65,7 +78,11 @@ class RankAssignment(abc.ABC):
 
 
 class RankFilter(RankAssignment):
-    """Decides which ranks are active, after other assignments have numbered them: `Compose` runs the last one first."""
+    """Decides which ranks are active, after other assignments have numbered them: `Compose` runs the last one first.
+
+    The name is of NVIDIA's module `inprocess.rank_assignment`. `rank_filter.py` has the class of the same name that
+    NVIDIA's module `inprocess.rank_filter` has: that one takes a state, this one a context.
+    """
 
 
 class ActivateAllRanks(RankFilter):
@@ -78,10 +95,12 @@ class ActivateAllRanks(RankFilter):
 
 
 class MaxActiveWorldSize(RankFilter):
-    """Makes the first ranks active, up to a maximum.
+    """Makes the first ranks active, up to a maximum; all others become spares.
+
+    This is the class for `rank_assignment=`; the one of `rank_filter.py` is for `rank_filter=`.
 
     Args:
-        max_active_world_size: None: no limit.
+        max_active_world_size: how many ranks are active at most; None: no limit.
     """
 
     def __init__(self, max_active_world_size: int | None) -> None:
@@ -94,7 +113,13 @@ class MaxActiveWorldSize(RankFilter):
 
 
 class ActiveWorldSizeDivisibleBy(RankFilter):
-    """Makes the first ranks active: the largest number of them that is divisible by `divisor`."""
+    """Makes the first ranks active: the largest number of them that is divisible by `divisor`.
+
+    This is the class for `rank_assignment=`; the one of `rank_filter.py` is for `rank_filter=`.
+
+    Args:
+        divisor: the number of ranks of one replica of the model, for instance.
+    """
 
     def __init__(self, divisor: int = 1) -> None:
         self.divisor = at_least(1, "divisor", divisor) or 1
@@ -106,7 +131,10 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
 
 
 class ShiftRanks(RankAssignment):
-    """Closes the gaps that terminated ranks left; the order of the others stays: `0 X 2 3` becomes `0 1 2`."""
+    """Closes the gaps that terminated ranks left, in the ranks' order: of `0 X 2 3`, ranks 2 and 3 become 1 and 2.
+
+    The default. Neighbours stay neighbours, but most ranks get another number.
+    """
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Returns the context without terminated ranks.
@@ -118,7 +146,11 @@ class ShiftRanks(RankAssignment):
 
 
 class FillGaps(RankAssignment):
-    """Moves the last ranks into the gaps that terminated ranks left; the others stay: `0 X 2 3` becomes `0 3 2`."""
+    """Moves the last ranks into the gaps that terminated ranks left: of `0 X 2 3`, rank 3 becomes 1, and 2 stays 2.
+
+    Most ranks keep their number, and with it their shard of the data or model. Spares, which have the last numbers,
+    take the places of lost ranks.
+    """
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Returns the context without terminated ranks.
@@ -132,12 +164,16 @@ class FillGaps(RankAssignment):
 class FilterCountGroupedByKey(RankAssignment):
     """Terminates the ranks of every group whose number of healthy ranks does not meet a condition.
 
-    `ShiftRanks` or `FillGaps` comes after it (in a `Compose`: stands before it) and closes the gaps.
+    For instance: a node that has lost one of its 8 ranks gives up the other 7. `ShiftRanks` or `FillGaps` must come
+    after this assignment, and closes the gaps; in a `Compose` it stands before:
+
+        Compose(ShiftRanks(), FilterCountGroupedByKey(socket.gethostname(), lambda count: count == 8))
 
     Args:
         key_or_fn: the group of a rank: any hashable value, or a function of `(state)` or `(rank, world_size)`.
-        condition: of the number of healthy ranks in the group; asked on each of them.
-        timeout: for the others, in each of two gathers.
+        condition: takes the number of healthy ranks in the group, and returns whether the group stays. Asked on each of
+            the group's ranks; one no is enough.
+        timeout: how long to wait for the other ranks, in each of two gathers.
     """
 
     def __init__(
@@ -154,10 +190,10 @@ class FilterCountGroupedByKey(RankAssignment):
         self.key_or_fn, self.condition, self.timeout = key_or_fn, condition, timeout
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """Returns the context, with the ranks of such groups among the terminated ones.
+        """Returns the context, with the ranks of such groups among the terminated ranks.
 
-        Two gathers, since a condition may differ from rank to rank (`count == torch.cuda.device_count()`), and only
-        what all know alike may enter the numbers.
+        The first gather collects the groups, the second the answers of the condition: a condition may differ from rank
+        to rank (`count == torch.cuda.device_count()`), and only what all ranks know alike may enter the numbers.
 
         Raises:
             RuntimeError: the other ranks did not come in time, or the store is lost.
@@ -176,24 +212,38 @@ class FilterCountGroupedByKey(RankAssignment):
         return ctx
 
     def _gather(self, ctx: RankAssignmentCtx, ranks: list[int], value: str) -> list[str]:
+        """Returns the value of each rank, in the order of `ranks`. Collective over these ranks."""
         assert ctx.state.rank is not None
         return ctx.gathers.make(ranks, ctx.state.rank, value, self.timeout)
 
 
 FilterGroupedByKey = FilterCountGroupedByKey
-"""Its name in the older documentation."""
+"""The name of `FilterCountGroupedByKey` in NVIDIA's older documentation."""
 
 
 class Tree(RankAssignment):
     """Numbers and activates ranks within a tree of layers. It cannot be composed with other rank assignments.
 
-    After a loss, in this order: a branch with fewer healthy ranks than `min_ranks` is terminated; a terminated active
-    rank is replaced by a spare of its nearest RESERVE branch, or else by the last active rank of its BACKFILL branch;
-    the remaining gaps are closed; `world_size_filter` makes the last active ranks spares.
+    After a loss, in this order:
+
+    1. A branch with fewer healthy ranks than `min_ranks` is terminated as a whole.
+    2. A terminated active rank is replaced by a spare of its nearest branch with RESERVE; else by the last active rank
+       of its branch with BACKFILL.
+    3. The remaining gaps are closed.
+    4. `world_size_filter` makes the last active ranks spares.
+
+    Example: nodes of 8 ranks, of which a whole node is given up with a rank, and 16 ranks train:
+
+        Tree([
+            Layer(min_ranks=16, max_ranks=16, flag=LayerFlag.RESERVE),
+            Layer(min_ranks=8, max_ranks=8, key_or_fn=socket.gethostname(), flag=LayerFlag.RESERVE),
+        ])
+
+    The tree is kept from round to round. It is gathered anew when a rank has joined, which has no memory of it.
 
     Args:
         layers: from the root, which all ranks share, down.
-        world_size_filter: returns how many ranks shall be active, given how many could be.
+        world_size_filter: takes how many ranks could be active, and returns how many shall be.
 
     Raises:
         TypeError: an item is not a `Layer`.
@@ -232,6 +282,7 @@ class Tree(RankAssignment):
         return ctx
 
     def _gathered(self, ctx: RankAssignmentCtx) -> Topology:
+        """Gathers the keys of all healthy ranks. Returns the tree that they make. Collective over these ranks."""
         state = ctx.state
         assert state.rank is not None and state.initial_rank is not None
         healthy = [rank for rank in range(state.world_size) if rank not in ctx.terminated_ranks]
@@ -247,12 +298,14 @@ class Tree(RankAssignment):
         return topology
 
     def _check_unchanged(self, state: State) -> None:
+        """Checks that this rank's state is the one that the tree gave it in the last round."""
         assert self._topology is not None and state.initial_rank is not None
         leaf = self._topology.leaf(state.initial_rank)
         if (state.rank, state.active_rank, state.mode) != (leaf.rank, leaf.active_rank, leaf.mode):
             raise InternalError(f"Tree cannot be composed with other rank assignments: {state} is not its work")
 
     def _write(self, state: State, topology: Topology) -> None:
+        """Writes what the tree decided for this rank into its state."""
         assert state.initial_rank is not None
         leaf = topology.leaf(state.initial_rank)
         if leaf.mode is Mode.TERMINATED:
@@ -263,12 +316,12 @@ class Tree(RankAssignment):
 
 
 def shifted(rank: int, _world_size: int, terminated: Set[int]) -> int:
-    """The new number of a healthy rank when all close up."""
+    """Returns the new number of a healthy rank when all ranks close up: its number less the terminated ranks below."""
     return rank - sum(other < rank for other in terminated)
 
 
 def filled(rank: int, world_size: int, terminated: Set[int]) -> int:
-    """The new number of a healthy rank when the last ones, in order, take the gaps, in order."""
+    """Returns the new number of a healthy rank when the last ranks, in order, take the gaps, in order."""
     size = world_size - len(terminated)
     if rank < size:
         return rank
@@ -278,11 +331,16 @@ def filled(rank: int, world_size: int, terminated: Set[int]) -> int:
 
 
 def at_least(least: int, name: str, value: int | None) -> int | None:
-    """`value`, a whole number of at least `least` or None.
+    """Returns `value`, after a check that it is a whole number of at least `least`, or None.
+
+    Args:
+        least: the smallest number that is allowed.
+        name: the argument's name, for the error.
+        value: what the user gave.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: it is below that.
+        TypeError: the value is neither a whole number nor None.
+        ValueError: the number is below `least`.
     """
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise TypeError(f"{name}={value!r} is not a whole number")
@@ -292,19 +350,24 @@ def at_least(least: int, name: str, value: int | None) -> int | None:
 
 
 def _renumber(ctx: RankAssignmentCtx, number: Callable[[int, int, Set[int]], int]) -> RankAssignmentCtx:
-    """Sets the new number of this rank, and resets which ranks are active."""
+    """Sets the new number of this rank, and resets which ranks are active.
+
+    Args:
+        ctx: the context; changed in place.
+        number: takes a rank, the world size and the terminated ranks; returns the rank's new number.
+    """
     state, terminated = ctx.state, ctx.terminated_ranks
     if state.rank is None or state.rank in terminated:
         raise RankDiscarded(f"rank {state.rank} is terminated")
     state.rank = number(state.rank, state.world_size, terminated)
     state.world_size -= len(terminated)
-    forget_activity(state)
+    reset_activity(state)
     ctx.terminated_ranks = set()
     return ctx
 
 
 def activate(state: State, size: int) -> None:
-    """Sets whether this rank is active: the first `size` ranks are, the others are spares."""
+    """Sets whether this rank is active: the first `size` ranks are active, all others are spares."""
     if state.rank is None:
         raise InternalError("a terminated rank cannot be active")
     state.active_world_size = size
@@ -316,13 +379,16 @@ def activate(state: State, size: int) -> None:
         state.active_rank = None
 
 
-def forget_activity(state: State) -> None:
-    """Resets the activity to its value at entry: undecided."""
+def reset_activity(state: State) -> None:
+    """Resets whether this rank is active to its value at entry: undecided."""
     state.mode, state.active_rank, state.active_world_size = Mode.INITIALIZED, None, None
 
 
 def limit_activity(state: State, size: Callable[[int], int]) -> None:
-    """Makes the first `size(n)` ranks active, where n ranks are active so far; n is the world size if undecided."""
+    """Makes fewer of the active ranks active: the first `size(n)` of the n that are so far.
+
+    Where no assignment has decided yet which ranks are active, n is the world size.
+    """
     if state.active_world_size is None:
         activate(state, size(state.world_size))
     else:
@@ -332,7 +398,8 @@ def limit_activity(state: State, size: Callable[[int], int]) -> None:
 def assign(assignment: Callable[[RankAssignmentCtx], object], ctx: RankAssignmentCtx) -> State:
     """Calls the assignment and returns the state of this rank in the next round.
 
-    Where the assignment leaves the activity undecided, all ranks are active. Blocks while it gathers values.
+    Where the assignment leaves it undecided which ranks are active, all are. Blocks while the assignment gathers
+    values. Called by `restart/assigning.py` in the main thread.
 
     Raises:
         RankDiscarded: this rank does not take part.

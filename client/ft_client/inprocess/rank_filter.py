@@ -1,7 +1,8 @@
-"""Rank filters as older documentation has them: they take and return a state, and come after the rank assignment.
+"""Rank filters as NVIDIA's older documentation has them: they take and return a state.
 
-Users make one for `Wrapper(rank_filter=...)`; `arguments.py` puts it behind the assignment. New code uses the filters
-of `rank_assignment.py`, whose work these do.
+Users make one for `Wrapper(rank_filter=...)`; `arguments.py` puts it after the rank assignment. New code uses the
+filters of the same names in `rank_assignment.py`, which take a context, do the same, and can be composed with rank
+assignments. Two of NVIDIA's modules have these names, so both of ours do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ft_client.inprocess.state import State
 
 
 class RankFilter(abc.ABC):
-    """Decides which ranks are active."""
+    """Decides which ranks are active, from a state. The class of `rank_assignment.py` decides from a context."""
 
     @abc.abstractmethod
     def __call__(self, state: State) -> State:
@@ -22,7 +23,7 @@ class RankFilter(abc.ABC):
 
 
 class MaxActiveWorldSize(RankFilter):
-    """Makes at most this many ranks active; None: no limit."""
+    """Makes at most this many ranks active; None: no limit. For `rank_filter=`."""
 
     def __init__(self, max_active_world_size: int | None = None) -> None:
         self.max_active_world_size = at_least(1, "max_active_world_size", max_active_world_size)
@@ -34,7 +35,7 @@ class MaxActiveWorldSize(RankFilter):
 
 
 class ActiveWorldSizeDivisibleBy(RankFilter):
-    """Makes the largest number of ranks active that is divisible by `divisor`."""
+    """Makes the largest number of ranks active that is divisible by `divisor`. For `rank_filter=`."""
 
     def __init__(self, divisor: int = 1) -> None:
         self.divisor = at_least(1, "divisor", divisor) or 1
@@ -46,13 +47,13 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
 
 
 WorldSizeDivisibleBy = ActiveWorldSizeDivisibleBy
-"""Its older name."""
+"""The older name of `ActiveWorldSizeDivisibleBy`."""
 
 
 def filtered(
     assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx], rank_filter: Callable[[State], State]
 ) -> Callable[[RankAssignmentCtx], RankAssignmentCtx]:
-    """A rank assignment with a filter after it: what `rank_assignment=` and `rank_filter=` mean together.
+    """Returns a rank assignment with a filter after it: what `rank_assignment=` and `rank_filter=` mean together.
 
     Calling it raises:
         TypeError: the filter returned something else than a state.

@@ -1,6 +1,8 @@
 """In-process restart as Megatron Bridge configures it: plain numbers in seconds, and the wrapper that they describe.
 
-Scripts make one and call `wrapper()`. Decides nothing itself: every callback and limit is one of the other files here.
+Scripts make an `InProcessRestartConfig`, from a YAML file for instance, and decorate their function with its
+`wrapper()`. This file decides nothing itself: every callback and limit that it puts together comes from the other files
+of this package. The names and defaults of the options are those of Megatron Bridge's own configuration.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from ft_client.inprocess.state import State
 if TYPE_CHECKING:
     from ft_client.inprocess.wrapper import Wrapper
 
-# As in Megatron-LM (`inprocess_restart.py`), for the same two callbacks.
 _CALLBACK_LIMIT = datetime.timedelta(seconds=10)
+"""For the CUDA health check and `empty_cache`: as in Megatron-LM (`inprocess_restart.py`), for the same callbacks."""
 _LOCAL_SIZES = (
     "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -43,17 +45,30 @@ _LOCAL_SIZES = (
 )
 """How many ranks this node has: torchrun's and ours, Open MPI's, MPICH's and Intel's, MVAPICH's, HPE's."""
 _OF_SLURM = "SLURM_STEP_TASKS_PER_NODE"
-"""The tasks of each node of a step in order, as `4(x2),3`."""
+"""Slurm's variable with the tasks of each node of a step, in order, such as `4(x2),3`: 4 on two nodes, then 3."""
 GRANULARITIES = ("node", "rank")
+"""What is given up with a lost rank: its whole node, or the rank alone."""
 
 
 @dataclass(kw_only=True)
 class InProcessRestartConfig:
     """Options of in-process restart. Durations are seconds. Can be changed until it is used, as Bridge's own can.
 
-    `active_world_size`: ranks that call the function, None: all. `granularity`: what is given up with a rank, itself
-    or its node. `max_iterations`: None: no limit. `empty_cuda_cache`: after a fault. `max_rank_faults`: faults of one
-    rank before it ends, None: no limit. `monitor_process_logdir`: folder for the log of rank 0's monitor process.
+    Example:
+
+        config = InProcessRestartConfig(enabled=True, granularity="rank", max_iterations=10)
+        train = config.wrapper()(train)
+
+    Attributes:
+        enabled: whether the function is wrapped at all.
+        active_world_size: how many ranks call the function, all others being spares; None: all ranks.
+        granularity: what is given up with a lost rank: "node", its whole node, or "rank", the rank alone.
+        max_iterations: how many of our rounds may run; None: no limit.
+        empty_cuda_cache: whether torch's cache of CUDA memory is emptied after a fault.
+        max_rank_faults: how many faults a rank may have before it ends; None: no limit.
+        monitor_process_logdir: folder for the log of rank 0's monitor process; None: no log.
+
+    All durations are explained at `arguments.py: Timeouts`.
     """
 
     enabled: bool = False
@@ -76,14 +91,15 @@ class InProcessRestartConfig:
     monitor_process_logdir: str | None = None
 
     def wrapper(self, environment: Mapping[str, str] | None = None, **more: Any) -> Wrapper:
-        """The wrapper that these options describe.
+        """Returns the wrapper that these options describe.
 
         Args:
-            environment: of the rank; None: of this process.
-            **more: further arguments of `Wrapper`. A callback is called before that of the options.
+            environment: the variables of the rank; None: those of this process.
+            **more: further arguments of `Wrapper`. A callback given here is called before the callback of the options.
 
         Raises:
-            TypeError, ValueError: an option or argument cannot be; or, when enabled, RANK or WORLD_SIZE is missing.
+            TypeError, ValueError: an option or argument has no possible value; or, when enabled, RANK or WORLD_SIZE is
+                missing.
         """
         from ft_client.inprocess.wrapper import Wrapper  # torch, which reading the options needs not
 
@@ -108,7 +124,7 @@ class InProcessRestartConfig:
         return Wrapper(**arguments)
 
     def timeouts(self) -> Timeouts:
-        """The durations, checked against each other; all other options are checked, too.
+        """Returns the durations, checked against each other. Checks all other options as well.
 
         Raises:
             TypeError: an option has the wrong type; the text names it.
@@ -128,7 +144,7 @@ class InProcessRestartConfig:
 
 
 def logfile_name(environment: Mapping[str, str], hostname: str) -> str:
-    """The name of the log in `monitor_process_logdir`; what Slurm does not say reads `none`."""
+    """Returns the name of the log in `monitor_process_logdir`: with `none` where Slurm says nothing."""
     job, process, local = (environment.get(f"SLURM_{name}", "none") for name in ("JOB_ID", "PROCID", "LOCALID"))
     return f"monitor_{job}_{hostname}_{process}_{local}.log"
 
@@ -142,6 +158,7 @@ def _duration(name: str, value: object) -> datetime.timedelta:
 
 
 def _callbacks(config: InProcessRestartConfig, active: int) -> dict[str, Callable[..., Any]]:
+    """Returns the callbacks of the wrapper, by argument. A `Compose` runs its last callback first."""
     callbacks: dict[str, Callable[..., Any]] = {
         "initialize": Compose(
             RetryController(config.max_iterations, min_world_size=active), NestedRestarterHandlingCompleted()
@@ -161,7 +178,10 @@ def _callbacks(config: InProcessRestartConfig, active: int) -> dict[str, Callabl
 def _layers(
     config: InProcessRestartConfig, environment: Mapping[str, str], active: int, world_size: int
 ) -> list[Layer]:
-    """All ranks; and below them the nodes, each of which is given up as a whole."""
+    """Returns the layers of the tree: all ranks; below them, with granularity "node", the nodes.
+
+    A node that has lost a rank has fewer than its `min_ranks`, and is given up as a whole.
+    """
     layers = [Layer(min_ranks=active, max_ranks=active, flag=LayerFlag.RESERVE)]
     if config.granularity == "node":
         per_node = _ranks_per_node(environment, world_size)
@@ -171,10 +191,11 @@ def _layers(
 
 
 def _ranks_per_node(environment: Mapping[str, str], world_size: int) -> int:
-    """How many ranks each node has; the GPUs of this one where no launcher says it, as with Bridge.
+    """Returns how many ranks each node has: as a launcher's variable says, else the number of this node's GPUs.
 
     Raises:
-        ValueError: nothing says it, so that ranks would become spares without a word; or what says it cannot be.
+        ValueError: no variable says it and there is no GPU: a guess would make ranks spares without a word. Or a
+            variable has no possible value, or the nodes have different numbers of ranks.
     """
     for name in _LOCAL_SIZES:
         if name in environment:
@@ -198,6 +219,11 @@ def _ranks_per_node(environment: Mapping[str, str], world_size: int) -> int:
 
 
 def _possible(name: str, text: str, count: str, world_size: int) -> int:
+    """Returns `count` as a number of ranks per node.
+
+    Raises:
+        ValueError: it is no number from 1 to `world_size`; names the variable and its whole text.
+    """
     if count.strip().isdecimal():
         number = int(count)
     else:

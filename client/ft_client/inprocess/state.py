@@ -1,8 +1,8 @@
 """The state of a rank in the present round: its numbers, its mode, and what its function raised.
 
-`wrapper.py` makes it for each call of a wrapped function, `restart/assigning.py` changes it from round to
-round; callbacks of users get a frozen copy. Pure: it does not set the environment, and does not decide on the next
-round.
+`wrapper.py` makes a `State` for each call of a wrapped function. `restart/assigning.py` changes it from round to round,
+in the main thread, by the user's rank assignment. Callbacks of users, in whatever thread, get a frozen copy. Pure: this
+file does not set the environment, and does not decide on the next round.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ class Mode(enum.Enum):
 
 @dataclass
 class State:
-    """The state of a rank; rank assignment and the wrapper change it.
+    """The state of a rank. The rank assignment and the wrapper change it.
 
-    `rank` and `world_size` count all ranks of the wrapper, `active_rank` and `active_world_size` those that call the
-    function, `initial_rank` and `initial_world_size` those at entry. `rank` is None when the rank is terminated,
-    `active_rank` when it is not active. `fn_exception` is what the function raised on this rank in this round;
-    None where it failed in consequence of a fault that was known already. `iteration` is NVIDIA's name for the
-    number of our round.
+    Attributes:
+        rank: the number of this rank among all ranks that are left; None when the rank is terminated.
+        world_size: how many ranks are left, spares included.
+        active_rank: the number of this rank among those that call the function; None when it is not active.
+        active_world_size: how many ranks call the function; None: not decided yet.
+        initial_rank: the number of this rank at entry of the call: RANK of the environment.
+        initial_world_size: how many ranks there were at entry.
+        iteration: the number of our round, from 0. The name is NVIDIA's.
+        mode: active, spare or terminated.
+        fn_exception: what the function raised on this rank in this round; None where it did not fail, or failed in
+            consequence of a fault that was known already.
     """
 
     rank: int | None
@@ -54,7 +60,7 @@ class State:
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str]) -> State:
-        """The state at entry, from RANK and WORLD_SIZE.
+        """Returns the state at entry, from RANK and WORLD_SIZE of the environment.
 
         Raises:
             ValueError: one of them is missing or no such number; the text names it and its value.
@@ -66,7 +72,7 @@ class State:
         return cls(rank, world_size)
 
     def freeze(self) -> FrozenState:
-        """The same values, read-only. The exception is the same object: not every exception can be copied."""
+        """Returns the same values, read-only. The exception is the same object: not every exception can be copied."""
         return FrozenState(**{field.name: getattr(self, field.name) for field in fields(self)})
 
 
@@ -86,6 +92,7 @@ class FrozenState:
 
 
 def _number(environment: Mapping[str, str], name: str, least: int) -> int:
+    """Returns the whole number in a variable, at least `least`."""
     text = environment.get(name)
     if text is None:
         raise ValueError(f"{name} is not in the environment: start the script with ft_launcher, torchrun or srun")
@@ -99,9 +106,11 @@ def _number(environment: Mapping[str, str], name: str, least: int) -> int:
 
 
 def environment(state: State | FrozenState) -> dict[str, str]:
-    """RANK and WORLD_SIZE of a round: what the function of an active rank sees, else the rank among all.
+    """Returns RANK and WORLD_SIZE as the environment is to have them in a round.
 
-    Never the text `None`: a terminated rank keeps its first number.
+    An active rank gets its number among the active ranks, by which its function makes process groups. A spare gets its
+    number among all ranks. A terminated rank keeps its number at entry: a library that reads RANK in the callback
+    `terminate` must find a number there.
     """
     if state.active_rank is not None:
         rank, world_size = state.active_rank, state.active_world_size

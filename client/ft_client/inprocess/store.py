@@ -1,6 +1,8 @@
-"""The stores in which the ranks of a wrapper agree on rounds: torch's, with barriers. Their names are public.
+"""The stores in which the ranks of a wrapper agree on rounds: torch's stores, with a barrier. Their names are public.
 
-`restart/coordination.py` makes one for each call. Every rank is a client; the host is not known here.
+Users name one of the classes as the wrapper's `store_factory`; `restart/coordination.py` makes two connections for each
+call, since a wait blocks a connection for all other threads. Every rank is a client: another process hosts the store,
+and is not known here.
 """
 
 from __future__ import annotations
@@ -28,16 +30,25 @@ class BarrierOverflow(BarrierError):
 
 
 class StoreMixin:
-    """Makes a subclass of torch's `Store` fit to be a `store_factory` of the wrapper: inherit from both.
+    """Makes a subclass of torch's `Store` fit to be a `store_factory` of the wrapper. Inherit from both:
+
+        class MyStore(StoreMixin, torch.distributed.TCPStore): ...
 
     A store that has no `clone()` is created a second time, with the same arguments, for the thread that waits on it.
+    The wrapper itself does not call `barrier`; the name is NVIDIA's, and callbacks of users may call it.
     """
 
     def barrier(self, rank: int, group_name: str, rendezvous_count: int, timeout: datetime.timedelta) -> None:
-        """Blocks until `rendezvous_count` ranks have entered the barrier of this name; each rank enters once.
+        """Blocks until `rendezvous_count` ranks have entered the barrier of this name. Each rank enters it once.
+
+        Args:
+            rank: this rank.
+            group_name: the barrier's name: another one for each barrier, since its keys stay in the store.
+            rendezvous_count: how many ranks enter.
+            timeout: how long to wait for them.
 
         Raises:
-            BarrierTimeout: they have not; the text names the ranks that have.
+            BarrierTimeout: fewer ranks have entered in time; the text names them.
             BarrierOverflow: more ranks have entered.
         """
         store: Any = self
@@ -49,8 +60,8 @@ class StoreMixin:
             store.set(released, "")
         try:
             store.wait([released], timeout)
-        except RuntimeError:  # of every kind of store; one that is lost raises again here
-            present = sorted(entry.member for entry in arrivals.entries())
+        except RuntimeError:  # what every store raises when time is up; a lost store raises again in `entries`
+            present = sorted(entry.entry_rank for entry in arrivals.entries())
             raise BarrierTimeout(
                 f"barrier {group_name!r}: after {timeout.total_seconds():g} s only ranks {present} of "
                 f"{rendezvous_count} have come"
@@ -58,7 +69,9 @@ class StoreMixin:
 
 
 class TCPStore(StoreMixin, distributed.TCPStore):  # type: ignore[misc]
-    """A connection to the store at an address.
+    """A connection to the store at an address. The wrapper's default `store_factory`.
+
+    Blocks until the server answers, for at most `timeout`.
 
     Args:
         host_name: None: MASTER_ADDR of the environment.
@@ -103,7 +116,7 @@ class TCPStore(StoreMixin, distributed.TCPStore):  # type: ignore[misc]
 
 
 class FileStore(StoreMixin, distributed.FileStore):  # type: ignore[misc]
-    """A store in a file that all ranks see.
+    """A store in a file that all ranks see, for ranks that share a file system and no address.
 
     Args:
         file_name: the file; it must not be of an earlier job.
@@ -121,10 +134,10 @@ class PrefixStore(StoreMixin, distributed.PrefixStore):  # type: ignore[misc]
 
 
 def address(host_name: str | None, port: int | None) -> tuple[str, int]:
-    """The address of a `TCPStore` with these arguments.
+    """Returns host and port of a `TCPStore` with these arguments; what is None comes from the environment.
 
     Raises:
-        ValueError: it is neither given nor in the environment.
+        ValueError: host or port is neither given nor in the environment, or the port is no number from 1 to 65535.
     """
     if host_name is None:
         host_name = os.environ.get("MASTER_ADDR")

@@ -1,14 +1,17 @@
-"""Waits until the processes that watch wrapped ranks without a launcher (companions) have ended; it ends none of them.
+"""Waits until the standalone agents, which watch wrapped ranks without a launcher, have ended. It ends none of them.
 
-For batch scripts, at whose end the batch system would kill them.
+For batch scripts. At the end of a script the batch system kills what is left of the job; a standalone agent that still
+writes its log, or ends a rank that hangs, must not be cut off. Name and options are those of NVIDIA's module.
 
     python -m ft_client.inprocess.wait_daemon PIDFILE
     python -m ft_client.inprocess.wait_daemon --monitor-process-logfile=PATH -- python train.py ...
 
-The first waits for the companion of a pid file; its exit code is 1 when there was none, else 0. The second runs a
-command, then waits for the companions that write to the log file, if there are any; its exit code is the command's. In
-both, `{rank}` stands for any number, and companions of this machine count. Variables that no shell has replaced, as in
-'/logs/${SLURM_PROCID}.log', are replaced here.
+The first form waits for the standalone agent of a pid file. Its exit code is 1 when there was none, else 0. The second
+form runs a command, then waits for the standalone agents that write to the log file, if there are any. Its exit code is
+the command's.
+
+In both, `{rank}` stands for any number, and only processes of this machine count. Variables that no shell has replaced,
+as in '/logs/${SLURM_PROCID}.log', are replaced here.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
 
 COMPANION = "ft_companion"
-"""The name of a companion in `ps`, by which it is distinguished from a recycled pid."""
+"""The name of a standalone agent in `ps`, by which it is told from another process with a recycled pid."""
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-# As a shell exits where the command is not found.
 _NOT_FOUND = 127
+"""The exit code where the command cannot be started, as of a shell that does not find it."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,23 +61,28 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _wait_for_pids(path: str) -> int:
+    """Waits for the standalone agents of the pid files under `path`. Returns the exit code."""
     files = _matching(path)
     if not _pids_in(files):
         return 1
     while _wait_for(_pids_in(files)):
-        pass  # a companion that was lost may have been replaced meanwhile
+        pass  # a standalone agent that was lost may have been replaced meanwhile
     return 0
 
 
 def _after(command: Sequence[str], path: str) -> int:
+    """Runs a command, then waits for the standalone agents that write to `path`. Returns the command's exit code."""
     code = _run(command)
     while _wait_for(_writers(_matching(path))):
-        pass  # a companion that was lost may have been replaced meanwhile
+        pass  # a standalone agent that was lost may have been replaced meanwhile
     return code
 
 
 def _run(command: Sequence[str]) -> int:
-    """The exit code of a command; it gets the signals that this process is sent."""
+    """Runs a command, to which the signals that this process gets are passed on. Blocks. Returns its exit code.
+
+    Signals that come before the command has started are kept, and passed on then.
+    """
     process: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -85,7 +93,7 @@ def _run(command: Sequence[str]) -> int:
             process.send_signal(number)
 
     for number in _FORWARDED:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # else the command ignores it, too
+        if signal.getsignal(number) is not signal.SIG_IGN:  # the command inherits an ignored signal as ignored
             signal.signal(number, forward)
     try:
         process = subprocess.Popen(command)
@@ -101,7 +109,7 @@ def _run(command: Sequence[str]) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The arguments before `--`, and those after it."""
+    """Returns the arguments before `--`, and those after it."""
     if "--" in arguments:
         place = list(arguments).index("--")
     else:
@@ -110,7 +118,7 @@ def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _matching(path: str) -> list[Path]:
-    """The files that exist under this name, where `{rank}` is any number."""
+    """Returns the files that exist under this name, where `{rank}` is any number."""
     path = os.path.expandvars(path.replace("\\$", "$"))  # one quote too many in a batch script leaves `\${NAME}`
     form = re.compile(r"\d+".join(re.escape(part) for part in path.split("{rank}")))
     found = glob.glob(glob.escape(path).replace("{rank}", "*"))  # noqa: PTH207 (a Path cannot be a pattern)
@@ -118,7 +126,7 @@ def _matching(path: str) -> list[Path]:
 
 
 def _pids_in(files: Iterable[Path]) -> set[int]:
-    """The pids in those of the files that hold one."""
+    """Returns the pids in those of the files that hold one."""
     found = set()
     for file in files:
         with contextlib.suppress(OSError, ValueError):
@@ -127,7 +135,7 @@ def _pids_in(files: Iterable[Path]) -> set[int]:
 
 
 def _writers(files: Iterable[Path]) -> set[int]:
-    """The companions that have one of the files open."""
+    """Returns the pids of the standalone agents that have one of the files open."""
     wanted, found = set(), set()
     for file in files:
         with contextlib.suppress(OSError):  # removed meanwhile
@@ -140,7 +148,7 @@ def _writers(files: Iterable[Path]) -> set[int]:
 
 
 def _open_files(pid: int) -> Iterator[tuple[int, int]]:
-    """Device and inode of each file that a process has open."""
+    """Yields device and inode of each file that a process has open."""
     for descriptor in proc.descriptors_of(pid):
         with contextlib.suppress(OSError):  # closed meanwhile
             stat = Path(f"/proc/{pid}/fd/{descriptor}").stat()
@@ -148,7 +156,7 @@ def _open_files(pid: int) -> Iterator[tuple[int, int]]:
 
 
 def _wait_for(pids: Iterable[int]) -> bool:
-    """Blocks until all of these have ended. Returns whether one had not."""
+    """Blocks until all standalone agents with these pids have ended. Returns whether one had not ended before."""
     waited = False
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -163,6 +171,7 @@ def _wait_for(pids: Iterable[int]) -> bool:
 
 
 def _is_companion(pid: int) -> bool:
+    """Returns whether a process is a standalone agent."""
     return proc.name_of(pid) == COMPANION
 
 

@@ -1,6 +1,7 @@
 """`Wrapper`: makes of a function one that is called again on every rank, in the same processes, after a fault on any.
 
-The thin front: checks what it is given, brings the ranks together, and hands over to `restart/call.py`.
+Users make a `Wrapper`. It checks its arguments, connects this rank to the ranks' store (`restart/coordination.py`) and
+hands over to `restart/call.py`, which runs the call. `restart/machine.py` explains how a restart goes.
 """
 
 from __future__ import annotations
@@ -38,6 +39,17 @@ _LOGGER = "ft_client.inprocess"
 class Wrapper:
     """Decorates a function such that faults restart it in process, on all ranks.
 
+    Example, in a script that `ft_launcher` or torchrun starts:
+
+        @Wrapper(initialize=RetryController(max_iterations=5), health_check=CudaHealthCheck())
+        def train(call_wrapper: CallWrapper | None = None) -> float:
+            torch.distributed.init_process_group("nccl")    # in each round anew
+            ...
+
+        train()
+
+    The process group must be made inside the function: a restart destroys all groups.
+
     Args:
         **arguments: see `Arguments` for names, types and defaults; by keyword only. Durations are timedeltas.
             `store_factory` defaults to `TCPStore`, `abort` to `AbortTorchDistributed()`.
@@ -55,9 +67,11 @@ class Wrapper:
         self._make_store = functools.partial(self.arguments.store_factory, **self.arguments.store_kwargs)
 
     def __call__(self, function: Callable[..., _T]) -> Callable[..., _T | None]:
-        """The function, wrapped. It returns what the function returns on this rank, None on a spare.
+        """Returns the function, wrapped: a function that returns the result of this rank, or None on a spare.
 
-        Calling it raises:
+        With `enabled=False` the function itself is returned.
+
+        Calling the wrapped function raises:
             RuntimeError: this is not the main thread, a wrapped function calls it, or the store cannot be reached.
             TypeError: the arguments do not fit the function.
             ValueError: torch.distributed is initialised already; RANK or WORLD_SIZE is missing or invalid.
@@ -121,7 +135,7 @@ class Wrapper:
             if call is not None:
                 call.soft_timeout(reason)
 
-        link = MonitorLink(self.arguments, interrupted, state.rank or 0, coordination.prefix, coordination.logfile)
+        link = MonitorLink(self.arguments, interrupted, state.rank or 0, coordination.call_prefix, coordination.logfile)
         closed = None
         if is_respawned():
             link.report(RestartPhase.JOINING, 0)
@@ -137,23 +151,24 @@ class Wrapper:
 
 
 def _nccl_version() -> tuple[int, ...] | None:
-    """The version of NCCL; None where it cannot be used."""
+    """Returns the version of NCCL; None where NCCL cannot be used."""
     if not (torch.cuda.is_available() and distributed.is_nccl_available()):
         return None
     return tuple(torch.cuda.nccl.version())
 
 
 def _collective_timeout() -> datetime.timedelta | None:
-    """The timeout of NCCL groups that are made without one of their own; None: not known."""
+    """Returns the timeout of NCCL groups that are made without one of their own; None: not known."""
     known = distributed.is_available() and distributed.distributed_c10d.default_pg_nccl_timeout
     return known or None
 
 
 def end_as_hung(error: HungAgain, log: logging.Logger) -> None:
-    """Ends this process by SIGTERM, as `hard_timeout` does, where there is no launcher. Returns where it survives that.
+    """Ends this process by SIGTERM, as `hard_timeout` does, where there is no launcher. Returns if it survives that.
 
-    An interruption freed the main thread each time, and each time it hung again: another process has to take the place,
-    and who started this one tells by the signal that it hung. Under a launcher fresh ranks follow anyway.
+    Each interruption freed the main thread, and each time the function hung again: another process has to take this
+    one's place. Whoever started this process sees by the signal that it hung. Under a launcher fresh processes follow
+    anyway, so nothing is done here.
     """
     if env.IN_PROCESS_LIMITS in os.environ:
         return
@@ -163,7 +178,10 @@ def end_as_hung(error: HungAgain, log: logging.Logger) -> None:
 
 @contextlib.contextmanager
 def one_handler(logger: logging.Logger) -> Iterator[logging.Logger]:
-    """A context in which `logger` writes to the stream of the first ancestor that writes to one, and nowhere else."""
+    """Returns a context in which `logger` writes to one stream: that of the first ancestor that writes to one.
+
+    Several ancestors may have a handler: each line would appear once for each of them.
+    """
     if logger.handlers:
         handler = None
     else:
@@ -181,6 +199,7 @@ def one_handler(logger: logging.Logger) -> Iterator[logging.Logger]:
 
 
 def _handler_above(logger: logging.Logger) -> logging.Handler | None:
+    """Returns the first stream handler of an ancestor of `logger`; None: no ancestor writes to a stream."""
     ancestor = logger.parent
     while ancestor is not None:
         for handler in ancestor.handlers:

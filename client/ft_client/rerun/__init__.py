@@ -1,6 +1,16 @@
 """Rerun: a step with an unexpected result is computed again, to tell a fault that passed from one that stays.
 
-Everything public by its documented name, loaded when it is used: importing this package loads none of its modules.
+A NaN loss or an absurd gradient may come from the data, from the program, from a passing fault of a device, or from a
+device that is broken. A step that is computed again, on the same device and then on another one, tells these apart:
+
+    machine = RerunStateMachine(mode="validate_results")
+    while machine.should_run_forward_backward(data_iterator):
+        loss = forward_backward(data_iterator)
+        machine.validate_result(loss, torch.isnan, "loss is NaN")
+    should_checkpoint, should_exit, exit_code = machine.should_checkpoint_and_exit()
+
+Every public name is here, and loaded when it is used: importing this package loads none of its modules. The names are
+those of Megatron-LM's rerun state machine. docs/rerun.md is the user's guide; `transitions.py` explains the states.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The machine's part of a checkpoint: how it is written, checked and read back.
 
-All of it is JSON; only the microbatches of the data iterators are what the loader made of them.
+`state_machine.py` calls it for `state_dict` and `load_state_dict`; the script puts the dict into its own checkpoint.
+Each rank has a part of its own. All of it is JSON, but for the microbatches of the data iterators, which are whatever
+the loader made.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from ft_client.rerun.data_iterator import RerunDataIterator
 from ft_client.rerun.transitions import IN_DOUBT, RerunState
 from ft_client.rerun.unexpected_result import UnexpectedResult
 
-# Of the state in a checkpoint; `read` refuses another, which a later release may have written.
 VERSION = 1
+"""The version of the form. `read` refuses any other, which a later release may have written."""
 _SHARDED = "sharded"
 _DISTRIBUTED = "torch_dist"
 _MEGATRONS = "megatron.core.dist_checkpointing.mapping"
@@ -23,7 +25,17 @@ _MEGATRONS = "megatron.core.dist_checkpointing.mapping"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What one rank keeps over a restart."""
+    """What one rank keeps over a restart of the job.
+
+    Attributes:
+        state: where the step is when the job resumes.
+        current_iteration: the number of the last step, or of the step in doubt.
+        world_size, rank: who wrote it: a step in doubt can only be resumed by the same rank of as many.
+        failure: this rank's unexpected result of the step in doubt.
+        rng: the random numbers from before the step; None: the step is a new one.
+        largest: the samples of `is_unexpectedly_large`.
+        data_iterators: the kept microbatches of each data iterator.
+    """
 
     state: RerunState
     current_iteration: int
@@ -35,7 +47,7 @@ class Checkpoint:
     data_iterators: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the form that is saved. Microbatches are not copied."""
+        """Returns the dict that is saved. Microbatches are not copied."""
         form = {name: getattr(self, name) for name in self.__dataclass_fields__}
         if self.failure:
             failure = self.failure.to_json()
@@ -45,10 +57,16 @@ class Checkpoint:
 
 
 def part_of(form: dict[str, Any], ckpt_format: str, world_size: int, rank: int) -> dict[str, Any]:
-    """Returns the form as it is put into a checkpoint of this format.
+    """Returns the dict as it is put into a checkpoint of this format.
 
-    Megatron's distributed checkpoints keep one copy of what is plain, rank 0's; what each rank has of its own is one
-    of its sharded objects there, and comes back as what it holds.
+    Megatron's distributed checkpoints keep one copy of all plain data: rank 0's. What each rank has of its own must be
+    a sharded object there. It comes back from the checkpoint as what it holds.
+
+    Args:
+        form: what `Checkpoint.to_dict` returned.
+        ckpt_format: the format's name: "torch_dist" for Megatron's distributed checkpoints.
+        world_size: how many ranks there are.
+        rank: this rank.
     """
     mapping = sys.modules.get(_MEGATRONS)
     if ckpt_format != _DISTRIBUTED or mapping is None:
@@ -57,7 +75,11 @@ def part_of(form: dict[str, Any], ckpt_format: str, world_size: int, rank: int) 
 
 
 def state_to_save(state: RerunState, iteration: int) -> tuple[RerunState, int]:
-    """Returns state and iteration to save: a step in doubt is computed again, another unfinished step is a new one."""
+    """Returns state and iteration to save.
+
+    A step in doubt is computed again by the job that loads the checkpoint. Any other unfinished step is a new step
+    there, so the iteration before it is saved.
+    """
     if state in IN_DOUBT:
         return RerunState.WILL_RERUN_FROM_CHECKPOINT, iteration
     if state is RerunState.NOT_RUNNING_YET:
@@ -66,7 +88,7 @@ def state_to_save(state: RerunState, iteration: int) -> tuple[RerunState, int]:
 
 
 def as_new_step(loaded: Checkpoint) -> Checkpoint:
-    """Returns the checkpoint with the step in doubt as a new one."""
+    """Returns the checkpoint with the step in doubt as a new step, for a machine that does not judge it."""
     iteration = loaded.current_iteration - 1
     return replace(loaded, state=RerunState.NOT_RUNNING_YET, current_iteration=iteration, failure=None)
 

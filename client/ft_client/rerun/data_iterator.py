@@ -1,6 +1,8 @@
 """The data of a step, kept until the step is done, so that a rerun gets the same microbatches.
 
-Knows nothing of states: the machine says when to rewind and when to advance, and whether anything is to be kept.
+The script wraps its data iterator in a `RerunDataIterator`. `state_machine.py` says when to rewind and when to advance,
+and whether anything is to be kept: this file knows nothing of states. The kept microbatches are part of a checkpoint
+when a step is in doubt, so that a job on other hardware computes the step from the same data.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _keeps = True
+"""Whether all iterators of this process keep what they give."""
 
 
 def keep_microbatches(on: bool) -> None:
@@ -21,7 +24,7 @@ def keep_microbatches(on: bool) -> None:
 
 
 class SupportsNext(Protocol[T_co]):
-    """All that is asked of an iterator."""
+    """What is asked of an iterator: nothing but `next`."""
 
     def __next__(self) -> T_co: ...
 
@@ -31,8 +34,9 @@ class RerunDataIterator(Generic[T]):
 
     Args:
         iterable: where fresh microbatches come from; what is an iterator already is used as it is.
-        skip_replayed: after a checkpoint's microbatches were replayed, draw and drop as many fresh ones: for a loader
-            that, when the job resumes, begins again with the step in doubt. False: it goes on after that step.
+        skip_replayed: where the loader is, when the job resumes from a checkpoint with a step in doubt. True: it begins
+            again with that step, so after the replay as many fresh microbatches are drawn and dropped. False: it goes
+            on after that step.
 
     Raises:
         TypeError: naming `iterable`.
@@ -77,7 +81,7 @@ class RerunDataIterator(Generic[T]):
         self.replay_pos = 0
 
     def advance(self) -> None:
-        """Forgets the microbatches of a step that is done. Those that a shorter replay did not use come next."""
+        """Drops the microbatches of a step that is done. Those that a shorter replay did not use come next."""
         if self.replaying:
             self.saved_microbatches = self.saved_microbatches[self.replay_pos :]
         else:
@@ -111,10 +115,11 @@ class RerunDataIterator(Generic[T]):
 
 
 def as_iterators(data_iterator: Any, must_replay: bool = True) -> list[RerunDataIterator[Any]]:
-    """Returns the iterators in `data_iterator`: one, a list of them (None in it: a stage without data), or none.
+    """Returns the iterators that a script gave: one, a list of them, or none.
 
     Args:
-        must_replay: others than `RerunDataIterator` are an error; False: they are left out.
+        data_iterator: an iterator, None, or a list of these: None in it stands for a pipeline's stage without data.
+        must_replay: whether an iterator of another class than `RerunDataIterator` is an error; if not, it is left out.
 
     Raises:
         TypeError: naming `data_iterator`.

@@ -1,6 +1,9 @@
-"""Unexpected results on purpose: which checks are struck, and what a rerun of them is made to say.
+"""Unexpected results on purpose: which checks get an injected error, and what a rerun of them is made to say.
 
-Draws from a generator of its own: the training's random numbers stay as they are.
+A result is not changed, but rejected although it is well: so the training's results stay right, and the whole way of a
+rerun is tried, up to the move to other hardware. `validation.py` asks in the first run of a step. The random numbers
+come from a generator of its own: the training's stay as they are. `spoil_next`, by the injected fault `nan`, does
+change one result: to NaN.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from ft_client.rerun.result import Check, choice
 class RerunErrorInjector:
     """Rejects one in so many results on purpose.
 
+    Example: `RerunStateMachine(mode="validate_results", error_injector=RerunErrorInjector(1000, "transient_error"))`
+
     Args:
-        error_injection_rate: one in that many checks, on the average; 0: none; 1: every one.
-        error_injection_type: what the reruns are to find, or its value as text.
+        error_injection_rate: one in that many checks is rejected, on the average; 0: none; 1: every one.
+        error_injection_type: what the reruns are to find: a `RerunDiagnostic` or its value.
 
     Raises:
         ValueError: naming the argument.
@@ -35,19 +40,25 @@ class RerunErrorInjector:
         self.error_injection_type = choice("error_injection_type", error_injection_type, RerunDiagnostic)
         self._dice = random.Random()
 
-    def strikes(self) -> bool:
-        """Draws whether this check is struck."""
+    def should_inject(self) -> bool:
+        """Draws whether this check gets an injected error."""
         return self.error_injection_rate > 0 and self._dice.randrange(self.error_injection_rate) == 0
 
 
 def reproduces(injected: RerunDiagnostic, on_another_device: bool) -> bool:
-    """Returns whether the rerun of a struck check gives the same result again."""
+    """Returns whether the rerun of a check with an injected error gives the same result again.
+
+    Args:
+        injected: what the reruns are to find.
+        on_another_device: whether this is the second rerun, of a resumed job.
+    """
     if injected is RerunDiagnostic.PERSISTENT_ERROR:
         return not on_another_device
     return injected is RerunDiagnostic.CORRECT_RESULT
 
 
 _to_spoil = 0
+"""How many checks are still to find NaN."""
 
 
 def spoil_next() -> None:

@@ -1,6 +1,7 @@
 """Decides what a rerun shows about a result: its diagnosis, the rank's vote, and the lines of the log. Pure.
 
-The wording of the lines is what people look for in logs. Knows no state and no numbers.
+`validation.py` asks when a rerun has come to the check that failed. The wording of the lines is Megatron-LM's, for
+which people search in logs. This file knows no state and no numbers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,23 @@ class RerunDiagnostic(str, enum.Enum):
     """What an unexpected result turned out to be."""
 
     CORRECT_RESULT = "correct_result"
+    """Two devices computed the same: it comes from the data or the program."""
     TRANSIENT_ERROR = "transient_error"
+    """The same device computed another result the second time: a fault that passed."""
     PERSISTENT_ERROR = "persistent_error"
+    """One device computed the result twice, another device did not: the first is broken."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a rerun found. `diagnostic` is None while another device has to say."""
+    """What a rerun found.
+
+    Attributes:
+        status: the word for it in the tracker file.
+        diagnostic: what the result turned out to be; None while another device has to tell.
+        votes: what the rank asks for.
+        lines: what is logged.
+    """
 
     status: str
     diagnostic: RerunDiagnostic | None
@@ -30,17 +41,25 @@ class Judgement:
 
 
 DISABLED = "rerun_disabled"
+"""The machine is disabled: nothing is computed again."""
 UNEXPECTED = "unexpected"
+"""The result was rejected in the first run."""
 TRANSIENT = "first_rerun_not_reproducible"
 REPRODUCED = "first_rerun_reproducible"
 TOLERATED = "first_rerun_reproducible_not_fatal"
 SAME_DEVICE = "second_rerun_on_the_same_device"
 PERSISTENT = "second_rerun_not_reproducible"
 CORRECT = "second_rerun_reproducible"
+"""The words of the tracker file (docs/rerun.md)."""
 
 
 def first_rerun(reproduced: bool, fatal: bool) -> Judgement:
-    """Judges a result that the same device has computed again."""
+    """Judges a result that the same device has computed again.
+
+    Args:
+        reproduced: whether the result is the same, within the check's tolerance.
+        fatal: whether the check is worth a move of the job.
+    """
     if not reproduced:
         lines = (
             "First rerun: unexpected result is not reproducible within the tolerance",
@@ -55,7 +74,12 @@ def first_rerun(reproduced: bool, fatal: bool) -> Judgement:
 
 
 def second_rerun(reproduced: bool, same_device: bool) -> Judgement:
-    """Judges a result that a resumed job has computed again, on another device or, by chance, on the same."""
+    """Judges a result that a resumed job has computed again, on another device or, by chance, on the same.
+
+    Args:
+        reproduced: whether the result is the same, within the check's tolerance.
+        same_device: whether it is the device that computed the result in doubt: then nothing is known.
+    """
     if same_device:
         lines = ("Second rerun: on the same device as before, which says nothing", "Need to rerun on a different GPU")
         return Judgement(SAME_DEVICE, None, Votes(restart_again=True), lines)

@@ -1,7 +1,7 @@
 """A result of a step: how it is checked, copied, compared and written down. It is a number, or a tensor of one element.
 
-`state_machine.py` and `validation.py` call it. The arguments of the public calls are checked here, too: every error
-names its argument. What a difference means is not decided here.
+`state_machine.py` and `validation.py` call it, once or a few times in each step. The arguments of the public calls are
+checked here, too: every error names its argument. What a difference means is not decided here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_result(result: Result) -> None:
 
 
 def number(result: Result) -> float | int:
-    """Returns the value; waits for the device."""
+    """Returns the value as a number. Waits for the device that computes it."""
     if isinstance(result, torch.Tensor):
         value = result.item()
     else:
@@ -50,14 +50,14 @@ def number(result: Result) -> float | int:
 
 
 def host_copy(result: Result) -> Result:
-    """Returns a copy in host memory that later work does not change."""
+    """Returns a copy in host memory, which later work on the tensor does not change. Waits for the device."""
     if isinstance(result, torch.Tensor):
         return result.detach().to("cpu", copy=True)
     return result
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """Returns the value as text (JSON has no NaN), with type and shape of a tensor."""
+    """Returns the value as text, since JSON has no NaN, with type and shape where it is a tensor."""
     form: dict[str, Any] = {"value": repr(number(result))}
     if isinstance(result, torch.Tensor):
         form |= {"dtype": str(result.dtype).removeprefix("torch."), "shape": list(result.shape)}
@@ -65,7 +65,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def from_json(form: dict[str, Any]) -> Result:
-    """Returns exactly what `to_json` wrote."""
+    """Returns exactly the result that `to_json` wrote: a text of a float has all its digits."""
     text = form["value"]
     value: int | float
     if text.lstrip("-").isdigit():
@@ -117,10 +117,10 @@ def difference(comparison_func: Callable[[Result, Result], Any] | None, first: R
 
 
 def choice(name: str, value: Any, of: type[Choice]) -> Choice:
-    """Returns the member of `of` that `value` is, or is the value of.
+    """Returns the member of an Enum that the user means: `value` is the member itself, or the member's value.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is neither; the text names the argument and the known values.
     """
     try:
         return of(value)
@@ -145,7 +145,7 @@ def check_large(result: Result, threshold: float, num_samples: int) -> None:
 
 @dataclass(frozen=True)
 class Check:
-    """The arguments of `validate_result`. Raises TypeError or ValueError on creation."""
+    """One check of a result: the arguments of `validate_result`. Raises TypeError or ValueError on creation."""
 
     result: Result
     rejection_func: Callable[[Any], Any]
@@ -178,9 +178,9 @@ class Check:
             raise TypeError(f"rejection_func gave {answer!r}, which is not one truth value") from error
 
     def difference(self, first: Result) -> float:
-        """Returns the distance of the result from that of the first run."""
+        """Returns the distance of this run's result from that of the first run."""
         return difference(self.comparison_func, first, self.result)
 
     def reproduces(self, first: Result) -> bool:
-        """Returns whether it is the same within the tolerance."""
+        """Returns whether this run's result is the same as that of the first run, within the tolerance."""
         return self.difference(first) <= self.tolerance

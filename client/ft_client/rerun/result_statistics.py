@@ -1,7 +1,7 @@
 """Statistics of results: the largest per context, and how far reruns differ from first runs.
 
-`state_machine.py` asks for the largest, `validation.py` collects the differences. Each rank has its own: no group is
-known here.
+`state_machine.py` asks `LargestSeen` for `is_unexpectedly_large`; `validation.py` collects the differences of reruns in
+`Variability`, in mode `report_stats`. Each rank has its own statistics: no group is known here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 KEPT = 8192
-"""Differences kept per place in the program: the last ones."""
+"""How many differences are kept for each location in the program: the last ones, so that memory is bounded."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Largest:
 
 
 class LargestSeen:
-    """What "unexpectedly large" is measured by: the largest magnitude among the first samples, per context."""
+    """The largest magnitude among the first samples of each context: what "unexpectedly large" is measured by."""
 
     def __init__(self) -> None:
         self._contexts: dict[str, Largest] = {}
@@ -38,11 +38,15 @@ class LargestSeen:
     ) -> bool:
         """Returns whether |value| is above threshold x maximum. NaN and infinities are not large, and are no samples.
 
-        While samples are being taken, nothing is large. A maximum of 0 is no measure either.
+        While samples are collected, nothing is large. A maximum of 0 is no measure either.
 
         Args:
-            resample: forget the samples of this context first.
-            count: this value may be a sample, and begin anew; a rerun's value did already.
+            value: the result.
+            threshold: how many times the maximum is still expected.
+            context: names the kind of result.
+            num_samples: how many results are samples.
+            resample: whether to drop the samples of this context first.
+            count: whether this value may be a sample. In a rerun the value of the first run was one already.
         """
         if resample and count:
             self._contexts.pop(context, None)
@@ -57,7 +61,7 @@ class LargestSeen:
         return 0 < seen.maximum * threshold < abs(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns numbers by context; JSON."""
+        """Returns the samples' maximum and number, by context, for a checkpoint."""
         return {context: asdict(seen) for context, seen in self._contexts.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -66,14 +70,19 @@ class LargestSeen:
 
 
 class Variability:
-    """Differences between a first run and its rerun, per place in the program, and when to tell them."""
+    """Differences between a first run and its rerun, by location in the program, and when to log them."""
 
     def __init__(self) -> None:
         self._differences: dict[str, deque[float]] = {}
         self._reruns = 0
 
     def add(self, place: str, apart: float) -> None:
-        """Adds one difference."""
+        """Adds one difference.
+
+        Args:
+            place: file and line of the check, with its message.
+            apart: the distance of the two results.
+        """
         self._differences.setdefault(place, deque(maxlen=KEPT)).append(apart)
 
     def is_due(self) -> bool:
@@ -82,11 +91,15 @@ class Variability:
         return self._reruns in {1, 10} or self._reruns % 100 == 0
 
     def to_text(self, rank: int) -> str:
-        """Returns the differences of this rank as a text to send to the others."""
+        """Returns the differences of this rank as a text to send to the other ranks."""
         return json.dumps([rank, {place: list(seen) for place, seen in self._differences.items()}])
 
     def report(self, texts: Iterable[str]) -> list[str]:
-        """Returns one line per place, over all ranks; `texts` are of `to_text`."""
+        """Returns one line for each location, over all ranks.
+
+        Args:
+            texts: what `to_text` returned on each rank.
+        """
         pooled: dict[str, list[float]] = {}
         for _, places in map(json.loads, texts):
             for place, seen in places.items():

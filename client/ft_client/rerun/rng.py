@@ -1,8 +1,13 @@
 """The random numbers of a step: the state of every generator, kept, restored, and written down as JSON.
 
-The state machine keeps them before a step and `checkpoint.py` writes them. Draws none itself. The generators are
-Python's, numpy's (when `numpy.random` is loaded: numpy loads it when it is first used, and its state takes 30 us to
-read), torch's, and the CUDA device's (when it is in use).
+A rerun must draw the same numbers as the first run, for dropout and data, or every result would differ.
+`state_machine.py` saves the state before each step and restores it before a rerun; `checkpoint.py` writes it for a step
+in doubt. This file draws no numbers itself. The generators are:
+
+- Python's `random`;
+- numpy's, when `numpy.random` is loaded: numpy loads it when it is first used, and its state takes 30 us to read;
+- torch's for the CPU;
+- torch's for the present CUDA device, when CUDA is in use.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import torch
 
 @dataclass(frozen=True)
 class RngState:
-    """The state of each generator; None: was not in use."""
+    """The state of each generator; None: the generator was not in use."""
 
     python: tuple[Any, ...]
     numpy: tuple[Any, ...] | None
@@ -26,7 +31,7 @@ class RngState:
 
 
 def save() -> RngState:
-    """Returns the present state."""
+    """Returns the present state of every generator that is in use."""
     of_numpy = sys.modules.get("numpy.random")
     return RngState(
         random.getstate(),
@@ -49,7 +54,7 @@ def restore(state: RngState) -> None:
 
 
 def to_json(state: RngState) -> dict[str, Any]:
-    """Returns the state as numbers, lists and text."""
+    """Returns the state as numbers, lists and text: JSON, as never anything in a checkpoint of ours is unpickled."""
     version, numbers, gauss = state.python
     form: dict[str, Any] = {"python": [version, list(numbers), gauss], "torch": _hex(state.torch)}
     if state.numpy is not None:
@@ -75,8 +80,10 @@ def from_json(form: dict[str, Any]) -> RngState:
 
 
 def _hex(state: Any) -> str:
+    """Returns a tensor of bytes as text."""
     return bytes(state.tolist()).hex()
 
 
 def _bytes(text: str) -> Any:
+    """Returns the tensor of bytes that `_hex` wrote."""
     return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

@@ -1,8 +1,15 @@
 """`RerunStateMachine`, which carries out the transitions of a step in a rank, and the one machine of this process.
 
-The votes go over the process group by one reduction per run of a step, in which preemption's flag may ride; without a
-group a rank is alone. How states follow each other, what a check found, and a checkpoint's form have their own files.
-`RerunStateMachineConfig` makes the machine of this process, and gives it the usual checks of a loss.
+Scripts and Megatron-LM-like trainers call it, in the thread that runs the steps. Who does what:
+
+- `transitions.py` decides the next state of a step, and what to do, from the votes of all ranks.
+- `RerunStateMachine`, here, asks the other ranks, and carries that out: it restores random numbers, data and state.
+- `validation.py` runs the checks, and finds what a rerun says of a result that was rejected.
+- `checkpoint.py` has the form of the machine's part of a checkpoint.
+
+The votes go over the default process group, by one reduction for each run of a step, in which preemption's flag may
+ride. Without a group a rank is alone. `RerunStateMachineConfig` makes the machine of this process, and gives it the
+usual checks of a loss.
 """
 
 from __future__ import annotations
@@ -46,17 +53,24 @@ logger = logging.getLogger(__name__)
 
 
 class RerunStateMachine:
-    """Computes a step again when a check rejects a result, and tells transient, persistent and correct ones apart.
+    """Computes a step again when a check rejects a result, and tells transient, persistent and correct results apart.
 
-    All ranks of the default group call it alike. `current_iteration` counts steps from 0 and may be set between steps.
+    All ranks of the default group must call it alike, since its calls are collectives. The example is in the package's
+    docstring.
 
     Args:
-        state_save_func: gives what else a run of a step changes (the optimizer's step comes after the checks).
-        state_restore_func: takes that back before a rerun.
+        state_save_func: returns what a run of a step changes beside random numbers and data. The optimizer's step comes
+            after the checks, so its state need not be there.
+        state_restore_func: gets what `state_save_func` returned, and restores it before a rerun.
         mode: a `RerunMode` or its value.
-        error_injector: strikes results on purpose.
-        result_rejected_tracker_filename: where each unexpected result is appended.
-        node_name: of this node, in the checkpoint; None: the host's name.
+        error_injector: spoils results on purpose, for tests of the whole way.
+        result_rejected_tracker_filename: a file to which each unexpected result is appended; None: none.
+        node_name: the name of this node in the checkpoint; None: the host's name.
+
+    Attributes:
+        state: where the present step is.
+        mode: what the machine is for; changed by `set_mode`.
+        current_iteration: counts steps from 0. May be set between steps.
 
     Raises:
         ValueError, TypeError: naming the argument.
@@ -98,7 +112,7 @@ class RerunStateMachine:
         return self.mode
 
     def set_mode(self, mode: RerunMode | str) -> None:
-        """Changes the mode between steps: disabled for an evaluation, say, so that its data are not kept, and back.
+        """Changes the mode between steps: disabled for an evaluation, so that its data are not kept, and back.
 
         Raises:
             ValueError: naming the argument.
@@ -113,7 +127,7 @@ class RerunStateMachine:
 
     @property
     def diagnostic(self) -> RerunDiagnostic | None:
-        """What a rerun said of this rank's unexpected result in the present step."""
+        """What a rerun said of this rank's unexpected result in the present step; None: no result, or no rerun yet."""
         return self._validation.diagnostic
 
     @property
@@ -129,7 +143,11 @@ class RerunStateMachine:
     ) -> bool:
         """Returns whether to compute the step (again): `while machine.should_run_forward_backward(data_iterator): ...`.
 
-        A collective of all ranks at the end of each run. Restores random numbers, user state and data before a rerun.
+        Called before each run of the step's body, and once after the last. A collective of all ranks at the end of each
+        run. Restores random numbers, user state and data before a rerun. Rank 0 logs why the step is computed again.
+
+        Args:
+            data_iterator: where the step's microbatches come from: one iterator, one for each stage, or None.
 
         Raises:
             TypeError, ValueError: naming `data_iterator`.
@@ -152,10 +170,13 @@ class RerunStateMachine:
         return then.run
 
     def should_checkpoint_and_exit(self) -> tuple[bool, bool, int]:
-        """Returns whether to save a checkpoint after the loop, whether to exit, and the exit code. Alike on all ranks.
+        """Returns whether to save a checkpoint, whether to exit, and the exit code. Alike on all ranks.
 
-        16: a job on other hardware has to compute the step from this checkpoint. 17: a device gave a wrong result; the
-        checkpoint is from before the step, which the next job computes once. The caller saves and exits.
+        Called after the loop of `should_run_forward_backward`. The caller saves and exits. The codes:
+
+        - 16: a job on other hardware has to compute the step from this checkpoint.
+        - 17: a device gave a wrong result. The checkpoint is from before the step, which the next job computes once.
+        - 0: nothing to do.
         """
         return ending(self.state)
 
@@ -170,13 +191,16 @@ class RerunStateMachine:
     ) -> None:
         """Checks one result of the step. Between steps nothing is checked, unless the machine is disabled.
 
+        A result that is rejected in the step's first run makes all ranks compute the step again, at the next
+        `should_run_forward_backward`. Waits for the device, where `result` is on one.
+
         Args:
             result: a number or a tensor of one element.
-            rejection_func: says of `result` whether it is unexpected.
-            message: what it means then.
-            comparison_func: how far two results are apart; None: their relative difference.
-            tolerance: results up to so far apart are the same.
-            fatal: it is worth an exit with code 16 when it is reproducible; else training goes on.
+            rejection_func: takes `result`, and returns whether it is unexpected.
+            message: what an unexpected result means, for the log.
+            comparison_func: takes two results, and returns how far they are apart; None: their relative difference.
+            tolerance: results up to so far apart count as the same.
+            fatal: whether a result that is reproducible is worth an exit with code 16; if not, training goes on.
 
         Raises:
             TypeError, ValueError: naming the argument.
@@ -197,8 +221,8 @@ class RerunStateMachine:
         elif self.mode is RerunMode.REPORT_STATS:
             self._validation.note(call, check, is_rerun)
         elif is_rerun:
-            elsewhere = self.state is RerunState.RERUNNING_FROM_CHECKPOINT
-            self._validation.rerun(call, check, self.current_iteration, elsewhere)
+            other_hardware = self.state is RerunState.RERUNNING_FROM_CHECKPOINT
+            self._validation.rerun(call, check, self.current_iteration, other_hardware)
         else:
             self._validation.first_run(call, check, self.current_iteration)
 
@@ -207,10 +231,15 @@ class RerunStateMachine:
     ) -> bool:
         """Returns whether |result| is above `threshold` x the largest of the first `num_samples` results of `context`.
 
-        NaN and infinities are not large. Use it in a `rejection_func`; it is counted per rank, and kept in checkpoints.
+        Used in a `rejection_func`, for a gradient's norm for instance. NaN and infinities are not large: another check
+        has to reject them. The samples are this rank's own, and are kept in checkpoints.
 
         Args:
-            resample: forget the samples of `context` and begin anew with this result.
+            result: a number or a tensor of one element.
+            threshold: how many times the largest sample is still expected.
+            context: names the kind of result.
+            num_samples: how many results are samples. While they are collected, nothing is large.
+            resample: whether to drop the samples of `context`, and begin anew with this result.
 
         Raises:
             TypeError, ValueError: naming the argument.
@@ -250,7 +279,7 @@ class RerunStateMachine:
         return checkpoint.part_of(form, ckpt_format, world_size, rank)
 
     def validate_state_dict(self, state_dict: Any) -> bool:
-        """Returns whether `load_state_dict` would take it; the log says why not."""
+        """Returns whether `load_state_dict` would accept `state_dict`. If not, the log says why."""
         try:
             checkpoint.read(state_dict, group.size(), group.rank())
         except ValueError as error:
@@ -259,9 +288,10 @@ class RerunStateMachine:
         return True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a checkpoint; data and random numbers follow at the next step.
+        """Goes on from a checkpoint. Data and random numbers are restored at the next step, which has the iterators.
 
-        A step in doubt is computed again; only a machine of mode `validate_results` also judges it.
+        A step in doubt is computed again. Only a machine of mode `validate_results` also judges the result; for any
+        other the step is a new one, and stays in doubt.
 
         Raises:
             ValueError: naming `state_dict`: of another world size, of another rank, or of another form.
@@ -283,9 +313,9 @@ class RerunStateMachine:
             logger.warning("The launcher moved this job: rank %d ran on %s before", *before)
 
     def _check_thread(self) -> None:
-        """Raises RuntimeError in a second thread.
+        """Raises RuntimeError in a second thread of Python: two threads would make the ranks' collectives out of order.
 
-        Threads of torch may call: a device's backward pass runs in them, one after the other with the training's own.
+        Threads of torch may call: a device's backward pass runs in them, while the training's own thread waits.
         """
         me = threading.get_ident()
         if self._thread is None:
@@ -295,6 +325,7 @@ class RerunStateMachine:
             raise RuntimeError(f"the rerun machine is used in a second thread, {name!r}: one thread runs the steps")
 
     def _perform(self, action: RerunAction, iterators: list[RerunDataIterator[Any]]) -> None:
+        """Carries out one action of a transition. REPORT is a collective."""
         match action:
             case RerunAction.RESUME:
                 loaded = self._loaded
@@ -325,9 +356,9 @@ _machine: RerunStateMachine | None = None
 
 
 def initialize_rerun_state_machine(**arguments: Any) -> RerunStateMachine:
-    """Makes the machine of this process, in place of an earlier one; the arguments are `RerunStateMachine`'s.
+    """Makes the machine of this process, in place of an earlier machine. The arguments are `RerunStateMachine`'s.
 
-    Each call makes a new one, so that a function that is called again after a restart starts afresh.
+    Each call makes a new machine, so that a function that in-process restart calls again starts afresh.
     """
     global _machine
     _machine = RerunStateMachine(**arguments)
@@ -335,14 +366,14 @@ def initialize_rerun_state_machine(**arguments: Any) -> RerunStateMachine:
 
 
 def get_rerun_state_machine() -> RerunStateMachine:
-    """Returns the machine of this process; a disabled one when none was made."""
+    """Returns the machine of this process. Makes a disabled one where none was made."""
     if _machine is None:
         return initialize_rerun_state_machine()
     return _machine
 
 
 def destroy_rerun_state_machine() -> None:
-    """Forgets the machine of this process."""
+    """Drops the machine of this process, for tests."""
     global _machine
     _machine = None
     keep_microbatches(True)

@@ -1,5 +1,12 @@
 """Decides the next state of a step and what to do, from its state and the votes of all ranks. Pure.
 
+`state_machine.py` asks after each run of a step's body. A step is computed once, as a rule. When a check of any rank
+rejects a result, all ranks compute the step once more on the same devices. A result that does not come again was a
+transient error, and training goes on. A result that comes again is either correct, however odd, or the work of a broken
+device: another device has to tell. So the ranks save a checkpoint from before the step and exit with code 16; the
+launcher starts the job on other hardware, which computes the step from the checkpoint. The same result there means that
+it was correct; another one means that the first device is broken, and the job ends with code 17.
+
     NOT_RUNNING_YET --run--> INITIAL_RUN --no vote--> NOT_RUNNING_YET
                                 |  vote: rerun
                                 v
@@ -15,7 +22,8 @@
                          v
                   RESTARTING_AGAIN                      exit 16 again, from the same checkpoint
 
-Knows nothing of results, groups, random numbers or data: who votes, and how the votes are reduced, live elsewhere.
+This file knows nothing of results, groups, random numbers or data. `validation.py` makes a rank's votes, and
+`state_machine.py` reduces the votes of all ranks.
 """
 
 from __future__ import annotations
@@ -31,15 +39,16 @@ EXIT_CODE_FAILED_ON_RESULT_VALIDATION = int(ExitCode.FAILED_ON_RESULT_VALIDATION
 
 
 class RerunMode(str, enum.Enum):
-    """What the machine is for."""
+    """What the machine is for. The names are Megatron-LM's."""
 
     DISABLED = "disabled"
     """A step is computed once; a fatal unexpected result raises."""
     VALIDATE_RESULTS = "validate_results"
     """A step with an unexpected result is computed again."""
     REPORT_STATS = "report_stats"
-    """Every step is computed twice, to tell how far results vary. Also `report_determinism_stats`."""
+    """Every step is computed twice, to tell how far the results of one and the same step vary."""
     REPORT_DETERMINISM_STATS = "report_stats"
+    """Another name of REPORT_STATS, whose value may be given as `report_determinism_stats`, too."""
 
     @classmethod
     def _missing_(cls, value: object) -> RerunMode | None:
@@ -49,14 +58,20 @@ class RerunMode(str, enum.Enum):
 
 
 class RerunState(enum.Enum):
-    """Where a step is."""
+    """Where a step is. The values are in checkpoints."""
 
     NOT_RUNNING_YET = "not_running_yet"
+    """Between two steps."""
     INITIAL_RUN = "initial_run"
+    """The step is computed for the first time."""
     RERUNNING_IN_PLACE = "rerunning_in_place"
+    """The step is computed again on the same devices."""
     WILL_RERUN_FROM_CHECKPOINT = "will_rerun_from_checkpoint"
+    """The job exits with code 16; or, after the checkpoint was loaded, has not begun the step in doubt yet."""
     RERUNNING_FROM_CHECKPOINT = "rerunning_from_checkpoint"
+    """A resumed job computes the step in doubt."""
     RESTARTING_AGAIN = "restarting_again"
+    """The resumed job found itself on the device in doubt: it exits with code 16 once more."""
 
 
 COMPUTING = frozenset({RerunState.INITIAL_RUN, RerunState.RERUNNING_IN_PLACE, RerunState.RERUNNING_FROM_CHECKPOINT})
@@ -68,7 +83,14 @@ IN_DOUBT = frozenset({RerunState.WILL_RERUN_FROM_CHECKPOINT, RerunState.RESTARTI
 
 
 class Votes(NamedTuple):
-    """What a rank asks for at the end of a run; of all ranks together, what any of them asked for."""
+    """What a rank asks for at the end of a run. Of all ranks together: what any of them asked for.
+
+    Attributes:
+        rerun: compute the step again, in place: a result is unexpected.
+        checkpoint: save and move the job: the same unexpected result came again.
+        restart_again: move the job once more: this is the device in doubt.
+        failed: stop the job: a device gave a wrong result.
+    """
 
     rerun: bool = False
     checkpoint: bool = False
@@ -80,27 +102,34 @@ NO_VOTES = Votes()
 
 
 class RerunAction(enum.Enum):
-    """What a transition asks of the actor, in its order."""
+    """What a transition asks of `RerunStateMachine`, in its order."""
 
     RESUME = enum.auto()
-    """Take over data and random numbers of a loaded checkpoint, if there is one."""
+    """Restore data and random numbers from a loaded checkpoint, if there is one."""
     BEGIN = enum.auto()
-    """A new step: count it, forget the last one."""
+    """Begin a new step: count it, and drop what was found in the last one."""
     SAVE = enum.auto()
-    """Keep the state of random numbers and of the user."""
+    """Save the state of random numbers, and the user's state."""
     RESTORE = enum.auto()
-    """Go back to what was kept."""
+    """Restore what SAVE has saved."""
     REWIND = enum.auto()
-    """The data of this step come once more."""
+    """Have the data iterators give the microbatches of this step once more."""
     ADVANCE = enum.auto()
-    """The data of this step are done with."""
+    """Have the data iterators drop the microbatches of this step: it is done."""
     REPORT = enum.auto()
-    """Count this rerun, and tell now and then how far results vary."""
+    """Count this rerun, and log now and then how far results vary."""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """The next state, whether the step's body runs in it, what to do before, and why (empty: nothing unusual)."""
+    """What follows a run of a step.
+
+    Attributes:
+        state: the next state.
+        run: whether the step's body runs in it.
+        actions: what to do before, in this order.
+        reason: why, for the log; empty: nothing unusual.
+    """
 
     state: RerunState
     run: bool
@@ -114,7 +143,13 @@ def votes_count(state: RerunState, mode: RerunMode) -> bool:
 
 
 def transition(state: RerunState, mode: RerunMode, votes: Votes) -> Transition:
-    """Returns what to do when a rank asks whether to run (again); `votes` are of all ranks, where they count."""
+    """Returns what to do when a rank asks whether to run the step's body (again).
+
+    Args:
+        state: where the step is.
+        mode: what the machine is for.
+        votes: what any rank asked for in the run that has ended. They count only where `votes_count` says so.
+    """
     if not votes_count(state, mode):
         votes = NO_VOTES
     match state:

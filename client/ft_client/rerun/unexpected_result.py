@@ -1,9 +1,12 @@
-"""An unexpected result: which one, of which call of a check, on which device; its forms, and what is said of it.
+"""An unexpected result: which one, of which call of a check, on which device; and the forms in which it is passed on.
 
-`validation.py` makes it, `checkpoint.py` writes and reads it. A line of the tracker file has what became of it, from
-which follows which iterations to skip; where the ranks exit for it, the launcher gets a message. The file has one JSON
-object per line, appended by every rank; one that cannot be written is logged once per line and does not stop the
-training. What follows from a result is decided in `judgement.py`.
+`validation.py` makes an `UnexpectedResult` when a check rejects a result; what follows is decided in `judgement.py`.
+The result is passed on in three forms:
+
+- In a checkpoint (`checkpoint.py`), so that a job on other hardware can compare.
+- As a line of the tracker file, one JSON object that every rank appends, with what became of the result. From these
+  lines follows which iterations to skip. A file that cannot be written is logged, and does not stop the training.
+- As a message to the launcher, where the ranks exit for the result.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger(__name__)
 
-# The job is about to end for this result; a monitor that does not read must not hold that up.
 _SEND_TIMEOUT_S = 1.0
-# Characters: names of hosts and devices are shorter, and a cut one is still found in the log.
+"""The job is about to end for this result: a monitor that does not read must not hold up the exit."""
 _MAX_NAME = 200
+"""Characters of a name in the message. Names of hosts and devices are shorter, and the log has the whole name."""
 _FINDINGS = {
     judgement.REPRODUCED: "reproducible",
     judgement.SAME_DEVICE: "same_device",
@@ -77,7 +80,12 @@ def current_device(node_name: str | None = None) -> Device:
 
 @dataclass(frozen=True)
 class ValidationCall:
-    """One call of `validate_result` in a step: the place in the program, and how many came to it so far, from 1."""
+    """One call of `validate_result` in a step.
+
+    Attributes:
+        place: file and line of the call.
+        invocation: how often the run has come there, from 1.
+    """
 
     place: str
     invocation: int
@@ -85,7 +93,18 @@ class ValidationCall:
 
 @dataclass(frozen=True)
 class UnexpectedResult:
-    """A result that a check rejected. `injected` is what reruns shall find of one that was rejected on purpose."""
+    """A result that a check rejected.
+
+    Attributes:
+        call: which call of a check.
+        rank: the rank that computed it.
+        iteration: the step.
+        message: what the script says of such a result.
+        result: a copy in host memory.
+        fatal: whether it is worth a move of the job.
+        computed_at: the device.
+        injected: what reruns shall find, of a result that was rejected on purpose; None: it was not.
+    """
 
     call: ValidationCall
     rank: int
@@ -118,7 +137,15 @@ class UnexpectedResult:
 
 
 def record(file_name: str, status: str, failure: UnexpectedResult) -> None:
-    """Appends a line by one write: when, where, which result, and its status, one of those in `judgement`."""
+    """Appends a line to the tracker file: when, where, which result, and its status. Never raises an OSError.
+
+    One line is one write, so that the lines of several ranks in one file do not mix.
+
+    Args:
+        file_name: the file.
+        status: one of the words of `judgement.py`.
+        failure: the result.
+    """
     event = {
         "time": time.time(),
         "status": status,
@@ -143,8 +170,9 @@ def record(file_name: str, status: str, failure: UnexpectedResult) -> None:
 def get_skipped_iterations_from_tracker_file(tracker_file_name: str) -> list[int]:
     """Returns the iterations, in order, whose unexpected result would come again on any device; none without a file.
 
-    A transient error, a device's fault and a result still in doubt are no reason to skip data. Of a disabled machine,
-    which computes nothing again, an iteration counts that stopped the same rank twice, and no other rank.
+    A training that skips the data of these iterations gets past them. A transient error, a device's fault and a result
+    still in doubt are no reason to skip data. A disabled machine computes nothing again: of its lines, an iteration
+    counts that stopped the same rank twice, and no other rank. Lines that cannot be read are left out, with a warning.
     """
     try:
         with open_regular(tracker_file_name, follow_link=True) as file:
@@ -169,10 +197,11 @@ def get_skipped_iterations_from_tracker_file(tracker_file_name: str) -> list[int
 
 
 def report_to_launcher(status: str, failure: UnexpectedResult) -> None:
-    """Sends a finding for which the ranks exit to the launcher, if there is one. Waits a second at most, never raises.
+    """Sends a finding to the launcher, if there is one: it moves the job. Waits a second at most, and never raises.
 
     Args:
-        status: one of those in `judgement`; those for which no rank exits are not sent.
+        status: one of the words of `judgement.py`. Those for which no rank exits are not sent.
+        failure: the result.
     """
     link = process.current()
     finding = _FINDINGS.get(status)
@@ -186,7 +215,8 @@ def report_to_launcher(status: str, failure: UnexpectedResult) -> None:
 def ran_before() -> tuple[int, Device] | None:
     """Returns the rank with the suspect result, and the device that computed it in the cycle before.
 
-    Returns None where the launcher did not move the job for such a result.
+    The launcher says so to the ranks that it starts on other hardware. None where it did not move the job for such a
+    result, or there is no launcher.
     """
     text = os.environ.get(env.RESULT_IN_DOUBT)
     if not text:

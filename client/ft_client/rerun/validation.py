@@ -1,7 +1,12 @@
 """The checks of a step: which result was rejected first, what a rerun says of it, and what the rank votes for.
 
-`state_machine.py` asks it for each result. Knows nothing of data and random numbers. What the votes lead to is decided
-in `transitions`.
+`state_machine.py` calls a `Validation` for each result of a step, in the order in which the step's body comes to its
+checks. What a rerun shows is decided in `judgement.py`, and what the votes lead to in `transitions.py`. This file knows
+nothing of data and random numbers.
+
+One step, one failure: the first fatal unexpected result of a rank, or else its first one, is the one that reruns judge.
+All others are only logged. A check is known again in a rerun by its location in the program, and by how often the run
+has come there before.
 """
 
 from __future__ import annotations
@@ -22,9 +27,18 @@ logger = logging.getLogger(__name__)
 
 
 class Validation:
-    """What a rank found in the present step. `failure` is its first unexpected result, or its first fatal one.
+    """What a rank found in the present step.
 
-    A call of a check is known again in a rerun by its place in the program and by how often that was passed before.
+    Args:
+        error_injector: says which checks get an error on purpose.
+        tracker_file: the file to which unexpected results are appended; None: none.
+        node_name: the name of this node; None: the host's name.
+
+    Attributes:
+        votes: what this rank asks for at the end of the present run.
+        failure: the unexpected result that reruns judge; None: this rank had none.
+        diagnostic: what a rerun said of it; None: nothing yet.
+        variability: how far reruns are from first runs, in mode `report_stats`.
     """
 
     def __init__(self, error_injector: RerunErrorInjector, tracker_file: str | None, node_name: str | None) -> None:
@@ -41,30 +55,37 @@ class Validation:
         self._was_judged = False
 
     def begin_step(self) -> None:
-        """Forgets the results of the last step."""
+        """Drops the results of the last step."""
         self.failure = None
         self.diagnostic = None
         self._rejected.clear()
         self._first_results.clear()
 
     def begin_run(self) -> None:
-        """Prepares for the checks of one run of the step, from the first."""
+        """Prepares for the checks of one run of the step: all are counted from the first again."""
         self.votes = NO_VOTES
         self._was_judged = False
         self._passed.clear()
 
     def end_rerun(self) -> None:
-        """Logs it when the rerun took another way and never came to the check that failed."""
+        """Logs that nothing is known, where the rerun took another way and never came to the check that failed."""
         if self.failure is not None and not self._was_judged:
             logger.error("The rerun did not come to this check again, so nothing is known of it: %s", self.failure)
 
     def call_at(self, place: str) -> ValidationCall:
-        """Counts and returns the present call of a check at `place`."""
+        """Counts and returns the present call of a check.
+
+        Args:
+            place: file and line of the call, as `train.py:7`.
+        """
         self._passed[place] += 1
         return ValidationCall(place, self._passed[place])
 
     def only_run(self, call: ValidationCall, check: Check, iteration: int) -> UnexpectedResult | None:
-        """Checks a result that nobody will compute again; a rejected one is logged, recorded and returned."""
+        """Checks a result of a disabled machine, which computes nothing again. Returns a rejected result.
+
+        A rejected result is logged and recorded; None: the result is as expected.
+        """
         check = injector.spoiled(check)
         if not check.rejects():
             return None
@@ -74,11 +95,14 @@ class Validation:
         return failure
 
     def first_run(self, call: ValidationCall, check: Check, iteration: int) -> None:
-        """Checks a result; a rejected one is logged, recorded and voted on."""
+        """Checks a result in the first run of a step. A rejected result is logged and recorded, and asks for a rerun.
+
+        A fatal failure replaces an earlier one that is not fatal: the step can have one failure only.
+        """
         check = injector.spoiled(check)
         injected = None
         if not check.rejects():
-            if not self._injector.strikes():
+            if not self._injector.should_inject():
                 return
             injected = self._injector.error_injection_type
         failure = self._failure(call, check, iteration, injected)
@@ -92,11 +116,17 @@ class Validation:
         if self.failure is None or (check.fatal and not self.failure.fatal):
             self.failure = failure
 
-    def rerun(self, call: ValidationCall, check: Check, iteration: int, elsewhere: bool) -> None:
-        """Judges the result that failed; another one that is rejected now and was not before is only logged.
+    def rerun(self, call: ValidationCall, check: Check, iteration: int, other_hardware: bool) -> None:
+        """Judges the result that failed in the first run. Any other result that is newly rejected is only logged.
+
+        The finding goes to the log, to the tracker file, and to the launcher, which moves the job for it.
 
         Args:
-            elsewhere: a resumed job computes the step.
+            call: which call of a check this is.
+            check: the check, with its result in this run.
+            iteration: the step.
+            other_hardware: whether a resumed job computes the step, as a rule on other hardware; if not, this is the
+                rerun in place.
         """
         failure = self.failure
         if failure is None or call != failure.call:
@@ -104,10 +134,10 @@ class Validation:
                 logger.error("%s, in a rerun", self._failure(call, check, iteration))
             return
         if failure.injected:
-            reproduced = injector.reproduces(failure.injected, elsewhere)
+            reproduced = injector.reproduces(failure.injected, other_hardware)
         else:
             reproduced = check.reproduces(failure.result)
-        if elsewhere:
+        if other_hardware:
             found = judgement.second_rerun(reproduced, current_device(self._node_name).is_same(failure.computed_at))
         else:
             found = judgement.first_rerun(reproduced, failure.fatal)
@@ -121,7 +151,7 @@ class Validation:
         self._track(found.status, failure)
 
     def note(self, call: ValidationCall, check: Check, is_rerun: bool) -> None:
-        """Keeps a first result, or notes how far its rerun is from it."""
+        """Stores the result of a first run, or notes how far a rerun's result is from that of the first run."""
         if not is_rerun:
             self._first_results[call] = host_copy(check.result)
         elif call in self._first_results:

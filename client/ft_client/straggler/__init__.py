@@ -1,6 +1,18 @@
 """Straggler detection: which rank is slower than the others, and which has become slower than it was.
 
-Everything public by its documented name, loaded when it is used: importing this package loads none of its modules.
+    from ft_client.straggler import Detector
+
+    Detector.initialize(report_time_interval=300.0)
+    for batch in data:
+        with Detector.detection_section("step"):
+            train_step(batch)
+        report = Detector.generate_report_if_interval_elapsed()
+        if report is not None:
+            print(report.identify_stragglers())
+
+`StragglerManager` does the same around a training's step, prints the report, and may end the training. Every public
+name is here, and loaded when it is used: importing this package loads none of its modules. docs/straggler.md is the
+user's guide; `reporting.py` has the formula of a score.
 """
 
 from __future__ import annotations

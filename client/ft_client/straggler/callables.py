@@ -1,4 +1,9 @@
-"""Wraps callables of the user so that each call opens a section. Knows no timer and no report."""
+"""Wraps callables of the user so that each call opens a section. Knows no timer and no report.
+
+`Detector.wrap_callables` uses it, for scripts whose training loop cannot be changed. A callable is replaced where it
+was found, in its module, class or object, and put back by `restore`: so code that took a reference to the callable
+before is not timed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from typing import Any, Protocol
 
 
 class SectionContext(Protocol):
-    """A context manager with the information whether its body runs."""
+    """A context manager that says whether its body runs: `section_timers.py: SectionTimer`."""
 
     is_open: bool
 
@@ -26,8 +31,8 @@ class SectionContext(Protocol):
 class CallableId:
     """A function, method, class method or static method `name` of a module, class or object `obj`.
 
-    The other fields are accepted for code written against NVIDIA's class; its version 0.4.1 makes no use of them
-    either.
+    The fields `arg_filter_fn`, `extra_args_fn` and `ignored_args` are accepted for code written against NVIDIA's class,
+    whose version 0.4.1 makes no use of them either.
     """
 
     obj: Any
@@ -41,13 +46,13 @@ class CallableId:
 
 
 class Wrapped:
-    """The callables that are wrapped, with the originals to restore."""
+    """The callables that are wrapped, with the originals to restore, in the order in which they were wrapped."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[CallableId, Any, bool]] = []
 
     def check(self, wanted: Sequence[object]) -> None:
-        """Checks that all of `wanted` can be wrapped.
+        """Checks that all of `wanted` can be wrapped, before the first of them is.
 
         Raises:
             ValueError: naming the argument and the first that is not a callable, or is wrapped already.
@@ -63,10 +68,13 @@ class Wrapped:
             seen.append((id(target.obj), target.name))
 
     def wrap(self, target: CallableId, section: SectionContext) -> None:
-        """Replaces the callable by one that opens `section`. A call inside another of the same section is not timed.
+        """Replaces the callable by one that opens `section`.
+
+        A call inside another call of the same section, as of a recursive function, is not timed. A class method or
+        static method of a class stays one.
 
         Raises:
-            ValueError: nothing can be put there.
+            ValueError: nothing can be put there, as with a class written in C.
         """
         original = inspect.getattr_static(target.obj, target.name)
         own = target.name in getattr(target.obj, "__dict__", ())
@@ -84,7 +92,7 @@ class Wrapped:
         self._originals.append((target, original, own))
 
     def restore(self) -> None:
-        """Puts every callable back."""
+        """Puts every callable back. What an object had only by its class is removed from the object again."""
         while self._originals:
             target, original, own = self._originals.pop()
             if own:

@@ -1,7 +1,17 @@
 """`Detector`: the calls of a training, and the detection of this process from `initialize` to `shutdown`.
 
-Scripts call it, and `straggler_manager.py`. It measures and exchanges; who is slow is decided in `reporting.py`, and
-what follows by the training.
+Scripts call `Detector`, and so does `straggler_manager.py`. All calls come from the training's thread. How a report is
+made:
+
+1. The training runs its sections; `section_timers.py` and `kernels.py` take samples.
+2. After each step the training calls `generate_report_if_interval_elapsed`. `interval.py` says, alike on all ranks,
+   after how many steps a report is due.
+3. `exchange.py` finds the smallest median of each section and kernel over all ranks: one collective, as a rule.
+4. `reporting.py` computes this rank's scores from its own medians and these.
+5. The scores go to the monitor, for the launcher's journal. Where rank 0 reports on all ranks, one gather brings them
+   there.
+
+Measuring and exchanging is done here. Who is slow is decided in `reporting.py`, and what follows by the training.
 """
 
 from __future__ import annotations
@@ -40,14 +50,16 @@ RELATIVE, INDIVIDUAL = "relative_perf_scores", "individual_perf_scores"
 
 
 class Detection:
-    """One detection in this process: sections, kernels, best medians so far.
+    """One detection in this process: its sections and kernels, and the best medians so far.
+
+    All arguments but `node` must be alike on all ranks: the ranks make collectives by them.
 
     Args:
-        wanted: the scores to compute.
+        wanted: the scores to compute: RELATIVE, INDIVIDUAL or both.
         gathers: whether rank 0 reports on all ranks.
         profiling_interval: one in so many entries of a section is timed.
         interval_s: seconds between two reports.
-        node: its name; all other arguments are alike on all ranks.
+        node: the name of this rank's node, in reports.
     """
 
     def __init__(
@@ -61,7 +73,8 @@ class Detection:
         self._gathers = gathers
         self._needs_other_ranks = gathers or RELATIVE in wanted
         self._node = node
-        self._exchange: Exchange | None = None  # made at the first report: the group may come after the detection
+        self._exchange: Exchange | None = None
+        """Made at the first report: the process group may be made after the detection was started."""
         self._best = References({}, {})
 
     def close(self) -> None:
@@ -70,7 +83,11 @@ class Detection:
         self.kernels.stop(keep=False)
 
     def step(self) -> bool:
-        """Counts a step; returns whether a report is due. Collective now and then, where a report is."""
+        """Counts a step. Returns whether a report is due, alike on all ranks.
+
+        Collective at some of the steps, the same on all ranks, where a report needs other ranks: the ranks then agree
+        on the duration of a step.
+        """
         if self.tracker.step(time.monotonic()):
             median_s = self.tracker.median_s
             if self._needs_other_ranks:
@@ -79,15 +96,15 @@ class Detection:
         return self.tracker.elapsed
 
     def report(self) -> Report | None:
-        """Returns the report on everything since the last one; None where only rank 0 gets it. Collective.
+        """Returns the report on everything since the last report; None on a rank that gets none. Collective.
 
-        The own times and scores go to the monitor as well, without waiting; there is none without a launcher.
+        This rank's times and scores go to the monitor as well, without waiting, where there is a launcher.
         """
         start_s = time.perf_counter()
         exchange = self._exchange or Exchange(self._node)
         self._exchange = exchange
-        sections = self.sections.taken()
-        kernels = self.kernels.taken()
+        sections = self.sections.drain()
+        kernels = self.kernels.drain()
         scores: dict[str, Scores] = {}
         if self._needs_other_ranks:
             lowest = exchange.references(medians(kernels), medians(sections))
@@ -124,7 +141,12 @@ class Detection:
 
 
 class Detector:
-    """Straggler detection of this process. Every rank initialises it alike and asks for reports at the same steps."""
+    """Straggler detection of this process. Every rank initialises it alike and asks for reports at the same steps.
+
+    A class that is never made: its methods are the documented calls. The example is in the package's docstring.
+
+    `initialized`: whether the detection runs.
+    """
 
     initialized: ClassVar[bool] = False
     _now: ClassVar[Detection | None] = None
@@ -138,7 +160,8 @@ class Detector:
         report_time_interval: float = 60.0,
         node_name: str | None = None,
     ) -> None:
-        """Starts the detection. One that was started before, as after an in-process restart, is discarded.
+        """Starts the detection. A detection that was started before, as in the last round of an in-process restart, is
+        discarded.
 
         Args:
             scores_to_compute: "all", or any of "relative_perf_scores" and "individual_perf_scores".
@@ -174,7 +197,7 @@ class Detector:
 
         Raises:
             RuntimeError: not initialised; on entry, when the section is open already.
-            ValueError: that is not a name.
+            ValueError: the name is no text, or empty.
         """
         now = cls._now
         if now is None:
@@ -190,6 +213,8 @@ class Detector:
     def wrap_callables(cls, callable_ids: Iterable[CallableId], profile_cuda: bool = True) -> None:
         """Opens a section named `OWNER.NAME` in every call of these callables, until `restore_original_callables`.
 
+        Example: `Detector.wrap_callables([CallableId(model, "forward"), CallableId(optimizer, "step")])`
+
         Raises:
             RuntimeError: not initialised.
             ValueError: one of them does not exist or is wrapped already; then none was wrapped.
@@ -204,7 +229,7 @@ class Detector:
 
     @classmethod
     def restore_original_callables(cls) -> None:
-        """Removes every wrapper."""
+        """Restores every callable that `wrap_callables` has replaced."""
         if cls._now is not None:
             cls._now.wrapped.restore()
 

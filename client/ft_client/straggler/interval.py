@@ -1,8 +1,12 @@
 """Decides after how many steps a report is due, the same on every rank. Pure.
 
-The median of the recent step times gives the number of steps in the interval. All ranks take the largest median of any
-rank, after the first steps and then four times per report; between these agreements they only count. Apart from
-`detector.py`, which measures and asks the other ranks, so that their agreement is tested with step times alone.
+A report is a collective, so all ranks must make it at the same step, although no two ranks have the same clock. So the
+interval in seconds becomes a number of steps: the interval divided by the median of the recent step times. All ranks
+take the largest median of any rank. They agree on it after the first steps, and then four times per report; between
+these agreements they only count.
+
+`detector.py` measures and asks the other ranks. This file is apart from it, so that the agreement is tested with step
+times alone.
 """
 
 from __future__ import annotations
@@ -40,7 +44,11 @@ class IntervalTracker:
         self._agree_after = _FIRST_AGREEMENT
 
     def step(self, now_s: float) -> bool:
-        """Counts one step that ended at `now_s` (monotonic); returns whether the ranks must agree now, by `agree`."""
+        """Counts one step. Returns whether the ranks must agree now: the caller then calls `agree`.
+
+        Args:
+            now_s: when the step ended (monotonic seconds).
+        """
         if self._last_s is not None:
             self._recent.append(now_s - self._last_s)
         self._last_s = now_s
@@ -54,11 +62,15 @@ class IntervalTracker:
 
     @property
     def median_s(self) -> float:
-        """The median of this rank's recent step times."""
+        """The median of this rank's recent step times, in seconds. The first step has no duration."""
         return statistics.median(self._recent)
 
     def agree(self, median_s: float) -> None:
-        """Sets the number of steps per report from the largest `median_s` of all ranks."""
+        """Sets the number of steps per report.
+
+        Args:
+            median_s: the largest `median_s` of all ranks, the same on each of them.
+        """
         steps = max(1, round(self._interval_s / max(median_s, _SHORTEST_STEP_S)))
         self._steps_per_report = steps
         self._agree_after = max(_FIRST_AGREEMENT, steps // _AGREEMENTS_PER_REPORT)

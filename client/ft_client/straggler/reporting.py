@@ -6,9 +6,10 @@
 The reference of a relative score is the smallest median among the ranks, that of an individual score the rank's own
 best median so far. A score is in (0, 1]; 0.5 is half as fast. It is NaN only for a GPU without a kernel to compare.
 
-People search for the wording of what is printed. Where no rank has kernels to compare (no CUDA) a rank's score is the
-lowest of its sections there, and the texts say so. The section around the whole step counts only when there is no
-other: in it, all ranks wait for the slowest.
+`detector.py` computes this rank's scores and makes the `Report`; `straggler_manager.py` prints the findings. People
+search logs for the wording of what is printed, which is that of NVIDIA's callbacks. Where no rank has kernels to
+compare (no CUDA) a rank's score in a finding is the lowest of its sections, and the texts say so. The section around
+the whole step counts only when there is no other section: in it, all ranks wait for the slowest.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from ft_client.straggler.samples import Statistic, Summary
 from rank_monitor.contract.wire.messages import SectionTimes
 
 THRESHOLD = 0.75
-"""A rank with a score below is slow, unless another threshold is given."""
-_SMALLEST = 1e-9  # below what any clock here can measure: a median of zero is as good as this one
-# Bounds of the message to the launcher; the sections that took longest are kept.
+"""A rank with a score below is slow, unless another threshold is given. NVIDIA's default."""
+_SMALLEST = 1e-9
+"""Below what any clock here can measure: a median of zero counts as this."""
 _MAX_SECTIONS = 64
-_MAX_NAME = 100  # characters, the last ones
+"""Sections in the message to the launcher, whose size is bounded. Those that took longest are kept."""
+_MAX_NAME = 100
+"""Characters of a section's name in that message: the last ones, which have the line's number."""
 STEP_SECTION = "train_step"
+"""The section that `StragglerManager` opens around the whole step."""
 _KINDS = ("relative", "individual")
 _WARNINGS = {
     ("GPU", "relative"): "Some GPUs have worse relative performance.",
@@ -48,14 +52,19 @@ class References:
 
 @dataclass(frozen=True)
 class Scores:
-    """Relative or individual scores of one rank; NaN for a GPU without kernels to compare."""
+    """Relative or individual scores of one rank.
+
+    Attributes:
+        gpu: the score of its kernels; NaN without kernels to compare.
+        sections: section -> score.
+    """
 
     gpu: float
     sections: Mapping[str, float]
 
 
 def scores_of(references: References, sections: Mapping[str, Summary], kernels: Mapping[str, Summary]) -> Scores:
-    """Returns the scores of this rank's sections and kernels."""
+    """Returns the scores of this rank's sections and kernels, against references of either kind."""
     return Scores(gpu_score(references.kernels, kernels), section_scores(references.sections, sections))
 
 
@@ -76,7 +85,10 @@ def section_scores(references: Mapping[str, float], summaries: Mapping[str, Summ
 
 
 def gpu_score(references: Mapping[str, float], summaries: Mapping[str, Summary]) -> float:
-    """Returns the score of all kernels that have a reference; NaN when none has."""
+    """Returns the score of all kernels that have a reference; NaN when none has. The formula is in the module's text.
+
+    The weight of a kernel is the time that it took in all, so that a slow kernel that hardly ever runs counts little.
+    """
     total = 0.0
     weighted = 0.0
     for name, summary in summaries.items():
@@ -89,10 +101,10 @@ def gpu_score(references: Mapping[str, float], summaries: Mapping[str, Summary])
     return math.nan
 
 
-def best_medians(former: Mapping[str, float], summaries: Mapping[str, Summary]) -> dict[str, float]:
+def best_medians(previous: Mapping[str, float], summaries: Mapping[str, Summary]) -> dict[str, float]:
     """Returns the smallest median so far of everything ever seen: the reference of individual scores."""
     own = medians(summaries)
-    return {**former, **{name: min(median, former.get(name, median)) for name, median in own.items()}}
+    return {**previous, **{name: min(median, previous.get(name, median)) for name, median in own.items()}}
 
 
 @dataclass(frozen=True)
@@ -105,10 +117,20 @@ class StragglerId:
 
 @dataclass(frozen=True)
 class Report:
-    """The scores of all ranks on rank 0, or of the own rank where nothing was gathered; each is in (0, 1].
+    """The scores of all ranks on rank 0, or of this rank where nothing was gathered. Each score is in (0, 1].
 
-    GPU scores by rank, section scores by section and rank; empty where they were not to be computed. The summaries are
-    this rank's own: sections in ms, kernels in us. `generate_report_elapsed_time` is in seconds.
+    The names are NVIDIA's.
+
+    Attributes:
+        gpu_relative_perf_scores, gpu_individual_perf_scores: rank -> score, NaN without kernels; empty where these
+            scores were not to be computed.
+        section_relative_perf_scores, section_individual_perf_scores: section -> rank -> score; empty likewise.
+        rank_to_node: rank -> the name of its node.
+        local_section_summaries: section -> summary of this rank's own times, in ms.
+        local_kernel_summaries: kernel -> summary of this rank's own times, in us.
+        generate_report_elapsed_time: how long the report took, in seconds.
+        gather_on_rank0: whether the scores of all ranks were gathered.
+        rank: this rank.
     """
 
     gpu_relative_perf_scores: Mapping[int, float]
@@ -136,6 +158,10 @@ class Report:
         section_indiv_threshold: float = THRESHOLD,
     ) -> dict[str, Any]:
         """Returns the ranks whose score is below a threshold. NaN is below none.
+
+        Args:
+            gpu_rel_threshold, gpu_indiv_threshold: for the scores of kernels.
+            section_rel_threshold, section_indiv_threshold: for the scores of sections.
 
         Returns:
             `straggler_gpus_relative` and `straggler_gpus_individual`, sets of `StragglerId`;
@@ -180,9 +206,11 @@ def check_threshold(name: str, value: object) -> None:
 
 
 def row_of(scores: Mapping[str, Scores], names: Collection[str]) -> list[float]:
-    """Returns the row of numbers that a rank sends: of each kind of scores the GPU's, then the sections' in order.
+    """Returns the row of numbers that a rank sends to rank 0: for each kind of scores the GPU's, then the sections'.
 
-    NaN stands for a score that does not exist.
+    Args:
+        scores: kind -> scores; the same kinds in the same order on all ranks.
+        names: the sections, in the order that all ranks have agreed on. NaN stands for a score that does not exist.
     """
     row = []
     for of_kind in scores.values():
@@ -193,7 +221,13 @@ def row_of(scores: Mapping[str, Scores], names: Collection[str]) -> list[float]:
 def tables_of(
     rows: Mapping[int, list[float]], kinds: Iterable[str], names: Collection[str]
 ) -> dict[str, tuple[dict[int, float], dict[str, dict[int, float]]]]:
-    """Returns for each kind of scores the GPU and section scores of all ranks, from their rows."""
+    """Returns for each kind of scores the GPU scores and the section scores of all ranks.
+
+    Args:
+        rows: rank -> what `row_of` returned there.
+        kinds: the kinds of scores, in the order in which they are in a row.
+        names: the sections, in the order in which they are in a row.
+    """
     tables = {}
     for position, kind in enumerate(kinds):
         begin = position * (1 + len(names))
@@ -209,7 +243,7 @@ def tables_of(
 def section_times(sections: Mapping[str, Summary], scores: Mapping[str, Scores]) -> SectionTimes:
     """Returns the message to the monitor: times and scores of the sections that took longest, and the GPU's scores.
 
-    It is bounded in size whatever the sections are.
+    The message is bounded in size, whatever the sections are. The launcher writes it into its journal.
     """
     of_gpu: dict[str, float | None] = dict.fromkeys(_KINDS)
     of_gpu |= {kind: of_kind.gpu for kind, of_kind in scores.items() if not math.isnan(of_kind.gpu)}
@@ -229,7 +263,15 @@ def section_times(sections: Mapping[str, Summary], scores: Mapping[str, Scores])
 
 @dataclass(frozen=True)
 class RankScores:
-    """The scores of one kind ("relative", "individual") by rank, none of them NaN; the worst first."""
+    """What a report says of all ranks by one kind of scores: what is printed and recorded.
+
+    Attributes:
+        subject: "GPU" or "Section": what the scores are of.
+        kind: "relative" or "individual".
+        scores: rank -> score, the worst first, none of them NaN.
+        threshold: a rank with a lower score is a straggler.
+        nodes: rank -> the name of its node.
+    """
 
     subject: str
     kind: str
@@ -243,7 +285,7 @@ class RankScores:
         return [rank for rank, score in self.scores.items() if score < self.threshold]
 
     def lines(self, shown: int) -> list[str]:
-        """Returns the lines that name the worst and the best ranks, at most `shown` of each."""
+        """Returns the lines that name the worst and the best ranks, at most `shown` of each; none without a score."""
         ranks, count = list(self.scores), min(shown, len(self.scores))
         if not count:
             return []
@@ -256,7 +298,7 @@ class RankScores:
         ]
 
     def warning(self) -> str | None:
-        """Returns the warning, when any rank is flagged."""
+        """Returns the warning that names the stragglers; None where there is none."""
         if not self.flagged:
             return None
         return f"STRAGGLER DETECTION WARNING: {_WARNINGS[self.subject, self.kind]} Affected ranks: {self.flagged}"
@@ -278,7 +320,12 @@ class RankScores:
 
 
 def findings(report: Report, thresholds: Mapping[str, float]) -> list[RankScores]:
-    """Returns the findings of the kinds of scores in `thresholds`; a score below its threshold is a straggler's."""
+    """Returns one finding for each kind of scores in `thresholds`.
+
+    Args:
+        report: the report of all ranks.
+        thresholds: kind -> the score below which a rank is a straggler.
+    """
     of_kinds = {
         "relative": (report.gpu_relative_perf_scores, report.section_relative_perf_scores),
         "individual": (report.gpu_individual_perf_scores, report.section_individual_perf_scores),
@@ -304,6 +351,7 @@ def _finding(
 
 
 def _lowest(sections: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
+    """Returns the lowest section score of each rank. The section around the whole step counts only when it is alone."""
     inside = [scores for name, scores in sections.items() if name != STEP_SECTION] or list(sections.values())
     ranks = {rank for scores in inside for rank in scores}
     return {rank: min(scores[rank] for scores in inside if rank in scores) for rank in ranks}

@@ -1,6 +1,8 @@
 """The last samples of one kind of work, and their summaries. Knows no clock and no rank.
 
-`section_timers.py` and `kernels.py` add to it, `reporting.py` reads it.
+`section_timers.py` and `kernels.py` add a sample each time a section or a kernel was timed, in the training's thread.
+`detector.py` drains the samples into summaries at each report; `reporting.py` reads the summaries. The unit of a sample
+is its owner's: ms for sections, us for kernels.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# As an array of doubles 64 KiB. A training with more in one report needs no older ones for a median.
 MAX_SAMPLES = 8192
+"""Samples of one kind that are kept: as an array of doubles 64 KiB. Where more come between two reports, the median of
+the last ones is as good."""
 
 
 class Statistic(str, enum.Enum):
-    """What a summary holds. STD is that of the samples themselves (divided by NUM), so that one sample has one too."""
+    """What a summary holds: minimum, maximum, median, average, standard deviation and number of the samples.
+
+    STD is the deviation of the samples themselves (divided by NUM, not NUM - 1), so that a single sample has one, too.
+    """
 
     MIN = "MIN"
     MAX = "MAX"
@@ -27,7 +33,7 @@ class Statistic(str, enum.Enum):
     STD = "STD"
     NUM = "NUM"
 
-    __hash__ = str.__hash__  # an Enum's own is written in Python
+    __hash__ = str.__hash__  # an Enum's own hash is written in Python, and slow for a key
 
 
 _IN_ORDER = tuple(Statistic)
@@ -35,7 +41,7 @@ Summary: TypeAlias = Mapping[Statistic, float]
 
 
 class Samples:
-    """The last `MAX_SAMPLES` samples."""
+    """The last `MAX_SAMPLES` samples. A ring: when it is full, a new sample replaces the oldest."""
 
     __slots__ = ("_oldest", "_values")
 
@@ -51,7 +57,7 @@ class Samples:
             self._values[self._oldest] = value
             self._oldest = (self._oldest + 1) % MAX_SAMPLES
 
-    def taken(self) -> array[float]:
+    def drain(self) -> array[float]:
         """Returns the samples, in no order, and removes them."""
         values = self._values
         self._values = array("d")
@@ -60,11 +66,12 @@ class Samples:
 
 
 def summaries(samples: Mapping[str, Samples]) -> dict[str, Summary]:
-    """Returns the summary of each that has samples, in their unit, and removes the samples.
+    """Returns a summary of each kind of work that has samples, in the samples' unit. Removes the samples.
 
-    Those with as many samples are the rows of one table: a hundred kinds of kernels cost little more than one.
+    Kinds with the same number of samples are computed together, as the rows of one table: a hundred kinds of kernels
+    cost little more than one.
     """
-    values = {name: kept.taken() for name, kept in samples.items()}
+    values = {name: kept.drain() for name, kept in samples.items()}
     names_by_count: dict[int, list[str]] = {}
     for name, taken in values.items():
         names_by_count.setdefault(len(taken), []).append(name)
@@ -77,7 +84,12 @@ def summaries(samples: Mapping[str, Samples]) -> dict[str, Summary]:
 
 
 def _columns(rows: NDArray[np.float64], count: int) -> Iterator[tuple[float, ...]]:
-    """Returns the statistics of each row, in the order of `_IN_ORDER`."""
+    """Returns the statistics of each row, in the order of `_IN_ORDER`. Sorts the rows in place.
+
+    Args:
+        rows: one row for each kind of work.
+        count: the number of samples in each row.
+    """
     rows.sort(axis=1)
     mean = np.add.reduce(rows, axis=1) / count
     apart = rows - mean[:, None]

@@ -1,6 +1,7 @@
 """Timers of sections. They run inside the training's step, so an entry that is not timed must cost next to nothing.
 
-Knows its kernels only as something to start and stop; no rank, no report.
+`Detector.detection_section` gives the script a `SectionTimer` as a context manager. A section is entered by one thread,
+the training's. This file knows the kernels only as something to start and stop, and knows no rank and no report.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from ft_client.straggler.samples import Samples, Summary, summaries
 
 
 class SectionTimer:
-    """A section of this process: one context manager for all its entries, every `every`-th of which is timed."""
+    """A section of this process: one context manager for all its entries.
+
+    Args:
+        name: the section's name, in reports.
+        every: one in so many entries is timed: `profiling_interval`.
+        kernels: the recorder of CUDA kernels, which is started around each timed entry.
+
+    Attributes:
+        profile_cuda: whether kernels are recorded as well.
+        is_open: whether its body runs.
+        samples: how long the timed entries took, in ms.
+    """
 
     __slots__ = (
         "_every",
@@ -39,10 +51,10 @@ class SectionTimer:
         self._profiling = False
 
     def __enter__(self) -> None:
-        """Opens it.
+        """Opens the section.
 
         Raises:
-            RuntimeError: it is open already.
+            RuntimeError: the section is open already. A section inside another one needs another name.
         """
         if self.is_open:
             raise RuntimeError(f"name={self.name!r}: the section is open already; a section inside needs another name")
@@ -54,7 +66,10 @@ class SectionTimer:
             self._started_ns = perf_counter_ns()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Closes it; an entry that raised is not recorded."""
+        """Closes the section. An entry that raised is not recorded: it shows how long the fault took, not the work.
+
+        Where kernels were recorded, this waits for the GPU, after the time was taken.
+        """
         self.is_open = False
         if self._started_ns:
             took_ns = perf_counter_ns() - self._started_ns
@@ -66,11 +81,11 @@ class SectionTimer:
 
 
 class SectionTimers(dict[str, SectionTimer]):
-    """The sections of this process by name, made when first named.
+    """The sections of this process by name. A section is made when its name is used for the first time.
 
     Args:
-        every: which entries are timed.
-        kernels: what runs on the GPU meanwhile.
+        every: one in so many entries of a section is timed.
+        kernels: the recorder of CUDA kernels.
     """
 
     def __init__(self, every: int, kernels: Kernels) -> None:
@@ -82,13 +97,13 @@ class SectionTimers(dict[str, SectionTimer]):
         """Makes and returns the section of a name that is used for the first time.
 
         Raises:
-            ValueError: that is not a name.
+            ValueError: the name is no text, or empty.
         """
         if not isinstance(name, str) or not name:
             raise ValueError(f"name={name!r}: the name of a section must be a text that is not empty")
         self[name] = section = SectionTimer(name, self._every, self._kernels)
         return section
 
-    def taken(self) -> dict[str, Summary]:
+    def drain(self) -> dict[str, Summary]:
         """Returns the summary (ms) of each section timed since the last call, and removes the samples."""
         return summaries({name: section.samples for name, section in list(self.items())})

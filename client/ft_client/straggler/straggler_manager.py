@@ -1,8 +1,8 @@
 """`StragglerManager`: straggler detection around a training's step, which reports at an interval and may stop it.
 
-Scripts call it. The name is the peer's, whose documented methods it has. Names and defaults of its options are those of
-Megatron Bridge's `NVRxStragglerDetectionConfig`. Measuring is `detector.py`'s; it ends no rank unless its options say
-so.
+Scripts call it in the training's thread, and so does the callback for Lightning. The class has the documented methods
+of NVIDIA's class; the names and defaults of its options are those of Megatron Bridge's `NVRxStragglerDetectionConfig`.
+`detector.py` measures. No rank is ended unless the options say so.
 """
 
 from __future__ import annotations
@@ -28,9 +28,17 @@ T = TypeVar("T")
 class StragglerOptions:
     """The options: which scores to compute, what to print, when to stop.
 
-    `report_time_interval` is in seconds; `num_gpu_perf_scores_to_print` of the best and as many of the worst (0: none);
-    a score below its threshold is a straggler's; `stop_if_detected`: end the training on all ranks then;
-    `enable_logging`: a structured record of each report; every `profiling_interval`-th step is timed.
+    Attributes:
+        enabled: whether anything is measured at all.
+        report_time_interval: seconds between two reports.
+        calc_relative_gpu_perf: whether to compare ranks with each other.
+        calc_individual_gpu_perf: whether to compare each rank with its own best.
+        num_gpu_perf_scores_to_print: how many of the best and of the worst scores to print; 0: none, only warnings.
+        gpu_relative_perf_threshold, gpu_individual_perf_threshold: a rank with a lower score is a straggler.
+        stop_if_detected: whether to end the training on all ranks if there is a straggler.
+        enable_logging: whether to log a structured record of each report, as JSON.
+        profiling_interval: one in so many steps is timed.
+        logger_name: the logger of all that is printed.
     """
 
     enabled: bool = True
@@ -71,7 +79,7 @@ class StragglerOptions:
 
 
 def _read_options(config: object, options: dict[str, object]) -> StragglerOptions:
-    """Returns the options of any object that has attributes of their names, replaced by those in `options`.
+    """Returns the options of any object that has attributes of their names; those in `options` take precedence.
 
     Raises:
         ValueError: a value is wrong.
@@ -84,6 +92,16 @@ def _read_options(config: object, options: dict[str, object]) -> StragglerOption
 
 class StragglerManager:
     """Straggler detection for one training.
+
+    Example:
+
+        manager = StragglerManager(report_time_interval=60.0, stop_if_detected=True, exit_code=3)
+        manager.initialize()
+        train_step = manager.wrap_train_step_function(train_step)
+        for batch in data:
+            train_step(batch)
+            manager.check_stragglers()
+        manager.shutdown()
 
     Args:
         config: any object with the options as attributes, `StragglerOptions` or a peer's; None: the defaults.
@@ -143,7 +161,7 @@ class StragglerManager:
         self._running = True
 
     def wrap_train_step_function(self, train_step_func: Callable[..., T]) -> Callable[..., T]:
-        """Returns the step as a function that is timed while the detection runs."""
+        """Returns a function that calls the step, and times it while the detection runs."""
 
         @functools.wraps(train_step_func)
         def step(*args: Any, **kwargs: Any) -> T:
@@ -157,7 +175,9 @@ class StragglerManager:
         return train_step_func
 
     def check_stragglers(self, global_rank: int | None = None) -> bool:
-        """Reports when the interval has passed, and stops the training if that was asked for. Call it once per step.
+        """Reports when the interval has passed, and stops the training if that was asked for.
+
+        Called once for each step, on every rank. A report is a collective, at the same step on all ranks.
 
         Args:
             global_rank: this rank; accepted for compatibility.
@@ -196,7 +216,7 @@ class StragglerManager:
             Detector.shutdown()
 
     def _log(self, start_s: float) -> None:
-        """Logs what was found."""
+        """Logs what was found: scores, the structured record, and a warning for each kind with a straggler."""
         for finding in self.found:
             for line in finding.lines(self.options.num_gpu_perf_scores_to_print):
                 self.logger.info(line)
@@ -216,6 +236,6 @@ class StragglerManager:
 
 
 class NVRxStragglerDetectionManager(StragglerManager):
-    """`StragglerManager` by the peer's name, with the peer's logger."""
+    """`StragglerManager` by the name of Megatron Bridge's class, with the logger of that class."""
 
     _LOGGER_NAME = "megatron.bridge.NVRxStragglerDetection"

@@ -1,5 +1,5 @@
-"""Faults on purpose on this node: receives from the ranks which one strikes, records it, and carries out those that
-concern the system. Made by `composition.py`, called by `agent/ranks.py`. When a fault is due, only the rank knows:
+"""Faults on purpose on this node: receives from the ranks which fault happens now, records it, and carries out those
+that concern the system. Made by `composition.py`, called by `agent/ranks.py`. When a fault is due, only the rank knows:
 nothing is begun here without its report.
 """
 
@@ -21,7 +21,7 @@ from ft_launcher.node.zygote.pool import ZygotePool
 from ft_launcher.record.recorder import Recorder
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings import injection
-from rank_monitor.contract.settings.injection import Injection, StrikeReport
+from rank_monitor.contract.settings.injection import Injection, InjectionReport
 from rank_monitor.contract.wire import channel
 from rank_monitor.contract.wire.complaints import Complaints
 
@@ -92,7 +92,7 @@ class Injected:
             _carry_out(fault, monitors.pid(report.local_rank), zygotes.pids())
 
     def during(self, cycle: int) -> dict[int, str]:
-        """Returns what struck the ranks of a cycle on purpose, in words, by local rank."""
+        """Returns the faults that were injected into the ranks of a cycle, in words, by local rank."""
         return {local_rank: text for (in_cycle, local_rank), text in self._injected.items() if in_cycle == cycle}
 
     def close(self) -> None:
@@ -101,13 +101,13 @@ class Injected:
             self._socket.close()
             self._socket = None
 
-    def _receive(self) -> Iterator[tuple[StrikeReport, Injection]]:
+    def _receive(self) -> Iterator[tuple[InjectionReport, Injection]]:
         # Bounded: a rank that sends without end must not keep the launcher from all else.
         for _ in range(_MAX_AT_ONCE):
             if self._socket is None:
                 return
             try:
-                report = StrikeReport.decode(self._socket.recv(_MAX_BYTES))
+                report = InjectionReport.decode(self._socket.recv(_MAX_BYTES))
                 yield report, injection.parse(report.fault)
             except (ProtocolError, ValueError) as error:
                 self._complaints.about("unreadable", f"a report of a fault on purpose cannot be read: {error}")

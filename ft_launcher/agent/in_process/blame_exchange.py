@@ -252,7 +252,7 @@ class BlameExchange:
             if blame.kind is not HangKind.GONE and first.scene.own_frame:
                 text += f"; it is at {first.scene.own_frame}"
             record = {"finding": blame.kind.value, "ranks": list(blame.culprits), "text": text}
-            this_round.set_blame(json.dumps(record))
+            this_round.set_culprit(json.dumps(record))
         self.news.put(Blamed(this_round.number, blame, text))
 
 

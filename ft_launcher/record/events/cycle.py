@@ -148,7 +148,7 @@ class EvidenceEvent(Event, name="evidence"):
     suspect_results: Private[Mapping[str, Any]]
     """Local rank -> its suspect result, with the fields of `result_in_doubt`."""
     on_purpose: Private[Mapping[str, str]]
-    """Local rank -> the fault on purpose that struck it in this cycle."""
+    """Local rank -> the fault that was injected into the rank in this cycle."""
     nccl: Private[Mapping[str, Any] | None]
     """After a hang, what NCCL's RAS said of the job ([hangs.md](hangs.md)): `processes` it knows, of which `missing`
     (`missing_count` in all) it did not reach, each with `host`, `pid`, `is_dead` (it has given it up), and `rank` in a
@@ -198,12 +198,12 @@ class LimitDoubledEvent(Event, name="limit_doubled"):
 
 @dataclass(frozen=True)
 class FaultOnPurposeEvent(OfCycle, Event, name="fault_on_purpose"):
-    """A fault on purpose (`--ft-inject`) strikes a rank. Written before it happens."""
+    """A fault is injected into a rank (`--ft-inject`, or a call in the script). Written before the fault happens."""
 
     fault: Shared[str]
     """The fault, as `--ft-inject` names it."""
     rank: Shared[int]
-    """The rank that it strikes."""
+    """The rank into which the fault is injected."""
     local_rank: Shared[int]
     """Its number on this node."""
     at: Shared[str]

@@ -125,7 +125,9 @@ class StartSettings:
     port_range: tuple[int, int] | None = setting(None, kinds.PORTS, "where the ports of ours may be")
     dry_run: bool = setting(False, kinds.BOOLEAN, "print command, environment, limits of each rank; start nothing")
     alias_nvrx: bool = setting(False, kinds.BOOLEAN, "nvidia_resiliency_ext imports resolve to ours")
-    inject: tuple[str, ...] = setting((), injection.SETTING, "a fault on purpose, for drills; may be given again")
+    inject: tuple[str, ...] = setting(
+        (), injection.SETTING, "a fault to inject into a rank on purpose; may be given again"
+    )
 
     @property
     def preloaded(self) -> tuple[str, ...]:

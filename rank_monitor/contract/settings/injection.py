@@ -221,7 +221,7 @@ def socket_beside(monitor_socket: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class StrikeReport:
+class InjectionReport:
     """The report that a fault happens now on this rank. The launcher carries out those of the system."""
 
     fault: str
@@ -234,7 +234,7 @@ class StrikeReport:
         return json.dumps(vars(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> StrikeReport:
+    def decode(cls, data: bytes) -> InjectionReport:
         """Reads the datagram that `encode` made.
 
         Raises:

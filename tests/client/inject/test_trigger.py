@@ -1,4 +1,4 @@
-"""When a fault strikes, as tables: what the training shows, and which of it strikes."""
+"""When a fault fires, as tables: what the training shows, and at which of it the fault fires."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_of_several_optimizers_the_one_ahead_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "steps", "strikes_at"),
+    ("text", "steps", "fires_at"),
     [
         ("step:3", [1, 2, 3, 4], 3),
         ("step:0", [0, 1], 0),
@@ -50,19 +50,19 @@ def test_of_several_optimizers_the_one_ahead_counts() -> None:
         ("section:a,step:1", [1, 2], None),
     ],
 )
-def test_steps(text: str, steps: list[int], strikes_at: int | None) -> None:
+def test_steps(text: str, steps: list[int], fires_at: int | None) -> None:
     """A second passes with each step."""
     fault = trigger(text)
-    struck = [step for step in steps if fault.on_step(range(step, step + 1), 100.0 + step)]
-    assert struck == ([] if strikes_at is None else [strikes_at])
+    fired = [step for step in steps if fault.on_step(range(step, step + 1), 100.0 + step)]
+    assert fired == ([] if fires_at is None else [fires_at])
 
 
-def test_a_step_that_was_passed_over_strikes() -> None:
+def test_a_step_that_was_passed_over_fires() -> None:
     assert trigger("step:3").on_step(range(1, 6), 100.0)
 
 
 @pytest.mark.parametrize(
-    ("text", "events", "strikes_at"),
+    ("text", "events", "fires_at"),
     [
         ("section:a", ["b", "a", "a"], 1),
         ("section:a,delay:2", ["a", "a", "a", "a"], 2),
@@ -70,15 +70,15 @@ def test_a_step_that_was_passed_over_strikes() -> None:
         ("step:1", ["a", "a"], None),
     ],
 )
-def test_sections(text: str, events: list[str | int], strikes_at: int | None) -> None:
-    fault, struck = trigger(text), []
+def test_sections(text: str, events: list[str | int], fires_at: int | None) -> None:
+    fault, fired = trigger(text), []
     for number, event in enumerate(events):
         now_s = 100.0 + number
         if isinstance(event, int):
             assert not fault.on_step(range(event, event + 1), now_s)
         elif fault.on_section(event, now_s):
-            struck.append(number)
-    assert struck == ([] if strikes_at is None else [strikes_at])
+            fired.append(number)
+    assert fired == ([] if fires_at is None else [fires_at])
 
 
 @pytest.mark.parametrize(

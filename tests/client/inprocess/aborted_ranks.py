@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from ft_client.inprocess import gloo_connections
-from ft_client.inprocess.abort import AbortTorchDistributed, forget_groups
+from ft_client.inprocess.abort import AbortTorchDistributed, reset_groups
 from ft_client.inprocess.state import State
 from ft_client.rank.agreement.group import max_over_ranks
 
@@ -135,7 +135,7 @@ class Rank:
         for number in range(len(self.ports)):
             store = self.agree(number)
             if operation == "init":
-                self.struck(operation)
+                self.abort_here(operation)
                 self.ready.wait()
                 del store
                 store = self.agree(number, again=True)
@@ -149,9 +149,9 @@ class Rank:
             if operation == "init":
                 AbortTorchDistributed()(self.state)
             else:
-                self.struck(operation)
+                self.abort_here(operation)
             SECOND.clear()
-            forget_groups()
+            reset_groups()
             ENDS.set()
             OUTLIVING.clear()
             self.ready.wait()
@@ -173,7 +173,7 @@ class Rank:
         self.ready.wait()
         return store
 
-    def struck(self, operation: str) -> None:
+    def abort_here(self, operation: str) -> None:
         """Blocks the main thread, except the last rank's, and frees it from another thread."""
         main, freed, over = threading.get_native_id(), threading.Event(), threading.Event()
 

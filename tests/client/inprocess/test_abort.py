@@ -116,10 +116,10 @@ def test_no_process_group(alone: None) -> None:
 def test_torch_is_not_imported_for_it() -> None:
     code = """
 import sys
-from ft_client.inprocess.abort import AbortTorchDistributed, forget_groups
+from ft_client.inprocess.abort import AbortTorchDistributed, reset_groups
 from ft_client.inprocess.state import State
 AbortTorchDistributed()(State(0, 1).freeze())
-forget_groups()
+reset_groups()
 assert "torch" not in sys.modules
 """
     python(code, limit_s=DEADLINE_S)
@@ -162,16 +162,16 @@ def test_a_dump_that_cannot_be_written(group: None, tmp_path: Path, caplog: pyte
 
 
 def test_groups_that_came_meanwhile_are_forgotten(group: None) -> None:
-    abort.forget_groups()
+    abort.reset_groups()
     assert not dist.is_initialized()
-    abort.forget_groups()
+    abort.reset_groups()
 
 
 def test_an_aborted_group_lives_until_it_is_let_go(group: None) -> None:
     """Else a DDP model may end it, and wait with the GIL held for a thread of the group that waits for the GIL."""
     AbortTorchDistributed()(STATE)
     assert gloo_connections._gloo_loops()
-    abort.forget_groups()
+    abort.reset_groups()
     until(lambda: not gloo_connections._gloo_loops(), "its threads have ended", DEADLINE_S)
 
 

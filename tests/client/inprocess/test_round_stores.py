@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 
 from rank_monitor.contract.rounds.barrier import Entry
 from rank_monitor.contract.rounds.round import Round
-from rank_monitor.contract.rounds.round_stores import note_of, serve_rounds, variables_of
+from rank_monitor.contract.rounds.round_stores import serve_rounds, store_address_of, variables_of
 from tests.patience import patient, until
 
 ALONE = Entry(0, 0, 1)
@@ -96,12 +96,14 @@ def test_who_arrived_last_before_a_fault_gets_its_note(store: HashStore, serving
 def test_another_host_goes_on_where_the_ranks_are(store: HashStore, serving: Serving) -> None:
     """It replaces the server that went with the host before it."""
     servers = dict[int, object]()
-    Round(store, 0).offer(note_of(HOST, 1))
+    Round(store, 0).offer(store_address_of(HOST, 1))
     started_with(store, 0)
-    Round(store, 1).offer(note_of(HOST, 2))
+    Round(store, 1).offer(store_address_of(HOST, 2))
     serving(servers, numbered())
     until(lambda: set(servers) == {1}, "the one of the next iteration")
-    until(lambda: b"1001" in store.get(Round(store, 1)._note), "its note in the place of that of the host before")
+    until(
+        lambda: b"1001" in store.get(Round(store, 1)._store_address), "its note in the place of that of the host before"
+    )
     Round(store, 0).interrupt("{}")
     assert started_with(store, 1)["MASTER_PORT"] == "1001"
 

@@ -86,14 +86,14 @@ def test_a_broken_protocol_is_found_and_told_in_few_lines(monkeypatch: pytest.Mo
 
 def test_who_was_slow_for_too_long_would_go_on_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of the test: what was released is deleted as well, so that it can be released anew."""
-    forget = Round.forget
+    delete_keys = Round.delete_keys
 
-    def forget_all(iteration: Round) -> None:
-        forget(iteration)
-        for key in (iteration._note, iteration.started, iteration.outcome, iteration.closed):
+    def delete_all(iteration: Round) -> None:
+        delete_keys(iteration)
+        for key in (iteration._store_address, iteration.started, iteration.outcome, iteration.closed):
             iteration._store.delete_key(key)
 
-    monkeypatch.setattr(Round, "forget", forget_all)
+    monkeypatch.setattr(Round, "delete_keys", delete_all)
     with pytest.raises((Violation, InternalError)):
         for seed in range(2, 20_000, 4):
             play(plan_of(seed), script_of(seed))

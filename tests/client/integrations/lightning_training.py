@@ -1,6 +1,6 @@
 """A training with the real Lightning, as a launcher's rank runs it: `lightning_training.py FOLDER`.
 
-FOLDER/fits.json says which fits to make, one after the other, and which faults strike in which cycle. Every batch is
+FOLDER/fits.json says which fits to make, one after the other, and which faults happen in which cycle. Every batch is
 written down in FOLDER/seen: the cycle, the rank, the number of the fit, the step before the batch.
 """
 
@@ -29,7 +29,7 @@ RANKS = 2
 
 
 class Model(pl.LightningModule):
-    """One linear layer; strikes when it is told to."""
+    """One linear layer; fails where it is told to."""
 
     def __init__(self, fault: dict[str, Any], step_s: float, note: Any) -> None:
         super().__init__()
@@ -39,18 +39,18 @@ class Model(pl.LightningModule):
     def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
         self.note(self.global_step)
         time.sleep(self.step_s)
-        self.strike("training", self.global_step)
+        self.inject("training", self.global_step)
         return self.layer(batch).square().mean()
 
     def validation_step(self, batch: torch.Tensor, index: int) -> None:
         if not self.trainer.sanity_checking:
-            self.strike("validation", self.global_step)
+            self.inject("validation", self.global_step)
         self.log("loss", self.layer(batch).square().mean() + 1.0, sync_dist=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.strike("saving", self.global_step)
+        self.inject("saving", self.global_step)
 
-    def strike(self, where: str, step: int) -> None:
+    def inject(self, where: str, step: int) -> None:
         fault = self.fault
         if fault.get("in") != where or step < fault["step"] or fault["rank"] != self.global_rank:
             return
@@ -103,7 +103,7 @@ def fit(folder: Path, number: int, plan: dict[str, Any], cycle: int, rank: int) 
     )
     with (folder / "seen").open("a") as seen:
         model = Model(
-            faults.get("strike", {}),
+            faults.get("inject", {}),
             plan.get("step_s", 0.0),
             lambda step: print(cycle, rank, number, step, file=seen, flush=True),
         )

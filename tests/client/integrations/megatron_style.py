@@ -77,7 +77,7 @@ class Training:
             optimizer.zero_grad()
             model(torch.ones(1, 1)).sum().backward()
             optimizer.step()
-        if self.rank == 1 and iteration == self.hang_at and first_time(self.folder / "struck"):
+        if self.rank == 1 and iteration == self.hang_at and first_time(self.folder / "injected"):
             time.sleep(600)
         self.client.end_section("step")
 

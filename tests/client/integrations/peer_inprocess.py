@@ -1,7 +1,7 @@
 """A training that restarts in process, written against the documented API of `nvidia_resiliency_ext.inprocess`.
 
 Model and store live in the process, groups in one call of the function. Rank 1 raises in the first call, in the second
-a fault of the peer's own tools strikes it, and the third comes to the end. Each rank writes down what it saw.
+a fault of the peer's own tools happens in it, and the third comes to the end. Each rank writes down what it saw.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ def test_hang_crash_and_failed_validation_one_after_the_other(start_job: StartJo
     """A simulated hang of rank 1, a crash of rank 0, an exception of rank 1 in validation: each is resumed from."""
     hung = {"fault_type": "rank_hung", "base_delay": 1.0, "rank_to_fail": 1}
     faults = {
-        0: {"simulated": hung, "strike": {"in": "training", "step": 7, "rank": 1, "what": "waits"}},
-        1: {"strike": {"in": "training", "step": 14, "rank": 0, "what": "killed"}},
-        2: {"strike": {"in": "validation", "step": 19, "rank": 1, "what": "raises"}},
+        0: {"simulated": hung, "inject": {"in": "training", "step": 7, "rank": 1, "what": "waits"}},
+        1: {"inject": {"in": "training", "step": 14, "rank": 0, "what": "killed"}},
+        2: {"inject": {"in": "validation", "step": 19, "rank": 1, "what": "raises"}},
     }
     fit = {"watch": watch, "limits": {"max_steps": 24}, "faults": faults}
     job = train(start_job, tmp_path, "job", [fit], "--max-restarts=3", LIMITS[watch])
@@ -102,7 +102,7 @@ def test_jobs_go_on_until_the_flag_is_there(start_job: StartJob, tmp_path: Path,
     """The first job dies, the second resumes, learns and completes; further fits know what it learned."""
     at = tmp_path / "training"
     training = {"watch": watch, "limits": {"max_epochs": 2}, "stragglers": True, "logger": True}
-    dies = training | {"faults": {0: {"strike": {"in": "training", "step": 26, "rank": 0, "what": "killed"}}}}
+    dies = training | {"faults": {0: {"inject": {"in": "training", "step": 26, "rank": 0, "what": "killed"}}}}
     job = train(start_job, tmp_path, "first", [dies], code=137)
     assert not (at / "finished").exists()
     assert learned(at).get("section", {}).get("calculated_sections") == KNOWN_AFTER_SAVES[watch]
@@ -157,8 +157,8 @@ def test_a_simulated_crash_and_a_hang_in_a_save_after_a_cold_start(
 ) -> None:
     killed = {"fault_type": "rank_killed", "base_delay": 1.0, "rank_to_fail": 0}
     faults = {
-        0: {"simulated": killed, "strike": {"in": "training", "step": 7, "rank": 0, "what": "waits"}},
-        1: {"strike": {"in": "saving", "step": 12, "rank": 1, "what": "waits"}},
+        0: {"simulated": killed, "inject": {"in": "training", "step": 7, "rank": 0, "what": "waits"}},
+        1: {"inject": {"in": "saving", "step": 12, "rank": 1, "what": "waits"}},
     }
     fit = {"watch": watch, "limits": {"max_steps": 24}, "faults": faults}
     limits = {"heartbeats": LIMITS["heartbeats"], "sections": "--ft-rank-section-timeouts=step:60,checkpointing:8"}

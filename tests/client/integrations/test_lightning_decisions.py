@@ -14,8 +14,8 @@ from ft_client.integrations.lightning.fit import (
     Fit,
     FitEvent,
     TrainerProgress,
+    completion_reason,
     section_after,
-    why_complete,
 )
 from ft_client.rank.monitoring.learned_limits import OUT_OF_SECTION, STEP
 
@@ -56,11 +56,11 @@ MIDWAY = TrainerProgress(
 )
 def test_when_a_training_is_complete(reason: str | None, facts: dict[str, object], batches: int) -> None:
     fit = Fit(batches=batches, ended=True)
-    assert why_complete(fit, dataclasses.replace(MIDWAY, **facts)) == reason  # type: ignore[arg-type]
+    assert completion_reason(fit, dataclasses.replace(MIDWAY, **facts)) == reason  # type: ignore[arg-type]
 
 
 def test_a_fit_that_did_not_come_to_its_end_did_not_find_nothing_to_do() -> None:
-    assert why_complete(Fit(batches=0, ended=False), MIDWAY) is None
+    assert completion_reason(Fit(batches=0, ended=False), MIDWAY) is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ WORLD = 6
 
 @pytest.fixture
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Fault, float]]:
-    """What would strike this rank, which is rank 3 of six."""
+    """What would be injected into this rank, which is rank 3 of six."""
     found: list[tuple[Fault, float]] = []
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", str(WORLD))
@@ -50,18 +50,18 @@ def test_all_ranks_draw_the_same(dispatched: list[tuple[Fault, float]], monkeypa
 
 
 def test_the_exception_of_the_workload_waits_for_a_look(capfd: pytest.CaptureFixture[str]) -> None:
-    struck: list[str] = []
+    called: list[str] = []
     tools.maybe_raise_workload_exception()
     tools.dispatch_fault_injection(fault=Fault.WORKLOAD_EXC, delay=3600.0, callback=None)
     tools.maybe_raise_workload_exception()
-    tools.dispatch_fault_injection(Fault.WORKLOAD_EXC, 0.0, lambda: struck.append("here"))
+    tools.dispatch_fault_injection(Fault.WORKLOAD_EXC, 0.0, lambda: called.append("here"))
     with pytest.raises(tools.InjectedException):
         tools.maybe_raise_workload_exception()
     tools.maybe_raise_workload_exception()
     tools.dispatch_fault_injection(Fault.WORKLOAD_EXC, 0.0)
     tools.clear_workload_exception()
     tools.maybe_raise_workload_exception()
-    assert struck == ["here"] and "FT: Simulating fault: WORKLOAD_EXC" in capfd.readouterr().err
+    assert called == ["here"] and "FT: Simulating fault: WORKLOAD_EXC" in capfd.readouterr().err
 
 
 def test_what_is_no_fault() -> None:

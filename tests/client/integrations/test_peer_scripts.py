@@ -42,7 +42,9 @@ def test_a_wrapper_with_all_callbacks_composed(start_job: StartJob, tmp_path: Pa
         assert one["finalize"] == [False, False], "after the group was destroyed"
         assert one["steps"] == 6, "from the checkpoint of step 6"
     assert seen[0]["weight"] == seen[1]["weight"]
-    assert [one["faults"] for one in seen] == [[], [1]], "the fault of the peer's tools struck the rank it drew"
+    assert [one["faults"] for one in seen] == [[], [1]], (
+        "the fault of the peer's tools happened on the rank that was drawn"
+    )
     assert "FT: Simulating fault: WORKLOAD_EXC; rank to fail: 1" in job.output
     assert [decision["action"] for decision in job.journal("decision")] == [], "level 1 alone"
     assert job.output.count("restarted in process after") == 2, job.tail()

@@ -200,7 +200,7 @@ def test_kinds_of_data(jobs: Jobs, calm: list[Told], data: str, world_size: int)
     [("transient_error", [0]), ("persistent_error", [16, 17]), ("correct_result", [16, 16, 0])],
 )
 def test_injected(jobs: Jobs, kind: str, ends: list[int], world_size: int) -> None:
-    """Every check of a first run is struck: a correct result leads to the next step, which is struck as well."""
+    """Every check of a first run gets an error: a correct result leads to the next step, which gets one as well."""
     log = []
     for number, end in enumerate(ends):
         told = jobs.run(rate=1, injected=kind, node=str(number), steps=2)
@@ -208,8 +208,8 @@ def test_injected(jobs: Jobs, kind: str, ends: list[int], world_size: int) -> No
         log += [line for one in told for line in one["lines"] if f"rejected on purpose as {kind}" in line]
     for one in told:
         assert one["diagnostics"] == [kind] * (2 if kind == "transient_error" else 1)
-    struck_steps, checks_per_step = (1 if kind == "persistent_error" else 2), 4
-    assert len(log) == world_size * struck_steps * checks_per_step
+    faulty_steps, checks_per_step = (1 if kind == "persistent_error" else 2), 4
+    assert len(log) == world_size * faulty_steps * checks_per_step
 
 
 @pytest.mark.parametrize("world_size", [2])

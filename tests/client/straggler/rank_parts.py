@@ -158,11 +158,11 @@ def kernels_of_some(rank: int) -> list[dict[int, float] | None]:
     for turn in range(2):
         detection = Detector._now
         assert detection is not None
-        detection.kernels.take(recorded("everywhere", 10.0 * (2 if rank == 1 else 1)))
+        detection.kernels.record(recorded("everywhere", 10.0 * (2 if rank == 1 else 1)))
         if rank != 3:
-            detection.kernels.take(recorded("somewhere", 10.0 * (rank + 1)))
+            detection.kernels.record(recorded("somewhere", 10.0 * (rank + 1)))
         if turn and rank == 3:
-            detection.kernels.taken()
+            detection.kernels.drain()
         report = Detector.generate_report()
         told.append(None if report is None else dict(report.gpu_relative_perf_scores))
     return told

@@ -161,7 +161,7 @@ def test_kernels_that_are_always_new_are_bounded() -> None:
         detection = Detector._now
         assert detection is not None
         for name in ["always", *(f"{turn} {index}" for index in range(300))]:
-            detection.kernels.take(recorded(name, 10.0))
+            detection.kernels.record(recorded(name, 10.0))
         scores.append(report_of().gpu_individual_perf_scores[0])
     assert scores == [1.0] * 3
     assert len(detection._best.kernels) == MAX_KERNELS and "always" in detection._best.kernels

@@ -28,11 +28,11 @@ def event(name: str, took_us: float, device: object = DeviceType.CUDA, annotatio
 
 def test_kernels_are_taken_in_by_name_in_microseconds() -> None:
     kernels = Kernels()
-    kernels.take([event("gemm", 10), event("gemm", 30), event("relu", 2)])
-    found = kernels.taken()
+    kernels.record([event("gemm", 10), event("gemm", 30), event("relu", 2)])
+    found = kernels.drain()
     assert (found["gemm"][Statistic.MED], found["gemm"][Statistic.NUM]) == (20, 2)
     assert found["relu"][Statistic.AVG] == 2
-    assert kernels.taken() == {}
+    assert kernels.drain() == {}
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,16 @@ def test_kernels_are_taken_in_by_name_in_microseconds() -> None:
 )
 def test_what_is_no_kernel_or_waits_for_others_does_not_count(other: FunctionEvent) -> None:
     kernels = Kernels()
-    kernels.take([other])
-    assert kernels.taken() == {}
+    kernels.record([other])
+    assert kernels.drain() == {}
 
 
 def test_the_number_of_names_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     kernels = Kernels()
     with caplog.at_level(logging.WARNING):
-        kernels.take(event(f"kernel {index}", 1) for index in range(MAX_KERNELS + 5))
-        kernels.take([event("kernel 0", 3)])
-    found = kernels.taken()
+        kernels.record(event(f"kernel {index}", 1) for index in range(MAX_KERNELS + 5))
+        kernels.record([event("kernel 0", 3)])
+    found = kernels.drain()
     assert len(found) == MAX_KERNELS
     assert found["kernel 0"][Statistic.NUM] == 2
     assert [record.message for record in caplog.records] == [
@@ -71,8 +71,8 @@ def test_events_of_a_real_profile_can_be_read() -> None:
     events = recording.events()
     assert len(events) > 0
     kernels = Kernels()
-    kernels.take(events)
-    assert kernels.taken() == {}
+    kernels.record(events)
+    assert kernels.drain() == {}
 
 
 def test_torch_tells_whether_a_profile_runs() -> None:

@@ -15,7 +15,7 @@ from ft_launcher.decide.policy.restart_policy import Decision
 from ft_launcher.record import events
 from ft_launcher.record.events import ABSENT, EVENTS, Event
 from ft_launcher.record.events.sharing import sharing_of
-from rank_monitor.contract.settings.injection import StrikeReport
+from rank_monitor.contract.settings.injection import InjectionReport
 from rank_monitor.contract.wire import launcher_messages, messages
 from scripts.docs import journal_events
 
@@ -61,7 +61,7 @@ def test_the_page_is_current() -> None:
     [
         (events.FaultEvent, Fault, {"cycle"}),
         (events.DecisionEvent, Decision, {"cycle", "inputs"}),
-        (events.FaultOnPurposeEvent, StrikeReport, {"cycle"}),
+        (events.FaultOnPurposeEvent, InjectionReport, {"cycle"}),
         (events.VerdictEvent, launcher_messages.Verdict, {"stacks"}),
         (events.InterruptionEvent, launcher_messages.Verdict, {"stacks"}),
         (events.UncaughtExceptionEvent, messages.RankException, {"cycle", "rank"}),

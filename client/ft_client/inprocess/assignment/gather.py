@@ -1,9 +1,16 @@
-"""Gathers one value of every rank on all ranks through a store: O(1) operations per rank.
+"""Gathers one value of every rank on all ranks through a store, with O(1) operations per rank.
 
-Rank assignments use it by their context. Each rank writes its value and increments a counter; the last one reads
-all values and publishes them, compressed, under one key. If a rank is lost meanwhile, a process that knows it publishes
-that instead. The first publication holds for all ranks, and stays in the store with the counter: some kilobytes where
-there are thousands of ranks. Each rank deletes its own value, unless the gather was abandoned.
+Rank assignments use it, by the `gathers` of their context. How a gather goes:
+
+1. Each rank writes its value and increments a counter.
+2. The last rank reads all values and publishes them, compressed, under one key. All other ranks wait for that key.
+3. If a rank is lost meanwhile, a process that knows it publishes that the gather is abandoned.
+4. The first publication holds for all ranks, so that all return values, or all raise `GatherAbandoned`.
+
+The publication stays in the store, with the counter: some kilobytes where there are thousands of ranks. Each rank
+deletes its own value, unless the gather was abandoned.
+
+Threads: the main thread gathers, and may block in it. The watcher's thread abandons, over another connection.
 """
 
 from __future__ import annotations
@@ -20,11 +27,14 @@ _ABANDONED = b"abandoned"
 
 
 class GatherAbandoned(Exception):
-    """A rank that takes part in the gather is lost."""
+    """A rank that takes part in the gather is lost. Raised on all other ranks that take part."""
 
 
 class Gathers:
-    """The gathers that one rank makes through the store of one rank assignment. Another thread may abandon them."""
+    """The gathers that one rank makes through the store of one rank assignment. Another thread may abandon them.
+
+    Gathers are numbered: every rank must make the same gathers in the same order.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -48,7 +58,8 @@ class Gathers:
         store, number = self._store, self._made
         mine, everything = _mine(number, rank), _all(number)
         self._made += 1
-        # `abandon` sets the flag and then reads the number; here the order is reversed, so one of the two publishes.
+        # `abandon` sets the flag, then reads the number. Here the number is set first, then the flag is read: so at
+        # least one of the two threads sees what the other has set, and publishes.
         if self._are_abandoned:
             release(store, everything, _ABANDONED)
         store.set(mine, value.encode())
@@ -64,16 +75,16 @@ class Gathers:
             else:
                 store.wait([everything], timeout)
             published = store.get(everything)
-        if published == _ABANDONED:  # the last one may still read the value of this rank: its key stays
+        if published == _ABANDONED:  # the last rank may still read the value of this rank, so its key stays
             raise GatherAbandoned(f"gather {number}: a rank that takes part is lost")
         store.delete_key(mine)
         return _values(published, len(ranks), number)
 
     def abandon(self, store: Store) -> None:
-        """Ends the present gather and all later ones on every rank with `GatherAbandoned`.
+        """Ends the present gather and all later gathers, on every rank, with `GatherAbandoned`. Does not wait.
 
         Args:
-            store: the same keys through another connection, since this rank's own may be waiting.
+            store: the same keys through another connection, since the connection of the main thread may be waiting.
         """
         self._are_abandoned = True
         if self._made:
@@ -89,6 +100,11 @@ def _all(number: int) -> str:
 
 
 def _values(published: bytes, count: int, number: int) -> list[str]:
+    """Returns the values of a publication.
+
+    Raises:
+        InternalError: the publication is not one of `count` ranks. Any process can write to the store.
+    """
     try:
         values = json.loads(zlib.decompress(published))
     except (zlib.error, ValueError) as problem:

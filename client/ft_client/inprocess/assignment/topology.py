@@ -1,8 +1,12 @@
-"""Layers that group ranks, and all ranks as the leaves of a tree of them: which are active after each loss. Pure.
+"""Layers that group ranks, and all ranks as the leaves of a tree of layers: which are active after each loss. Pure.
 
-`Tree` asks it. Every rank computes the same from the keys that were gathered once. A key is any hashable value, or the
-result of the user's function for a rank; `FilterCountGroupedByKey` has one, too. Ranks exchange keys as text, so that
-nothing is unpickled: equal keys have equal texts in every process.
+`rank_assignment.py: Tree` makes one `Topology` for a call, and asks it before each round. Every rank has the whole
+tree, and computes the same from the keys that were gathered once.
+
+Words: a *layer* is one way to group ranks, such as by node. A *branch* is one group of a layer, such as one node. A
+*leaf* is one rank; its branches lead from the root, which holds all ranks, down. A *key* says which branch of a layer a
+rank belongs to. It is any hashable value, or the result of the user's function for the rank. Ranks exchange keys as
+text, so that nothing is unpickled: equal keys have equal texts in every process.
 
 Leaves are in depth-first order, siblings in the order of their ranks at entry, so that the leaves of a branch are
 consecutive. An update takes O(ranks x layers).
@@ -23,7 +27,7 @@ KeyOrFn = Hashable | Callable[..., Any]
 
 
 def check_key(key_or_fn: object) -> None:
-    """Checks a key or function.
+    """Checks a key, or a function that returns one.
 
     Raises:
         TypeError: it is neither hashable nor a function of `(state)` or `(rank, world_size)`.
@@ -38,7 +42,7 @@ def check_key(key_or_fn: object) -> None:
 
 
 def group_key(key_or_fn: KeyOrFn, state: State) -> str:
-    """The key of the rank in this state, as text."""
+    """Returns the key of the rank in this state, as text. Calls the user's function, where the key is one."""
     if not callable(key_or_fn):
         return text_of(key_or_fn)
     if _takes_rank_and_world_size(key_or_fn):
@@ -47,9 +51,10 @@ def group_key(key_or_fn: KeyOrFn, state: State) -> str:
 
 
 def text_of(key: object) -> str:
-    """The text of a key. `1`, `1.0` and True are the same key, as in a dict; `1` and `"1"` are different keys.
+    """Returns the text of a key, the same in every process.
 
-    The items of a frozenset are sorted, since their order differs between processes.
+    `1`, `1.0` and True are the same key, as in a dict; `1` and `"1"` are different keys. The items of a frozenset are
+    sorted, since their order differs between processes.
     """
     if isinstance(key, tuple):
         return f"({', '.join(map(text_of, key))})"
@@ -66,9 +71,14 @@ def text_of(key: object) -> str:
 
 
 def _takes_rank_and_world_size(function: Callable[..., Any]) -> bool:
+    """Returns whether a function takes `(rank, world_size)`; if not, it takes `(state)`.
+
+    Raises:
+        TypeError: the function takes neither.
+    """
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some functions written in C do not say
+    except ValueError:  # some functions written in C have no signature
         return False
     for arguments in (1, 2):
         try:
@@ -119,7 +129,7 @@ class Layer:
             raise ValueError(f"max_ranks={self.max_ranks} is below min_ranks={self.min_ranks} or 1")
 
     def has(self, flag: LayerFlag) -> bool:
-        """Whether the layer has this flag."""
+        """Returns whether the layer has this flag."""
         return self.flag is not None and flag in self.flag
 
 
@@ -133,13 +143,21 @@ class Branch:
     active: int = 0
 
     def has_room(self) -> bool:
-        """Whether one more rank may be active."""
+        """Returns whether one more rank of this branch may be active."""
         return self.layer.max_ranks is None or self.active < self.layer.max_ranks
 
 
 @dataclass(eq=False)
 class Leaf:
-    """One rank: its number at entry, its branches from the root down, and its numbers now (None: it has none)."""
+    """One rank.
+
+    Attributes:
+        initial_rank: its number at entry.
+        branches: the branches that it belongs to, from the root down.
+        rank: its number among all healthy ranks; None: it is terminated.
+        active_rank: its number among the active ranks; None: it is not active.
+        mode: active, a spare (INACTIVE) or terminated.
+    """
 
     initial_rank: int
     branches: tuple[Branch, ...]
@@ -148,7 +166,7 @@ class Leaf:
     mode: Mode = Mode.INACTIVE
 
     def activate(self, active_rank: int) -> None:
-        """Makes an inactive rank active."""
+        """Makes a spare active, with this number."""
         self.mode, self.active_rank = Mode.ACTIVE, active_rank
         for branch in self.branches:
             branch.active += 1
@@ -163,11 +181,11 @@ class Leaf:
         self.mode, self.active_rank = mode, None
 
     def has_room(self) -> bool:
-        """Whether all its branches may have one more active rank."""
+        """Returns whether all its branches may have one more active rank."""
         return all(branch.has_room() for branch in self.branches)
 
     def ancestors(self, flag: LayerFlag) -> Iterator[Branch]:
-        """Its branches from the lowest up to the first one without the flag."""
+        """Yields its branches from the lowest up, and stops before the first whose layer lacks the flag."""
         for branch in reversed(self.branches):
             if not branch.layer.has(flag):
                 return
@@ -225,13 +243,16 @@ class Topology:
         return sum(leaf.mode is Mode.ACTIVE for leaf in self._healthy)
 
     def leaf(self, initial_rank: int) -> Leaf:
-        """The rank that had this number at entry."""
+        """Returns the rank that had this number at entry."""
         return self._by_initial_rank[initial_rank]
 
     def start(self, size_filter: Callable[[int], int] | None = None) -> None:
         """Activates ranks for the first round: in order, as many as the layers allow.
 
         Branches that are too small are terminated before.
+
+        Args:
+            size_filter: as of `lose`.
         """
         self._terminate([])
         active = 0
@@ -242,14 +263,14 @@ class Topology:
         self._settle(size_filter)
 
     def lose(self, ranks: Collection[int], size_filter: Callable[[int], int] | None = None) -> None:
-        """Replaces lost ranks and numbers the others again.
+        """Replaces lost ranks, and numbers the remaining ranks again.
 
         Args:
             ranks: the present numbers of the terminated ranks.
-            size_filter: returns how many ranks the function can use, given how many could be active.
+            size_filter: takes how many ranks could be active, and returns how many the function can use.
 
         Raises:
-            ValueError: `size_filter` returned more than that, or something that is not a number of ranks.
+            ValueError: `size_filter` returned more than it was given, or something that is not a number of ranks.
         """
         lost = self._terminate([self._healthy[rank] for rank in ranks])
         lost = self._replace_by_spares(lost)
@@ -257,7 +278,13 @@ class Topology:
         self._settle(size_filter)
 
     def _terminate(self, leaves: Sequence[Leaf]) -> list[tuple[int, Leaf]]:
-        """Terminates leaves, then every branch that is too small. Returns those that were active, by their numbers."""
+        """Terminates leaves, then every branch that is too small.
+
+        The deepest branches come first: a node that is given up may make its rack too small.
+
+        Returns:
+            The terminated leaves that were active, each with the number it had among the active ranks, in its order.
+        """
         lost = []
 
         def terminate(leaf: Leaf) -> None:
@@ -275,11 +302,15 @@ class Topology:
         return sorted(lost, key=lambda entry: entry[0])
 
     def _replace_by_spares(self, lost: list[tuple[int, Leaf]]) -> list[tuple[int, Leaf]]:
-        """Gives the numbers of lost ranks to spares of the nearest reserve. Returns the numbers that are left."""
+        """Gives the numbers of lost active ranks to spares of the nearest branch with RESERVE.
+
+        Returns:
+            The lost ranks that no spare replaces, in the form of the argument.
+        """
         spares: dict[Branch, Iterator[Leaf]] = {}
 
         def spare_of(branch: Branch) -> Leaf | None:
-            # No leaf is deactivated meanwhile, so one that was passed over cannot be used later either.
+            # No leaf is deactivated meanwhile, so a leaf that had no room once has none later either.
             candidates = spares.setdefault(branch, iter(branch.leaves))
             return next((leaf for leaf in candidates if leaf.mode is Mode.INACTIVE and leaf.has_room()), None)
 
@@ -294,7 +325,11 @@ class Topology:
         return left
 
     def _backfill(self, lost: list[tuple[int, Leaf]]) -> None:
-        """Moves the highest active ranks of each backfill branch into its gaps."""
+        """Moves the highest active ranks of each branch with BACKFILL into the gaps of that branch.
+
+        The gaps of a lost rank belong to the topmost branch up to which all layers have the flag. Of all numbers in the
+        branch, those of active ranks and the free ones, the lowest stay in use.
+        """
         gaps: dict[Branch, list[int]] = {}
         for active_rank, leaf in lost:
             *_, top = (None, *leaf.ancestors(LayerFlag.BACKFILL))

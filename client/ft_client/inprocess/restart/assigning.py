@@ -1,8 +1,15 @@
 """The numbers of this rank in each round of a call, and the environment in which the function finds them.
 
-`Assigning` applies the rank assignment to the end of the last round. When a rank that takes part is lost before all
-have their numbers, the assignment is abandoned on all ranks: they number themselves without gaps, and an assignment
-that keeps a memory of the ranks begins anew in the next round.
+`call.py` makes one `Assigning` and one `RoundEnvironment` for each call. `Assigning` applies the user's rank assignment
+to what is left of the last round. Every rank computes the numbers for itself, from the same record of how the round
+closed, so that no messages are needed; an assignment that depends on more gathers values from the other ranks.
+
+When a rank that takes part is lost before all ranks have their numbers, the assignment is abandoned on all ranks. They
+then number themselves without gaps, only to close the round properly. An assignment that keeps a memory of the ranks
+(`Tree`) begins anew in the next round.
+
+Threads: the main thread calls `assign`, which may block in a gather. The watcher's thread calls `abandon`, over its own
+connection to the store, since the main thread's connection may be blocked in that gather.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from ft_client.inprocess.rank_assignment import (
     RankAssignmentCtx,
     ShiftRanks,
     assign,
-    forget_activity,
+    reset_activity,
 )
 from ft_client.inprocess.state import State, environment
 from ft_client.inprocess.store import PrefixStore
@@ -33,19 +40,22 @@ _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "TOR
 _IMMEDIATE: frozenset[object] = frozenset(
     {ActivateAllRanks, ActiveWorldSizeDivisibleBy, FillGaps, MaxActiveWorldSize, ShiftRanks}
 )
-"""They decide from the numbers alone, within microseconds. Others ask other ranks, or are the user's own."""
+"""Assignments that decide from the numbers alone, within microseconds. All others ask other ranks, or are the user's
+own."""
 
 
 class Assigning:
     """The rank assignment of one call on this rank.
 
     Args:
-        assignment: of the wrapper.
-        store: of the call.
+        assignment: the wrapper's rank assignment, with its rank filter.
+        store: the keys of the call.
         watched: the same keys through the watcher's connection.
 
-    `undecided`: while the assignment runs, how many ranks may take part; else 0. `may_block`: the assignment may wait
-    for other ranks, or runs code of the user.
+    Attributes:
+        undecided: how many ranks may take part, while the assignment runs; else 0. A rank that leaves at that time
+            says so in its report, since no rank knows the size of the round yet.
+        may_block: whether the assignment may wait for other ranks, or runs code of the user.
     """
 
     def __init__(self, assignment: Callable[[RankAssignmentCtx], object], store: Any, watched: Any) -> None:
@@ -75,8 +85,9 @@ class Assigning:
             state.iteration += 1
             if closed.joined:
                 state.world_size = closed.world_size + len(closed.joined_members)
-                # A rank that joins has no memory of earlier rounds; all must assign by the same.
-                forget_activity(state)
+                # A rank that joins has no memory of earlier rounds. All ranks must assign by the same memory, so all
+                # begin without one.
+                reset_activity(state)
         if closed is None:
             self.undecided = state.world_size
         else:
@@ -102,21 +113,23 @@ class Assigning:
 
 
 class RoundEnvironment:
-    """The process's environment while rounds run: `init_process_group()` by `env://` makes a new group each time.
+    """The process's environment while rounds run.
 
-    LOCAL_RANK stays: it selects the device of this rank.
+    `init_process_group()` by `env://` makes a new group in each round, over the store server of that round. The
+    variables of `_NAMES` are restored after the call. LOCAL_RANK stays as it is in all rounds: it selects the device of
+    this rank.
     """
 
     def __init__(self) -> None:
         self._before = {name: os.environ.get(name) for name in _NAMES}
 
-    def set(self, state: State, note: str) -> None:
-        """Sets the variables for the round of `state`, with the store server in `note`.
+    def set(self, state: State, store_address: str) -> None:
+        """Sets the variables for the round of `state`, with the store server at `store_address`.
 
         Raises:
             RuntimeError: no server could be made.
         """
-        os.environ.update(environment(state) | variables_of(note))
+        os.environ.update(environment(state) | variables_of(store_address))
 
     def restore(self) -> None:
         """Restores the variables as they were before the first round."""

@@ -1,9 +1,18 @@
-"""Connects a rank to the store of a call, which is not in any rank, and provides for reports about a dead rank.
+"""Connects a rank to the store of a call, and provides for reports about a dead rank.
 
-Under the launcher the store is that of the cycle: a node agent hosts it, and reports the deaths of its ranks. Elsewhere
-each rank has a companion, and that of rank 0 hosts the store, unless an agent of torchrun or the user does. Agent or
-companion also serve a store for each round; a rank does so only where neither can. A rank that was started again
-alone joins the call here.
+`wrapper.py` calls `meet` at the start of each call of a wrapped function, and `join` where this rank was started again
+alone. No rank hosts the store: a rank's death must not take the store from the other ranks.
+
+| | under the launcher | without it |
+|---|---|---|
+| the store | the cycle's, hosted by a node agent | hosted by the standalone agent of rank 0, torchrun, or the user |
+| who reports a dead rank | its node agent | its standalone agent (`standalone/companion.py`) |
+| who serves the rounds' stores | the agent that hosts the store | the standalone agent of rank 0 |
+
+A rank serves its round's store only where no other process can (`Coordination.must_serve`).
+
+All calls of a process share one store. Each call has its keys under a prefix with the call's number, so every rank must
+make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -36,28 +45,35 @@ from rank_monitor.contract.wire.own_file import open_own
 logger = logging.getLogger("ft_client.inprocess")
 
 _BASE = "in_process"
+"""All prefixes of calls begin with it: other users of the store keep their own keys."""
 _USES_AGENTS = "TORCHELASTIC_USE_AGENT_STORE"
 _NOW = "now"
-"""The value of `--ft-rejoin` with which a rank that was started again interrupts the others' round."""
+"""The value of `--ft-rejoin` with which a rank that was started again interrupts the other ranks' round."""
 _calls = 0
+"""The number of the next call in this process."""
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Coordination:
-    """The stores and the companion of one call.
+    """The stores and the standalone agent of one call.
 
-    `store` and `watched` are the call's keys through two connections, since a wait blocks its connection for other
-    threads. `prefix`: of these keys, where the launcher can reach them; else empty. `towards`: an address by which the
-    ranks' hosts reach each other; None: there is only one host. `is_served`: the stores of rounds are served by a
-    process that is not a rank. `logfile`: where this rank's monitor is to write; empty: nowhere, or it does already.
-    `kept`: objects that must live as long as the stores.
+    Attributes:
+        store: the call's keys, for the main thread.
+        watched: the call's keys through a second connection, for the watcher's thread: a wait blocks its connection for
+            other threads.
+        prefix: the prefix of these keys, where the launcher can reach them; else empty.
+        towards: an address by which the ranks' hosts reach each other; None: there is only one host.
+        companion: this rank's standalone agent; None under the launcher.
+        is_served: whether a process that is not a rank serves the stores of the rounds.
+        logfile: where this rank's monitor is to write its log; empty: nowhere, or the monitor does so already.
+        kept: objects that must live as long as the stores.
     """
 
     store: Any
     watched: Any
-    prefix: str
+    call_prefix: str
     towards: Address | None
     companion: Companion | None
     is_served: bool
@@ -65,38 +81,47 @@ class Coordination:
     kept: tuple[Any, ...] = field(default=(), repr=False)
 
     def must_serve(self, state: State) -> bool:
-        """Whether this rank has to serve the store of its iteration: as the first active rank, where no other process
-        does; or as the one whose companion did, if that is lost."""
+        """Returns whether this rank has to serve the store of its round.
+
+        Where no other process serves it, the first active rank does. Where the standalone agent of the call's first
+        rank did but is lost, that rank does.
+        """
         if not self.is_served:
             return state.active_rank == 0
         return state.initial_rank == 0 and self.companion is not None and self.companion.is_lost
 
     def close(self) -> None:
-        """Ends the call for this rank."""
+        """Ends the call for this rank: its standalone agent, where there is one, watches it no longer."""
         if self.companion is not None:
             self.companion.close()
 
 
 def is_launched() -> bool:
-    """Whether this rank was started by the launcher, whose agent hosts a store for it."""
+    """Returns whether this rank was started by the launcher, whose agent hosts a store for it."""
     return all(name in os.environ for name in (env.JOB_TAG, env.CYCLE, "MASTER_ADDR", "MASTER_PORT"))
 
 
 def is_respawned() -> bool:
-    """Whether the launcher started this rank again alone, while the others went on."""
+    """Returns whether the launcher started this rank again alone, while the other ranks went on."""
     return env.REJOIN in os.environ
 
 
 def join(store: Store, state: State) -> Closed | None:
-    """Joins a rank that was started again alone: waits until a round closes that lets it in. Blocks.
+    """Joins a rank that was started again alone. Blocks until a round closes that lets the rank in.
 
-    The others' round goes on meanwhile, unless `--ft-rejoin now` asks to interrupt it. Sets the numbers in `state`.
+    The other ranks' round goes on meanwhile, unless `--ft-rejoin now` asks to interrupt it. The rank keeps its number
+    at entry; in the round it gets a number after the last rank, which the rank assignment then changes.
+
+    Args:
+        store: the keys of the call, through the connection on which this thread may block.
+        state: the state of this rank; its numbers are set here.
 
     Returns:
         How that round closed; None: the function was done on all ranks before.
     """
     member, number = state.rank or 0, current(store)
-    while Round(store, number).closing() is not None:  # let others in, and perhaps this member's former process
+    # Rounds that have closed already may have let in this rank's previous process. They do not count.
+    while Round(store, number).closing() is not None:
         number += 1
     joining(store).sign(Entry(member))
     if os.environ.get(env.REJOIN) == _NOW:
@@ -106,7 +131,7 @@ def join(store: Store, state: State) -> Closed | None:
     while closed is not None and member not in closed.joined_members:
         number += 1
         closed = closing_of(store, number)
-    os.environ.pop(env.REJOIN, None)  # it takes part in the next call like the others
+    os.environ.pop(env.REJOIN, None)  # this rank takes part in the next call like all others
     if closed is None:
         return None
     state.initial_rank, state.initial_world_size = member, state.world_size
@@ -116,19 +141,23 @@ def join(store: Store, state: State) -> Closed | None:
 
 
 def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
-    """Connects to the store of the next call. Blocks. Every rank must make the same calls in the same order.
+    """Connects to the store of the next call. Blocks until the store answers, or its timeout has passed.
+
+    Called once for each call of a wrapped function. Every rank must make the same calls in the same order.
 
     Args:
-        arguments: of the wrapper.
-        make_store: a new connection with the user's arguments; the same object for each call.
-        state: of this rank at entry.
+        arguments: the wrapper's arguments.
+        make_store: makes a new connection with the user's arguments; the same object for each call.
+        state: the state of this rank at entry.
 
     Raises:
         ValueError: the address of the store is not known.
         OSError: a file of the monitor process cannot be written, or the store's port is taken.
         RuntimeError: the store cannot be reached.
     """
-    peer_names.look_up_no_more(torch)  # neither here nor in the rounds, whose groups are made over new connections
+    # torch's stores would look up a name of each peer, here and in each round, whose groups are made over new
+    # connections. A slow resolver would hold up every restart.
+    peer_names.look_up_no_more(torch)
     if is_launched():
         logfile = _opened(arguments.monitor_process_logfile, state)
         return replace(_meet_at_agent(arguments, make_store), logfile=logfile)
@@ -156,7 +185,9 @@ def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coord
 
 
 def _opened(path: str | None, state: State) -> str:
-    """The path for this rank, after a check that it can be written; empty: no file is asked for.
+    """Returns the path for this rank, after a check that the file can be written; empty: no file is asked for.
+
+    The monitor writes the file. This rank checks it, so that the user gets the error where the wrapper is called.
 
     Raises:
         OSError: it cannot be written.
@@ -169,7 +200,11 @@ def _opened(path: str | None, state: State) -> str:
 
 
 def _of_launcher() -> Address:
-    """The address of the launcher's store: MASTER_ADDR and MASTER_PORT, unless rank 0 makes its own store there."""
+    """Returns the address of the launcher's store.
+
+    That is MASTER_ADDR and MASTER_PORT, unless rank 0 makes its own store there: then the launcher names its own in
+    the variable `env.CYCLE_STORE`.
+    """
     host, _, port = os.environ.get(env.CYCLE_STORE, "").rpartition(":")
     if not port:
         return address(host or None, None)
@@ -226,7 +261,17 @@ def _over(
     companion: Companion | None = None,
     is_served: bool = False,
 ) -> Coordination:
-    """A coordination over the connection `raw` and another one. `make_store`: one more of that kind."""
+    """Returns a coordination over the connection `raw` and a second one to the same store.
+
+    Args:
+        raw: a connection to the store.
+        make_store: makes another connection of that kind, where `raw` cannot be cloned.
+        arguments: the wrapper's arguments.
+        prefix: the prefix of the call's keys.
+        where: the address of the store; None: the store is no TCP store.
+        companion: this rank's standalone agent; None under the launcher.
+        is_served: whether another process than a rank serves the stores of the rounds.
+    """
     if where is not None:
         gloo_connections.spare(where[1])
     second = _second(raw, make_store)
@@ -238,7 +283,13 @@ def _over(
 
 
 def _next_prefix(base: str, number: int | None = None) -> str:
-    """The prefix of the keys of this process's next call."""
+    """Returns the prefix of the keys of this process's next call.
+
+    Args:
+        base: what the prefix begins with.
+        number: the call's number, for a rank that was started again alone and joins the other ranks' present call;
+            None: the next of this process.
+    """
     global _calls
     if number is None:
         number = _calls
@@ -247,13 +298,14 @@ def _next_prefix(base: str, number: int | None = None) -> str:
 
 
 def _is_hosted_by_agent(where: Address) -> bool:
-    """Whether torchrun's agent serves a store there."""
+    """Returns whether torchrun's agent serves a store at this address."""
     master = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     return os.environ.get(_USES_AGENTS) == "True" and (where[0], str(where[1])) == master
 
 
 def _second(raw: Any, make_store: Callable[[], Any]) -> Any:
-    """Another connection to the same store, by `clone()` where there is one: torch 2.6 and some stores have none."""
+    """Returns another connection to the same store, by `clone()` where there is one: torch 2.6 and some stores have
+    none."""
     with contextlib.suppress(NotImplementedError, RuntimeError, AttributeError):
         return raw.clone()
     return make_store()

@@ -1,6 +1,10 @@
 """Keeps the history of a call's restarts; `contract/rounds/escalation.py` decides when there is no further one.
 
-It notes what this rank observes of each round. The history is in the store of the call.
+`call.py` makes one `Escalating` for each call. Every rank notes what it observes of each round (`began`,
+`interrupted`). The last rank that arrives at the start of a round adds its observation to the history in the store, and
+decides for all (`end_reason`). Which rank that is changes from round to round, so no rank keeps the history itself.
+
+`limits_of` says where each limit comes from: the wrapper's argument, else the launcher's option, else a default.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from ft_client.rank.monitoring.watchdog import megatron_iteration
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
 from rank_monitor.contract.rounds.barrier import Store
-from rank_monitor.contract.rounds.escalation import CountedRestarts, EscalationLimits, LimitsSet, RunLife, why_end
+from rank_monitor.contract.rounds.escalation import CountedRestarts, EscalationLimits, LimitsSet, RunLife, end_reason
 from rank_monitor.contract.rounds.round import Round
 from rank_monitor.contract.settings import config
 from rank_monitor.contract.settings.config import RestartSettings
@@ -28,6 +32,7 @@ from rank_monitor.contract.wire.json_record import read_record, write_record
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 _KEY = "restarts"
+"""The key of the history among those of the call."""
 _PEER = "nvidia_resiliency_ext"
 
 
@@ -35,8 +40,8 @@ class Escalating:
     """The history of one call's restarts, as this rank reads and continues it.
 
     Args:
-        arguments: of the wrapper.
-        store: of the call.
+        arguments: the wrapper's arguments.
+        store: the keys of the call.
         link: the link to the monitor, which knows whether the function has called `ping()`.
     """
 
@@ -48,19 +53,20 @@ class Escalating:
         self._life: RunLife | None = None
 
     def began(self) -> None:
-        """Notes that the function is about to run."""
+        """Notes that the function is about to run on this rank. Called in the main thread."""
         self._began = time.monotonic()
 
     def interrupted(self) -> None:
-        """Notes that the round is interrupted. From any thread."""
+        """Notes that the round is interrupted, and how far the training came. Called in the watcher's thread."""
         if self._began is not None:
             ran_s = time.monotonic() - self._began
             self._life = RunLife(ran_s, self._link.has_pinged, reported_iteration(), self._soft_s)
 
-    def why_end(self, number: int) -> str:
-        """Counts the round before `number`, once. Returns why there is no further one; empty if there is one.
+    def end_reason(self, number: int) -> str:
+        """Counts the round before `number`, once. Returns why there is no further round; empty if there is one.
 
-        To be called by the last rank that arrives at the start of round `number`.
+        Called by the last rank that arrives at the start of round `number`, while all other ranks wait for its answer.
+        It reads the history without a wait: the key is missing before the first restart.
         """
         if number == 0:
             return ""
@@ -68,19 +74,22 @@ class Escalating:
         records = Round(self._store, number - 1).records()
         after = before.after(number - 1, records, self._life, self._limits.least_progress)
         self._store.set(_KEY, write_record(after))
-        return why_end(after.history, self._limits)
+        return end_reason(after.history, self._limits)
 
-    def forget(self) -> None:
-        """Discards what was noted: its iteration is counted by now."""
+    def reset(self) -> None:
+        """Discards what was noted of the round before: the last rank at the start has counted that round by now."""
         self._began = self._life = None
 
 
 def limits_of(arguments: Arguments) -> EscalationLimits:
-    """The limits given to the wrapper; else those set for the job; else the defaults.
+    """Returns the limits of a call. Each is what the wrapper was given; else what was set for the job; else a default.
 
-    Defaults are the options', except where something of the user's ends the restarts, which decides then. Without a
-    launcher there are no fresh ranks to go on with, and NVIDIA's wrapper, whose place ours takes under the alias, has
-    no limit for an error that comes again: that default is never in both cases.
+    The defaults are those of the launcher's options, with exceptions:
+
+    - Where a callback of the user counts rounds (`RetryController`), no limit has a default: the callback decides.
+    - The same error may come any number of times where a callback of the user counts faults (`FaultCounter`); where
+      there is no launcher, since no fresh processes could go on; and under the alias, since NVIDIA's wrapper, in whose
+      place ours is then, has no such limit.
 
     Raises:
         ConfigError: a variable of a limit has no possible value.
@@ -99,7 +108,10 @@ def limits_of(arguments: Arguments) -> EscalationLimits:
 
 
 def _set_for_the_job() -> LimitsSet:
-    """The limits that the launcher was given; without one those in the variables of its settings (`FT_<KEY>`)."""
+    """Returns the limits that the launcher was given, from the variable that it passes to its ranks.
+
+    Without a launcher: those in the variables of the launcher's settings (`FT_<KEY>`), which the user may have set.
+    """
     text = os.environ.get(env.IN_PROCESS_LIMITS)
     if text:
         return read_record(LimitsSet, text)
@@ -117,24 +129,27 @@ def _has_launcher() -> bool:
 
 
 def _is_under_alias() -> bool:
-    """Whether the program knows us by the names of NVIDIA's package."""
+    """Returns whether the program uses this package by the names of NVIDIA's package (`integrations/nvrx_alias`)."""
     return hasattr(sys.modules.get(_PEER), "__ft_alias__")
 
 
 def _counts_rounds(arguments: Arguments) -> bool:
-    """Whether the user limits the number of rounds."""
+    """Returns whether a callback of the user limits the number of rounds."""
     parts = parts_of(arguments.initialize)
     return any(isinstance(part, RetryController) and part.max_iterations is not None for part in parts)
 
 
 def _counts_faults(arguments: Arguments) -> bool:
-    """Whether the user limits the faults of a rank."""
+    """Returns whether a callback of the user limits the faults of a rank."""
     parts = parts_of(arguments.health_check)
     return any(isinstance(part, FaultCounter) and part.max_rank_faults is not None for part in parts)
 
 
 def reported_iteration() -> int:
-    """The training's iteration as it was reported in this process; NO_ITERATION if it was not."""
+    """Returns the training's iteration as this process reported it: by the client, else by Megatron-LM's own counter.
+
+    NO_ITERATION where neither is there.
+    """
     if RankMonitorClient.active is not None and RankMonitorClient.active.iteration != NO_ITERATION:
         return RankMonitorClient.active.iteration
     megatron = megatron_iteration()

@@ -1,24 +1,35 @@
 """Interrupts what runs in the main thread: once, and again only where no cleanup is cut off.
 
-`user_function.py` calls it. The exception is raised by the handler of a signal, in the main thread itself. Only there
-it is certain what it would cut off: the current frame and the exception that is being handled are those of this moment,
-and nothing runs in between. A signal also ends a wait in a system call, where the thread would not see an exception.
+`user_function.py` makes one `Interrupter` for each call of a wrapped function. The reason for an interruption is not
+known here.
 
-It is not raised while the thread cleans up, that is while
+How the exception `Interrupted` gets into the main thread: the watcher's thread sends the main thread a signal, and the
+signal's handler raises the exception there. Only in the main thread it is certain what the exception would cut off: the
+current frame and the exception that is being handled are those of this moment, and nothing runs in between. A signal
+also ends a wait in a system call, in which the thread would not see an exception.
+
+When it is raised. The exception is held back while the thread cleans up, that is while
+
 - an earlier interruption exists: it is pending, a handler deals with it, or something refers to it;
-- an exception is handled, by an `except`, a `finally` or a `with`, that was not when the function was called;
+- an exception is handled, by an `except`, a `finally` or a `with`, that was not handled when the function was called;
 - an `__exit__` or `__del__` runs.
-Nor is it raised in the standard library's handling of locks: raised between the acquisition of a lock and the `try`
-that releases it, it leaves the lock held for good. A thread that waits there is interrupted, as it does not have the
-lock: soon where a `try` is around the wait (as in `Condition.wait`), else when it has waited long enough.
 
-All this can last without end, in a function that trains inside an `except` for example, and a cleanup may hang: after
-the grace the exception is raised all the same. An interruption that was swallowed, by a C callback or an
-`except BaseException`, holds nothing back: it is raised again at once.
+It is also held back in the standard library's handling of locks. Raised between the acquisition of a lock and the `try`
+that releases it, the exception would leave the lock held for good. A thread that waits for a lock there is interrupted,
+as it does not have the lock: soon where a `try` is around the wait (as in `Condition.wait`), else when it has waited
+long enough.
 
-Where the signal has another handler meanwhile, the exception is raised from the other thread, by
-`PyThreadState_SetAsyncExc`: the thread may then be a few instructions beyond the place that was examined. The reason
-for an interruption is not known here.
+When it is raised all the same. A cleanup may hang, and a function may train inside an `except` for hours. After the
+grace the exception is raised whatever it cuts off, and a report says so. An interruption that was swallowed, by a C
+callback or an `except BaseException`, holds nothing back: it is raised again at once.
+
+Without the signal. Where the user's code has set another handler meanwhile, the exception is raised from the watcher's
+thread, by `PyThreadState_SetAsyncExc`. The main thread may then be a few instructions beyond the place that was
+examined.
+
+Threads: the methods are in three groups below: those that the other thread runs, those that the interrupted thread
+runs, and two that both run. The interrupted thread never takes a lock in the signal's handler: the handler may run
+while the same thread holds that lock.
 """
 
 from __future__ import annotations
@@ -39,13 +50,13 @@ _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
 _NUDGE = signal.SIGURG
-"""Ignored where nobody handles it, and hardly ever used."""
+"""The signal. Ignored by default, so that one that comes late does no harm; hardly any program uses it."""
 _FIRST_LOOK_S, _LOOK_S = 0.002, 0.02
-"""Seconds between attempts: each needs the GIL, which the function needs to end."""
+"""Seconds to the second attempt, and between later attempts. Each needs the GIL, which the function needs to end."""
 _WAITS_S, _STUCK_S = 0.02, 1.0
-"""A thread that is at one instruction for this long waits there: handling a lock takes microseconds. But it may have
-acquired the lock just now, which Python does not show, and a busy machine makes that likely: hence the longer limit
-where no `try` is around the wait."""
+"""Seconds after which a thread at one and the same instruction counts as waiting for a lock: handling one takes
+microseconds. But the thread may have acquired the lock just now, which Python does not show, and a busy machine makes
+that likely. Hence the longer limit where no `try` around the wait would release the lock."""
 _AGAIN_S, _LAST_AGAIN_S = 0.2, 2.0
 """The first and the longest interval between calls of `again`, which double."""
 _LOCKING = frozenset({"concurrent", "importlib", "logging", "multiprocessing", "queue", "threading"})
@@ -60,12 +71,18 @@ class Interrupted(BaseException):
 
 
 class Interrupter:
-    """Calls functions in the thread that made it, such that another thread can interrupt them.
+    """Calls functions in the thread that made this object, such that another thread can interrupt them.
+
+    Example, with `interrupter = Interrupter(lambda: 15.0)` made in the main thread:
+
+        interrupter.call(train)      # main thread: returns the result, or raises Interrupted
+        interrupter.interrupt()      # another thread: returns when `train` has ended
+        interrupter.reset()          # main thread: from here on functions may run again
 
     Args:
-        grace_s: returns how long a cleanup may take, in seconds.
-        report: called in the other thread when that has passed and the exception is raised all the same: with the
-            seconds that passed, the reason why it was held back, and the stack of the function.
+        grace_s: returns how long a cleanup may take, in seconds. Asked at each attempt.
+        report: called in the other thread when that time has passed and the exception is raised all the same. Its
+            arguments: the seconds that passed, the reason why the exception was held back, the stack of the function.
     """
 
     def __init__(
@@ -92,7 +109,7 @@ class Interrupter:
             self._before = signal.signal(_NUDGE, self._on_signal)
 
     def close(self) -> None:
-        """Restores the former handler of the signal."""
+        """Restores the previous handler of the signal, unless the user's code has set another one meanwhile."""
         if self._has_signal():
             signal.signal(_NUDGE, self._before)  # type: ignore[arg-type]
 
@@ -130,13 +147,13 @@ class Interrupter:
         return result
 
     def reset(self) -> None:
-        """Ends an interruption: functions may run again."""
+        """Ends an interruption: functions may run again. Called in the thread that calls them."""
         self._asked = False
 
     def interrupt(self, again: Callable[[], object] = lambda: None) -> None:
         """Interrupts the function that runs, and lets none run until `reset`. Called in another thread.
 
-        Blocks until no function runs.
+        Blocks until no function runs, whatever time that takes: the monitor limits it.
 
         Args:
             again: called while the function has not ended, first after 0.2 s, then at growing intervals of up to 2 s.
@@ -159,20 +176,23 @@ class Interrupter:
     # In the other thread.
 
     def _try(self, now: float) -> None:
-        """Raises the exception if that is possible now, or has the signal handler check whether it is."""
+        """Raises the exception if that is possible now, or has the signal handler check whether it is.
+
+        The main thread is examined from outside first: a thread that cleans up gets no signal until the grace is over.
+        """
         frame = sys._current_frames().get(self._thread)
         if frame is None:
             return
         is_by_signal = self._has_signal()
-        why_not = self._why_not_now(frame, _handled_in(self._thread))
-        if not why_not and not is_by_signal:
-            why_not = self._why_not_here(frame)
+        reason = self._cleanup_at(frame, _handled_in(self._thread))
+        if not reason and not is_by_signal:
+            reason = self._lock_handling_at(frame)
         waited_s = now - self._began
         is_over = waited_s >= self._grace_s()
         if is_over:
             is_by_signal = is_by_signal and not self._is_forced  # else the handler did not run: the signal is blocked
             self._began, self._is_forced = now, True
-        elif why_not and not self._is_forced:
+        elif reason and not self._is_forced:
             return
         elif self._raised and logger.isEnabledFor(logging.DEBUG):
             logger.debug("the interruption was swallowed; the thread is at\n%s", _stack(frame))
@@ -186,9 +206,10 @@ class Interrupter:
         if self._is_main:
             signal.pthread_kill(self._thread, _NUDGE)
         if is_over:  # the last step: to log is to wait for a lock, which the thread may have
-            self._report(waited_s, why_not or seen or "it executes no Python code", stack)
+            self._report(waited_s, reason or seen or "it executes no Python code", stack)
 
     def _raise_from_here(self) -> None:
+        """Raises the exception without the signal, if the function still runs. The lock excludes `_disarm`."""
         with self._lock:
             if self._armed:
                 self._is_async, self._is_forced = True, False
@@ -200,6 +221,7 @@ class Interrupter:
     # In the thread that is interrupted.
 
     def _arm(self) -> None:
+        """Begins the stretch in which an exception can be raised. Raises it if an interruption came before."""
         self._arrived.clear()
         self._raised, self._last, self._seen = 0, None, ""
         self._outside = sys.exc_info()[1]
@@ -208,7 +230,7 @@ class Interrupter:
             raise Interrupted
 
     def _disarm(self) -> None:
-        """Ends the stretch in which an exception can be raised, and waits for one that is pending."""
+        """Ends the stretch in which an exception can be raised, and consumes one that is pending."""
         with self._lock:
             self._armed = self._is_forced = False
             if self._is_async:
@@ -224,11 +246,11 @@ class Interrupter:
             return
         self._is_looking = True
         try:
-            cleans = self._why_not_now(frame, sys.exc_info()[1])
+            cleans = self._cleanup_at(frame, sys.exc_info()[1])
             if cleans:
                 locks = ""
             else:
-                locks = self._why_not_here(frame)
+                locks = self._lock_handling_at(frame)
             self._seen = cleans or locks
         finally:
             self._is_looking = False
@@ -250,8 +272,8 @@ class Interrupter:
 
     # In either.
 
-    def _why_not_now(self, frame: FrameType, handled: BaseException | None) -> str:
-        """The cleanup in the thread that an exception would cut off; empty if none is seen."""
+    def _cleanup_at(self, frame: FrameType, handled: BaseException | None) -> str:
+        """Returns the cleanup in the thread that an exception would cut off, in words; empty if none is seen."""
         if self._last is not None and self._last() is not None:
             return "the interruption is being handled"
         if handled is not None and handled is not self._outside:
@@ -263,8 +285,11 @@ class Interrupter:
             found = found.f_back
         return ""
 
-    def _why_not_here(self, frame: FrameType) -> str:
-        """The module in which the thread is acquiring or releasing a lock; empty if it is not, or waits for one."""
+    def _lock_handling_at(self, frame: FrameType) -> str:
+        """Returns in words that the thread is acquiring or releasing a lock, and in which module.
+
+        Empty where the thread does something else, or waits for a lock.
+        """
         name = _module(frame)
         if name.partition(".")[0] not in _LOCKING:
             self._locking_at = None
@@ -294,7 +319,7 @@ followed. A list that is filled by `map` calls it as well, and Python looks next
 
 
 def _handled_in(thread: int) -> BaseException | None:
-    """The exception that a thread is handling; None if there is none."""
+    """Returns the exception that a thread is handling; None if there is none."""
     found = sys._current_exceptions().get(thread)
     if isinstance(found, tuple):  # before Python 3.12: as by `sys.exc_info`
         return found[1]

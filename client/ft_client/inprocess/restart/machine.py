@@ -15,9 +15,15 @@ It passes RECOVERING, FINALIZING and CLOSING, and ends with ASSIGNING of the nex
         |           recovered               | interrupted: what ran here was aborted
         +--- CLOSING <------ FINALIZING <---+
 
-From every phase to LEFT: an event that ends the call on this rank (the others go on without it).
+From every phase to LEFT: an event that ends the call on this rank (the other ranks go on without it).
 
-`call.py` asks it after each event, and carries out the actions.
+`call.py` asks `step` after each event, and carries out the actions one by one. The diagram leaves three things out:
+
+- In INTERRUPTING this rank has interrupted the round because other ranks are missing. The last missing rank may have
+  arrived at the same moment: then the round starts (STARTED), or is done (DONE), after all.
+- An action can be cut off by the watcher's interruption. Its event is then INTERRUPTED, whatever it was about to do.
+- EXPELLING follows CLOSING when ranks do not arrive at the end of the round: they are reported as lost, so that the
+  round can close without them.
 """
 
 from __future__ import annotations
@@ -28,63 +34,85 @@ from rank_monitor.contract.restart_phase import RestartPhase
 
 
 class RestartEvent(Enum):
-    """The events of a rank. Each action ends with one."""
+    """What happened to a rank. Each action ends with exactly one event, which is the input of the next `step`.
+
+    STARTED, ENDED, INTERRUPTED, CLOSED, DONE and LOST may also come from the store's watcher (`store_watcher.py`): they
+    concern all ranks.
+    """
 
     ASSIGNED = auto()
+    """The rank has its numbers for the next round."""
     DISCARDED = auto()
     """The rank assignment has no place for this rank."""
     STARTED = auto()
+    """Every rank has arrived at the start of the round."""
     READY = auto()
-    """Callbacks before the function went well; this rank is active."""
+    """The callbacks before the function succeeded, and this rank is active: it calls the function."""
     SPARE = auto()
-    """The same; this rank is not active."""
+    """The callbacks before the function succeeded, and this rank is a spare: it waits."""
     RETURNED = auto()
+    """The function returned on this rank."""
     FAILED = auto()
-    """An `Exception` here."""
+    """The function or a callback before it raised an `Exception` on this rank: a fault, which restarts."""
     ENDED = auto()
-    """The call ends on this rank: by another `BaseException`, or a callback that broke its contract."""
+    """The call ends on this rank. The function raised a `BaseException` that is no `Exception`, a callback broke its
+    contract, or the last rank at the start decided that no further restart helps."""
     INTERRUPTED = auto()
-    """A fault, here or elsewhere, interrupted the round, and what ran here was aborted."""
+    """A fault, on this rank or another, interrupted the round. What ran on this rank was aborted."""
     RECOVERED = auto()
+    """`finalize` and the health check succeeded after an interruption."""
     CLOSED = auto()
+    """The interrupted round has closed: it is known who takes part in the next round, and this rank does."""
     EXCLUDED = auto()
-    """The round closed, and the others count this rank as lost."""
+    """The interrupted round has closed, and the other ranks count this rank as lost."""
     DONE = auto()
+    """The function has returned on every active rank."""
     LATE = auto()
     """The other ranks did not arrive in time, or a part of the wrapper did not end in time."""
     LOST = auto()
-    """The store is gone."""
+    """The store does not answer, or holds an invalid value."""
 
 
 class RestartAction(Enum):
-    """The actions of a rank."""
+    """What a rank does next. `call.py` has one method for each, `_ACTIONS`."""
 
     ASSIGN = auto()
+    """Calls the rank assignment, which gives this rank its numbers in the next round."""
     ARRIVE = auto()
+    """Enters the barrier at the start of the round, and waits for the other ranks."""
     PREPARE = auto()
+    """Calls `initialize` and the health check."""
     RUN = auto()
+    """Calls the user's function."""
     ANNOUNCE = auto()
-    """Reports that the function returned, and waits for the others."""
+    """Reports that the function returned, and waits for the other ranks."""
     WAIT = auto()
     """Waits as a spare."""
     REPORT = auto()
     """Reports a fault of this rank to the others."""
     AWAIT_ABORT = auto()
-    """Waits until what ran here was aborted, after a fault that this rank noticed before."""
+    """Waits until what ran on this rank was aborted. A rank whose function failed by itself comes here before its
+    watcher has read the fault in the store, and must not call `finalize` while collectives are still being aborted."""
     FINALIZE = auto()
     """Calls `finalize` and the health check."""
     INTERRUPT_FOR_ABSENT = auto()
+    """Interrupts the round because ranks have not arrived at its start, and reports these ranks as lost."""
     INTERRUPT_FOR_UNFINISHED = auto()
+    """Interrupts the round because the function has not returned on all active ranks within `completion_timeout`. Those
+    ranks are not reported as lost: the restart may free them."""
     ACCOUNT = auto()
-    """Arrives at the end of a failed round, and waits for the others."""
+    """Enters the barrier at the end of an interrupted round, and waits for the other ranks."""
     EXPEL = auto()
+    """Reports the ranks that have not arrived at the end of the round as lost."""
     COMPLETE = auto()
+    """Calls `completion`: the call has succeeded on all ranks."""
     DISCARD = auto()
-    """Leaves, as all ranks expect."""
+    """Leaves after the rank assignment had no place for this rank. Every rank computed the same assignment, so no other
+    rank waits for this one."""
     DEPART = auto()
-    """Leaves, and reports that to the others."""
+    """Leaves, and reports the departure to the other ranks, which restart without this rank."""
     LEAVE = auto()
-    """Leaves without a report: no rank is left, or all know."""
+    """Leaves without a report: the store is gone, or the other ranks have excluded this rank already."""
 
 
 _Next = tuple[RestartPhase, tuple[RestartAction, ...]]
@@ -95,6 +123,7 @@ _LEAVE: _Next = (RestartPhase.LEFT, (RestartAction.LEAVE,))
 _ASSIGN: _Next = (RestartPhase.ASSIGNING, (RestartAction.ASSIGN,))
 
 ENDS = frozenset({RestartPhase.DONE, RestartPhase.LEFT})
+"""The phases after which the call is over on this rank."""
 
 STEPS: dict[tuple[RestartPhase, RestartEvent], _Next] = {
     (RestartPhase.ASSIGNING, RestartEvent.ASSIGNED): (RestartPhase.ARRIVING, (RestartAction.ARRIVE,)),
@@ -125,11 +154,18 @@ STEPS: dict[tuple[RestartPhase, RestartEvent], _Next] = {
     (RestartPhase.EXPELLING, RestartEvent.CLOSED): _ASSIGN,
     (RestartPhase.EXPELLING, RestartEvent.EXCLUDED): _LEAVE,
 }
-"""Phase and event -> next phase and actions. Of those that are not listed, `LOST` leaves, and all others depart."""
+"""Phase and event -> next phase and actions.
+
+A pair that is not listed ends the call on this rank. LOST leaves without a report: there is no store to write one to.
+Every other event departs, which reports the departure."""
 
 
 def step(phase: RestartPhase, event: RestartEvent) -> tuple[RestartPhase, tuple[RestartAction, ...]]:
-    """The next phase, and the actions on the way in their order. In a phase of `ENDS` there are none."""
+    """Returns the next phase, and the actions that lead into it, in their order.
+
+    The caller carries out one action after the other, and passes the event of the last one to the next `step`. If an
+    action ends with ENDED or LOST, the actions after it are skipped. In a phase of `ENDS` there are no actions.
+    """
     if phase in ENDS:
         return phase, ()
     known = STEPS.get((phase, event))

@@ -1,8 +1,16 @@
 """Connects the wrapper with this rank's monitor: reports the phase of the restart machine, and receives the monitor's
-requests to restart. `wrapper.py` makes one for each call of a wrapped function, and `call.py` uses it.
+requests to restart.
 
-Without a monitor nothing is sent. Rounds and stores are not interpreted here. The wrapper calls it in the main
-thread, the watchdog in its own: objects that both use are replaced as a whole and never changed.
+`wrapper.py` makes one `MonitorLink` for each call of a wrapped function. `call.py` reports by it; the rank's link to
+the monitor (`rank/monitoring/link.py`) and the watchdog call it back. Without a monitor nothing is sent. Rounds and
+stores are not interpreted here.
+
+A report is a `RestartReport`: the whole state of this rank's restart, not a change. So a monitor that was replaced, or
+a connection that was lost, needs only the last report, with the moment at which its phase began.
+
+Threads: the main thread reports phases; the watcher's thread calls `interrupting`, `fault_seen` and
+`interrupted_again`; the watchdog's thread calls `tick`, `state` and `asked`. `_lock` is held while a report replaces
+the last one. The objects that several threads read are replaced as a whole and never changed.
 """
 
 from __future__ import annotations
@@ -30,32 +38,35 @@ from rank_monitor.contract.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-# A monitor that does not read must not hold up a restart; the link repeats what it missed.
 _SEND_TIMEOUT_S = 0.1
-# Characters of a stack, its innermost frames: in JSON at most 24,576 bytes, so it fits into one message.
+"""A monitor that does not read must not hold up a restart. The rank's link repeats what the monitor missed."""
 _MAX_STACK = 4096
-# A stamp may be two periods old although the main thread runs; that is a quarter of the timeout at most.
+"""Characters of a stack, its innermost frames: in JSON at most 24,576 bytes, so that a stack fits into one message."""
 _STAMPS_PER_TIMEOUT = 8
+"""Stamps of the main thread within one `soft_timeout`. A stamp may be two periods old although the main thread runs:
+that is a quarter of the timeout at most."""
 
 
 class MonitorLink:
     """The connection of one call of the wrapped function with the monitor.
 
     Args:
-        timeouts: the wrapper's.
+        timeouts: the wrapper's durations.
         interrupted: called with the reason, in the watchdog's thread, when the monitor asks for a restart: the function
             made no progress. May take milliseconds; what it raises is logged.
-        member: this rank at entry of the call.
-        prefix: of the keys of the call, where the launcher can reach them; else empty.
-        logfile: where the monitor also writes its log; empty: nowhere.
+        entry_rank: the number of this rank at entry of the call.
+        call_prefix: the prefix of the keys of the call, where the launcher can reach them; else empty.
+        logfile: a file into which the monitor also writes its log; empty: none.
+
+    `period_s`: seconds between two stamps of the main thread that the watchdog sends; infinite while no call runs.
     """
 
     def __init__(
         self,
         timeouts: Timeouts,
         interrupted: Callable[[str], None],
-        member: int = 0,
-        prefix: str = "",
+        entry_rank: int = 0,
+        call_prefix: str = "",
         logfile: str = "",
     ) -> None:
         self.period_s = math.inf
@@ -74,8 +85,8 @@ class MonitorLink:
             soft_timeout_s=self._soft_s,
             hard_timeout_s=self._hard_s,
             grace_s=timeouts.termination_grace_time.total_seconds(),
-            entry_rank=member,
-            call_prefix=prefix,
+            entry_rank=entry_rank,
+            call_prefix=call_prefix,
             limit_s=timeouts.restart_limit_s,
         )
         self._last: tuple[RestartReport, int] = report, monotonic_ns()
@@ -90,19 +101,21 @@ class MonitorLink:
     # Called by the wrapper.
 
     def report(self, phase: RestartPhase, number: int, limit_s: float = 0.0) -> None:
-        """Reports that another phase of the call begins, outside of the function, in or before round `number`.
+        """Reports that another phase of the call begins, outside of the function. Waits 0.1 s at most.
 
         Args:
-            limit_s: seconds within which a callback must end; fewer than `hard_timeout`: `hard_timeout`.
+            phase: the phase that begins now.
+            number: the round that this rank is in, or on its way to.
+            limit_s: seconds within which a callback must end. `hard_timeout` where that is longer.
         """
         self.fault_seen()
         with self._lock:
             self._say(phase, number, hard_s=max(self._hard_s, limit_s))
 
     def running(self, number: int) -> None:
-        """Reports that the function runs in round `number`, or the callbacks before it: progress is expected.
+        """Reports that the function runs in round `number`, or the callbacks before it: progress is expected from now.
 
-        A new call begins, and sections of an earlier one are closed.
+        Sections that an earlier round left open are closed: the interruption may have come inside of one.
         """
         now_ns, self._pinged_ns = monotonic_ns(), 0
         RankMonitorClient.call_began(now_ns)
@@ -111,9 +124,10 @@ class MonitorLink:
             self._say(RestartPhase.RUNNING, number, now_ns)
 
     def expect_progress(self, is_timed: bool) -> None:
-        """Reports whether progress of the function is expected from now on.
+        """Reports whether progress of the function is expected from now on (`CallWrapper.disable_hang_protection`).
 
-        Nothing is sent where that is so already, or where the function does not run any more: it was interrupted.
+        Nothing is sent where the last report says the same, or where the function was interrupted: progress is not
+        what the monitor judges then.
         """
         with self._lock:
             report = self._last[0]
@@ -123,8 +137,9 @@ class MonitorLink:
     def interrupting(self) -> None:
         """Reports that the function was interrupted, and must end. Called in the watcher's thread.
 
-        A loop that swallows the interruption executes bytecode, so nothing else would show that it does not end. A
-        cleanup may take its grace, and is interrupted again after it: a longer one than the default has the same time.
+        From here on the monitor judges by a limit and no more by progress: a loop that swallows the interruption
+        executes bytecode, so that progress would not show that the loop never ends. The limit is `hard_timeout`, or, if
+        that is longer, `interrupt_grace` and then the time between `soft_timeout` and `hard_timeout`.
         """
         limit_s = max(self._hard_s, self.interrupt_grace_s() + self._hard_s - self._soft_s)
         with self._lock:
@@ -133,17 +148,21 @@ class MonitorLink:
                 self._say(RestartPhase.INTERRUPTING, report.round, hard_s=limit_s)
 
     def fault_seen(self) -> None:
-        """Excludes intervals from now on from learned limits, before an interruption. From any thread."""
+        """Excludes intervals from now on from learned limits. Called before an interruption, from any thread.
+
+        An interval that a fault on another rank stretched would teach the client a limit that is too long.
+        """
         client = RankMonitorClient.active
         if client is not None:
             client.stop_learning()
 
     def over(self, phase: RestartPhase, number: int, reason: str = "") -> None:
-        """Reports that the call ended: the rank is watched as before it.
+        """Reports that the call ended: the monitor watches the rank as it did before the call.
 
         Args:
-            phase: how: DONE, LEFT, GAVE_UP, or NONE where an exception ends it.
-            reason: why this rank gives up.
+            phase: how the call ended: DONE, LEFT, GAVE_UP, or NONE where `completion` raised.
+            number: the last round.
+            reason: why this rank gives up; empty where it does not.
         """
         self.period_s, now_ns = math.inf, monotonic_ns()
         client = RankMonitorClient.active
@@ -153,15 +172,27 @@ class MonitorLink:
             self._say(phase, number, now_ns, reason=reason)
 
     def ping(self) -> None:
-        """Notes progress of the function; the watchdog sends it with its stamps."""
+        """Notes progress of the function. The watchdog sends it with its next stamp, so this costs no system call."""
         self._pinged_ns = monotonic_ns()
 
-    def interrupted_again(self, number: int, waited_s: float, why: str, stack: str) -> None:
-        """Reports that the function was interrupted again; arguments as of `InterruptedAgain`. From any thread."""
-        self._send(InterruptedAgain(number, round(waited_s, 3), why, stack[-_MAX_STACK:]), monotonic_ns())
+    def interrupted_again(self, number: int, waited_s: float, reason: str, stack: str) -> None:
+        """Reports that the function was interrupted again, for the journal. From any thread.
+
+        Args:
+            number: the round.
+            waited_s: seconds since the interruption before.
+            reason: what held the interruption back: the cleanup that it may now cut off.
+            stack: where the main thread is.
+        """
+        self._send(InterruptedAgain(number, round(waited_s, 3), reason, stack[-_MAX_STACK:]), monotonic_ns())
 
     def interrupt_grace_s(self) -> float:
-        """How long the cleanup of an interrupted function may take, in seconds: the wrapper's, or the launcher's."""
+        """Returns how long the cleanup of an interrupted function may take, in seconds.
+
+        The wrapper's `interrupt_grace`, else the launcher's `--ft-interrupt-grace`, else half the time between
+        `soft_timeout` and `hard_timeout`. Asked anew at each interruption: the launcher's settings arrive with the
+        monitor's answer, after this object was made.
+        """
         of_launcher = None
         if self._link is not None and self._link.settings is not None:
             of_launcher = self._link.settings.interrupt_grace
@@ -169,27 +200,30 @@ class MonitorLink:
 
     @property
     def has_pinged(self) -> bool:
-        """Whether the function has called `ping()` in its present call."""
+        """Whether the function has called `ping()` in the present round."""
         return self._pinged_ns > 0
 
     # Called by the link and the watchdog.
 
     def tick(self) -> None:
-        """Sends the last ping, if it was not sent."""
+        """Sends the last ping, unless it was sent. Called in the watchdog's thread at each stamp."""
         pinged_ns, link = self._pinged_ns, self._link
         if pinged_ns > self._ping_sent_ns and link is not None and link.post(Ping(), pinged_ns):
             self._ping_sent_ns = pinged_ns
 
     @property
     def restart(self) -> RestartReport | None:
-        """The last report; None: no call has begun."""
+        """The last report, for the first message of a new connection (`Hello`); None: no phase was reported yet."""
         report = self._last[0]
         if report.phase is RestartPhase.NONE:
             return None
         return report
 
     def state(self) -> list[tuple[Message, int]]:
-        """The whole state of the wrapper for a monitor; the report after stamp and ping, which it judges by."""
+        """Returns the whole state of the wrapper, for a monitor that knows nothing: messages with their moments.
+
+        The report comes after stamp and ping: the monitor judges by stamp and ping as soon as it has the report.
+        """
         link, pinged_ns = self._link, self._pinged_ns
         report, since_ns = self._last
         states: list[tuple[Message, int]] = []
@@ -204,7 +238,11 @@ class MonitorLink:
         return states
 
     def on_interrupt_asked(self, message: InterruptAsked, sent_ns: int) -> None:
-        """Handles the monitor's request to restart; a request from before the present call is ignored."""
+        """Handles the monitor's request to restart. Called in the watchdog's thread.
+
+        A request that was sent before the present round began is ignored: it is about the round before, which has ended
+        meanwhile.
+        """
         report = self._last[0]
         if report.phase is not RestartPhase.RUNNING or sent_ns < report.began_ns:
             return
@@ -217,11 +255,11 @@ class MonitorLink:
     # Within.
 
     def _say(self, phase: RestartPhase, number: int, now_ns: int = 0, hard_s: float = 0.0, reason: str = "") -> None:
-        """Begins a phase and reports it. Called with the lock held: the watcher's thread does so as well.
+        """Begins a phase and reports it. Called with `_lock` held: main thread and watcher's thread both come here.
 
         Args:
-            now_ns: the moment; 0: now.
-            hard_s: what the phase has in the place of `hard_timeout`; 0: that.
+            now_ns: the moment at which the phase began; 0: now.
+            hard_s: the limit of the phase in seconds, in the place of `hard_timeout`; 0.0: `hard_timeout`.
         """
         now_ns = now_ns or monotonic_ns()
         report = replace(
@@ -236,10 +274,12 @@ class MonitorLink:
         self._post(report, now_ns)
 
     def _post(self, report: RestartReport, since_ns: int) -> None:
+        """Keeps the report, then sends it: after a reconnection, the link repeats what is kept here."""
         self._last = report, since_ns
         self._send(report, since_ns)
 
     def _send(self, message: Message, now_ns: int) -> None:
+        """Sends a message, if there is a monitor. Also makes this object the one that the link calls back."""
         link = self._link
         if link is not None and not link.closed:
             link.wrapper_link = self

@@ -1,5 +1,11 @@
 """Warnings about settings in a rank's environment that prevent in-process restart with NCCL. Pure.
 
+`wrapper.py` logs them at each call of a wrapped function. Nothing is refused: a job that never has a fault runs well
+with any of these settings.
+
+Two things go wrong. An abort of a communicator may hang: then nothing frees the main thread, and the rank is killed.
+Or NCCL's watchdog, a thread of torch, ends the process at an error or a timeout, before the restart has begun.
+
 The facts are those of NVIDIA's guide to in-process restart (requirements and known issues) and of torch's
 ProcessGroupNCCL (names and defaults of its variables).
 """
@@ -14,18 +20,22 @@ from ft_client.inprocess.arguments import Timeouts
 
 Version = tuple[int, ...]
 
-# Below these versions an abort may hang: of any communicator, and of pairs for send and recv that torch made by itself.
 _NCCL: Version = (2, 26, 2)
+"""Below this version of NCCL the abort of any communicator may hang."""
 _TORCH_PAIRS: Version = (2, 8)
-# So that `hard_timeout` comes first (docs/in_process.md): NCCL's watchdog would end the process.
+"""Below this version of torch the abort of a pair for send and recv, which torch made by itself, may hang."""
 _MARGIN = datetime.timedelta(seconds=60)
-# torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.
+"""How much later than `hard_timeout` NCCL's watchdog must act, so that `hard_timeout` comes first."""
 _HEARTBEAT = datetime.timedelta(minutes=8)
+"""torch's default of TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."""
 _ASYNC_ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
-# torch's modes TearDown and SkipCleanUp; the second is its default.
+"""The variable's name, and its older name, in the order in which torch reads them."""
 _ENDS_THE_PROCESS = {"1", "3"}
+"""Values of that variable with which the process ends: torch's modes TearDown and SkipCleanUp."""
 _BY_DEFAULT = "3"
+"""torch's default: SkipCleanUp."""
 _OFF = {"0", "n", "no", "f", "false"}
+"""Values that torch reads as false."""
 
 
 def nccl_warnings(
@@ -38,11 +48,11 @@ def nccl_warnings(
     """Returns warnings, one sentence each, with the problem and what to do; none without NCCL.
 
     Args:
-        environment: of the rank, before its first process group.
+        environment: the rank's variables, before its first process group: torch reads them when a group is made.
         nccl: NCCL's version, as `torch.cuda.nccl.version()` has it; None without NCCL.
-        torch: torch's version.
-        timeouts: of the wrapper.
-        collective_timeout: of groups that are made without a timeout of their own; None: not known.
+        torch: torch's version, as `torch.__version__` has it.
+        timeouts: the wrapper's durations.
+        collective_timeout: the timeout of groups that are made without one of their own; None: not known.
     """
     if nccl is None:
         return []
@@ -54,6 +64,7 @@ def nccl_warnings(
 
 
 def _versions(nccl: Version, torch: str) -> list[str]:
+    """Returns warnings about versions whose abort may hang."""
     found = []
     if nccl < _NCCL:
         found.append(f"NCCL {_dotted(nccl)} may hang when it is aborted: use {_dotted(_NCCL)} or later")
@@ -66,6 +77,7 @@ def _versions(nccl: Version, torch: str) -> list[str]:
 
 
 def _variables(environment: Mapping[str, str]) -> list[str]:
+    """Returns warnings about variables that matter whatever the wrapper's durations are."""
     found = []
     if environment.get("NCCL_NVLS_ENABLE") != "0":
         found.append("NVLink SHARP is not off and does not survive an abort: set NCCL_NVLS_ENABLE=0")

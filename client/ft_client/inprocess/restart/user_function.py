@@ -1,6 +1,14 @@
 """Calls and interrupts the user's function and callbacks in a call on this rank, and keeps what ended them.
 
-`call.py` calls it. Each step ends with an event of the restart machine. Knows no store and no other rank.
+`call.py` makes one `UserFunction` for each call. Each step of the call ends with an event of the restart machine. This
+file knows no store and no other rank.
+
+Threads: the main thread calls everything but `interrupt`. The watcher's thread calls `interrupt`, which blocks until
+the main thread is out of the user's code. An abort has a thread of its own, which is left behind at `hard_timeout`: a
+library may hang in it, and no thread can be ended from outside.
+
+Exceptions keep frames alive, and frames keep models, groups and stores. So everything here that stores an exception
+says for how long, and drops the frames of the user's function before the next round makes another model.
 """
 
 from __future__ import annotations
@@ -14,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from ft_client.inprocess import gloo_connections
-from ft_client.inprocess.abort import cut_again, forget_groups
+from ft_client.inprocess.abort import cut_again, reset_groups
 from ft_client.inprocess.arguments import Arguments, OnState
 from ft_client.inprocess.attribution import LastInterruption
 from ft_client.inprocess.call_wrapper import CallWrapper
@@ -37,15 +45,19 @@ class UserFunction:
     """The user's function and callbacks in one call, for the thread that makes the call.
 
     Args:
-        arguments: of the wrapper.
-        function: the user's, with its arguments.
-        state: of this rank; what its function raised is noted there.
+        arguments: the wrapper's arguments.
+        function: the user's function, with the user's arguments bound to it.
+        state: the state of this rank. What the function raised is noted in its `fn_exception`.
         link: the link to the monitor.
-        why: returns why a round ended.
+        end_reason_of: returns why a round ended, given its number; for `CallWrapper.last_interruption`.
 
-    `known_fault`: the last round that this rank knows to be interrupted. `fault`: type and place of the last
-    exception here, `fault_text`: the digest of its text; `is_collateral`: it was the consequence of a fault elsewhere.
-    `error`: what ends this rank.
+    Attributes:
+        known_fault: the last round that this rank knows to be interrupted. The watcher's thread sets it.
+        fault: type and location of the last exception on this rank.
+        fault_text: the digest of that exception's text.
+        is_collateral: that exception was the consequence of a fault on another rank.
+        result: what the function returned last.
+        error: the exception that ends this rank.
     """
 
     def __init__(
@@ -54,7 +66,7 @@ class UserFunction:
         function: Callable[[CallWrapper], Any],
         state: State,
         link: MonitorLink,
-        why: Callable[[int], LastInterruption],
+        end_reason_of: Callable[[int], LastInterruption],
     ) -> None:
         self.known_fault = -1
         self.fault = ""
@@ -63,7 +75,7 @@ class UserFunction:
         self.result: Any = None
         self.error: BaseException | None = None
         self._arguments, self._function, self._state = arguments, function, state
-        self._wrapper = CallWrapper(state, link, why)
+        self._wrapper = CallWrapper(state, link, end_reason_of)
         self._link = link
         self._interrupter = Interrupter(link.interrupt_grace_s, self._interrupted_again)
         self._cause: BaseException | None = None
@@ -71,32 +83,49 @@ class UserFunction:
         self._is_over = False
 
     def close(self) -> None:
-        """Ends the call on this rank: nothing is interrupted any more."""
+        """Ends the call on this rank: nothing is interrupted any more, and the signal handler is the user's again."""
         self._is_over = True
         self._wrapper.close()
         self._interrupter.close()
 
     def begin(self) -> None:
-        """Begins a round: functions may run again. To be called when all ranks have recovered from the last."""
+        """Begins a round: functions may run again.
+
+        To be called when all ranks have recovered from the last round: connections of gloo that were cut are closed
+        here, and a peer that had not read them to their end would hang (`gloo_connections.release`).
+        """
         gloo_connections.release()
         self._interrupter.reset()
         self._wrapper.begin()
 
     def prepare(self) -> RestartEvent:
-        """Calls `initialize` and the health check before the function."""
+        """Calls `initialize` and the health check before the function.
+
+        Returns:
+            READY on an active rank, SPARE on another; or INTERRUPTED, FAILED, ENDED.
+        """
         event = RestartEvent.SPARE
         if self._state.mode is Mode.ACTIVE:
             event = RestartEvent.READY
         return self._tried(self._callbacks_before, event)
 
     def run(self) -> RestartEvent:
-        """Calls the function. `result` is what it returned."""
+        """Calls the function. Its result is `result`.
+
+        Returns:
+            RETURNED; or INTERRUPTED, FAILED, ENDED.
+        """
         return self._tried(lambda: self._function(self._wrapper), RestartEvent.RETURNED)
 
     def interrupt(self) -> None:
-        """Aborts what blocks the main thread, and interrupts it. Blocks; called in the watcher's thread."""
+        """Aborts what blocks the main thread, and interrupts the main thread. Called in the watcher's thread.
+
+        Blocks until no function of the user's runs. First waits `last_call_wait`: faults of other ranks within that
+        time are written before the round ends, so that all of them are known together. Waits for `CallWrapper.atomic`
+        sections: the function may be saving a checkpoint.
+        """
         time.sleep(self._arguments.last_call_wait.total_seconds())
-        if self._is_over:  # this rank left before the others came to an end
+        if self._is_over:  # this rank left the call meanwhile
             return
         with self._wrapper.atomic():
             if self._arguments.abort is None:
@@ -108,7 +137,11 @@ class UserFunction:
                 self._interrupter.interrupt(cut_again)
 
     def _abort(self, abort: OnState) -> None:
-        """Calls the abort. If that exceeds `hard_timeout` this rank leaves: the main thread may still be blocked."""
+        """Calls the user's `abort`, for at most `hard_timeout`.
+
+        If `abort` takes longer or raises a `BaseException`, this rank leaves at the next `recover`: its main thread may
+        be blocked still. An `Exception` of `abort` is only logged: where nothing was freed, the monitor's limits apply.
+        """
         frozen = self._state.freeze()
         limit_s = self._arguments.hard_timeout.total_seconds()
         call = in_thread(lambda: called("abort", abort, frozen), "abort")
@@ -124,14 +157,18 @@ class UserFunction:
                 self._abort_ended = error
 
     def recover(self) -> RestartEvent:
-        """Cleans up after an interruption: forgets groups, calls `finalize` and health check. FAILED ends this rank."""
+        """Cleans up after an interruption: resets torch's groups, calls `finalize` and the health check.
+
+        Returns:
+            RECOVERED; or FAILED, which ends this rank: `error` says why.
+        """
         self.result = None
         if self._abort_ended is not None:
             return self.end_by(self._abort_ended, RestartEvent.FAILED)
         frozen = self._state.freeze()
         try:
             if self._arguments.abort is not None:
-                forget_groups()
+                reset_groups()
             called("finalize", self._arguments.finalize, frozen)
             self._check_health(frozen)
         except BaseException as error:
@@ -139,11 +176,11 @@ class UserFunction:
         return RestartEvent.RECOVERED
 
     def complete(self) -> None:
-        """Calls `completion`: the function is done on all ranks."""
+        """Calls `completion`: the function is done on all ranks. What `completion` raises, this raises."""
         called("completion", self._arguments.completion, self._state.freeze())
 
     def terminate(self) -> None:
-        """Calls `terminate`: this rank leaves."""
+        """Calls `terminate`: this rank leaves. What `terminate` raises is logged, and keeps no rank from leaving."""
         self._state.mode, self._state.rank, self._state.active_rank = Mode.TERMINATED, None, None
         try:
             called("terminate", self._arguments.terminate, self._state.freeze())
@@ -158,9 +195,11 @@ class UserFunction:
         return event
 
     def final_error(self, last: RestartEvent) -> BaseException:
-        """The exception that ended this rank; if it has no cause, the last failure here becomes that.
+        """Returns the exception that ended this rank. If it has no cause, the last failure on this rank becomes its
+        cause, so that the user's log shows both.
 
-        It is not kept here: its traceback refers to the call, which would be freed only by a garbage collection.
+        The exception is not kept here: its traceback refers to the call, and this cycle of references would be freed
+        only by a garbage collection, with the connections to the store.
 
         Args:
             last: the last event.
@@ -168,15 +207,15 @@ class UserFunction:
         error = self.error or InternalError(f"the wrapper ends after {last.name}")
         if error is not self._cause and error.__cause__ is None:
             error.__cause__ = self._cause
-        self._forget()
+        self._reset()
         return error
 
     def final_result(self) -> Any:
-        """The function's result on this rank. Earlier failures are not kept here."""
-        self._forget()
+        """Returns the function's result on this rank. Earlier failures are not kept here."""
+        self._reset()
         return self.result
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.error = self._cause = self._state.fn_exception = None
 
     def _callbacks_before(self) -> None:
@@ -184,17 +223,22 @@ class UserFunction:
         called("initialize", self._arguments.initialize, frozen)
         self._check_health(frozen)
 
-    def _interrupted_again(self, waited_s: float, why: str, stack: str) -> None:
+    def _interrupted_again(self, waited_s: float, reason: str, stack: str) -> None:
+        """Logs and reports that the interruption was raised again, although it may cut off a cleanup.
+
+        Called in the watcher's thread, by `Interrupter`, after each `interrupt_grace`.
+        """
         logger.warning(
             "rank %s: %.1f s after its interruption the function has not ended (%s): it is interrupted again at\n%s",
             self._state.rank,
             waited_s,
-            why,
+            reason,
             stack,
         )
-        self._link.interrupted_again(self._state.iteration, waited_s, why, stack)
+        self._link.interrupted_again(self._state.iteration, waited_s, reason, stack)
 
     def _check_health(self, frozen: FrozenState) -> None:
+        """Calls the user's health check. Whatever `Exception` it raises becomes a `RestartError`."""
         try:
             called("health_check", self._arguments.health_check, frozen)
         except RestartError:
@@ -203,7 +247,11 @@ class UserFunction:
             raise HealthCheckError(f"health_check raised {type(error).__name__}: {error}") from error
 
     def _tried(self, piece: Callable[[], Any], event: RestartEvent) -> RestartEvent:
-        """`event`; or INTERRUPTED, FAILED, ENDED. `result` is what `piece` returned."""
+        """Calls `piece` such that the watcher can interrupt it. Its result is `result`.
+
+        Returns:
+            `event` when `piece` returned; or INTERRUPTED, FAILED, ENDED.
+        """
         try:
             self.result = self._interrupter.call(piece)
         except Interrupted:
@@ -213,7 +261,12 @@ class UserFunction:
         return event
 
     def _failed_by(self, error: BaseException) -> RestartEvent:
-        """A fault that restarts, or one that ends this rank."""
+        """Notes an exception of the user's code. Returns FAILED where it restarts the call, ENDED where it ends it.
+
+        Only an exception that began on this rank becomes `state.fn_exception`, which `FaultCounter` counts. Two kinds
+        are a consequence of a fault on another rank: one that comes after a fault is known, and one that says that a
+        connection to another rank broke.
+        """
         if not isinstance(error, Exception) or was_never_called(error):
             return self.end_by(error)
         state = self._state
@@ -235,7 +288,7 @@ class UserFunction:
         self.fault, self.fault_text = _place_of(error), digest(text)
         self.is_collateral = lost_peer or not is_first
         release_frames(error)
-        # What is above refers to the call, for as long as it is kept.
+        # The wrapper's own frames refer to the call, which would live as long as the user keeps the exception.
         error.__traceback__ = _below_wrapper(error.__traceback__)
         self._cause = error
         state.fn_exception = None
@@ -248,7 +301,7 @@ class UserFunction:
 
 
 def _below_wrapper(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback from the first frame of the user's code on; all of it where there is no such frame."""
+    """Returns the part of a traceback from the first frame of the user's code on; all of it where there is none."""
     found = trace
     while found is not None and _is_of_wrapper(found):
         found = found.tb_next
@@ -256,7 +309,10 @@ def _below_wrapper(trace: TracebackType | None) -> TracebackType | None:
 
 
 def was_never_called(error: Exception) -> bool:
-    """Whether the arguments did not fit: the call failed before any line of the user's code, and would each time."""
+    """Returns whether the arguments did not fit the function.
+
+    Such a call failed before any line of the user's code ran, and would fail in each round: a restart cannot help.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -264,9 +320,10 @@ def was_never_called(error: Exception) -> bool:
 
 
 def _is_about_lost_peer(error: BaseException) -> bool:
-    """Whether an exception of torch only reports that the connection to another rank broke: that rank is the cause.
+    """Returns whether an exception of torch only reports that the connection to another rank broke.
 
-    The first exception in the chain of `__cause__` is examined.
+    Then that rank is the cause, and not this one. The first exception in the chain of `__cause__` is examined: the
+    user's code may wrap torch's exception in its own.
     """
     seen = set[int]()
     while error.__cause__ is not None and id(error) not in seen:
@@ -277,7 +334,7 @@ def _is_about_lost_peer(error: BaseException) -> bool:
 
 
 def _place_of(error: BaseException) -> str:
-    """The type of an exception and its innermost line, as text."""
+    """Returns the type of an exception and the file and line of its innermost frame: `ValueError at train.py:7`."""
     name, frames = type(error).__name__, traceback.extract_tb(error.__traceback__)
     if not frames:
         return name
@@ -285,9 +342,9 @@ def _place_of(error: BaseException) -> str:
 
 
 def release_frames(error: BaseException | None) -> None:
-    """Frees what the frames of an exception refer to, such as a model, before the next call makes another one.
+    """Frees what the frames of an exception refer to, such as a model, before the next round makes another one.
 
-    The traceback keeps its lines.
+    Without this, the GPU would hold two models while the exception is kept. The traceback keeps its lines for the log.
     """
     seen = set[int]()
     while error is not None and id(error) not in seen:
@@ -297,5 +354,6 @@ def release_frames(error: BaseException | None) -> None:
 
 
 def _is_of_wrapper(trace: TracebackType) -> bool:
+    """Returns whether a frame belongs to a module of the wrapper."""
     name = str(trace.tb_frame.f_globals.get("__name__"))
     return name == _WRAPPER or name.startswith(f"{_WRAPPER}.")

@@ -1,6 +1,12 @@
 """Callbacks for Lightning: watch by heartbeats or sections, learned limits, finished flag, stragglers.
 
-`from ft_client.integrations.lightning import FaultToleranceCallback`. Loaded when used: only that needs Lightning.
+    from ft_client.integrations.lightning import FaultToleranceSectionsCallback
+
+    watch = FaultToleranceSectionsCallback(autoresume=True, calculate_timeouts=True, exp_dir="/results/run1")
+    Trainer(callbacks=[watch], ...).fit(model)
+
+A class is loaded when it is used: importing this package does not need Lightning. Names and arguments are those of
+NVIDIA's callbacks for Lightning. docs/lightning.md is the user's guide.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The callbacks that watch `fit`, by heartbeats and by sections, and learn the limits of these.
 
-Lightning calls them on every rank. The watch itself is in `watched_fit.py`, what `fit` does at a time in `fit.py`.
+Lightning calls the hooks (`on_...`) of a callback on every rank, in the thread that trains. A hook tells the rank's
+monitor what the training does; it blocks only where ranks agree on learned limits. What both callbacks have in common
+is in `watched_fit.py`; `fit.py` decides which section is open, and which limits may be learned.
 """
 
 from __future__ import annotations
@@ -19,33 +21,34 @@ from ft_client.straggler.callables import CallableId, Wrapped
 
 
 class FaultToleranceCallback(FitWatch):
-    """Watches `fit` by heartbeats. For the arguments see `FitWatch`.
+    """Watches `fit` by heartbeats: one at each batch, and at the start and end of training and evaluation.
 
-    Limits are learned at the end of a job that loaded and saved a checkpoint: usually the second job of a training.
+    For the arguments see `FitWatch`. Limits are learned at the end of a job that loaded and saved a checkpoint: usually
+    the second job of a training.
     """
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
+        self._send_heartbeat()
         super().on_train_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
-        self._beat()
+        self._send_heartbeat()
         super().on_train_batch_end(trainer, *batch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
+        self._send_heartbeat()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
+        self._send_heartbeat()
 
     def on_validation_batch_end(self, *batch: Any) -> None:
-        self._beat()
+        self._send_heartbeat()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._beat()
+        self._send_heartbeat()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        self._beat()
+        self._send_heartbeat()
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
 
     def _over(self, client: RankMonitorClient, failed: bool) -> None:
@@ -57,7 +60,8 @@ class FaultToleranceCallback(FitWatch):
             return False
         return client.calculate_and_set_hb_timeouts()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
+        """Sends a heartbeat while `fit` is watched."""
         if self._client is not None:
             self._client.send_heartbeat()
 
@@ -65,11 +69,19 @@ class FaultToleranceCallback(FitWatch):
 class FaultToleranceSectionsCallback(FitWatch):
     """Watches `fit` by sections. For the arguments see `FitWatch`.
 
-    `setup`: from the start of `fit` to the first batch. `step`: each batch of training or evaluation. `checkpointing`:
-    each save, each removal of an old checkpoint, and each wait for one that is still being written. All other time is
-    out of sections. Limits are learned after each save and at the end: that of `setup` when a checkpoint was loaded,
-    that of `step` after 16 batches, the time out of sections at the end of a job that saw all of it. Saves that go on
-    in the background teach no limit.
+    The sections, of which at most one is open at a time:
+
+    - `setup`: from the start of `fit` to the first batch.
+    - `step`: each batch of training or evaluation.
+    - `checkpointing`: each save, each removal of an old checkpoint, and each wait for a checkpoint that is still being
+      written.
+
+    All other time is out of sections. Limits are learned after each save and at the end of the job:
+
+    - the limit of `setup` when a checkpoint was loaded;
+    - the limit of `step` after 16 batches;
+    - the limit of `checkpointing` after a save, unless saves go on in the background;
+    - the time out of sections at the end of a job that saw all of it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -127,12 +139,14 @@ class FaultToleranceSectionsCallback(FitWatch):
         self._on(FitEvent.BEGAN)
 
     def _over(self, client: RankMonitorClient, failed: bool) -> None:
+        # What an exception cut off was open for an unusual time: it must not teach a limit.
         if failed and self._now is not None:
             client.discount(self._now)
         self._on(FitEvent.OVER)
         self._saves.restore()
 
     def _learn(self, client: RankMonitorClient, final: bool) -> bool:
+        # All ranks learn the same sections: only those that every rank has seen.
         own = self._fit.teaches_sections(final, self._saves_later)
         of_all = group.min_over_ranks([float(name in own) for name in LEARNABLE])
         agreed = [name for name, taught in zip(LEARNABLE, of_all, strict=True) if taught]

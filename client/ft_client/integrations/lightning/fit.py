@@ -1,6 +1,10 @@
 """What follows from the facts of one `fit`. Pure.
 
-Is the training complete; which limits may be learned; which section is open, one at a time, or none:
+`watched_fit.py` and `callbacks.py` count what Lightning's hooks report, and ask here three questions:
+
+- Is the training complete, so that no further job is needed? (`completion_reason`)
+- Which limits may be learned from this `fit`? (`Fit.teaches_heartbeats`, `Fit.teaches_sections`)
+- Which section is open now? At most one is at a time (`section_after`):
 
     began -> setup --step--> step --step_over--> (none) --step--> step ...
                    \\-------- save, from anywhere -------> checkpointing --saved--> (none)
@@ -14,10 +18,12 @@ from enum import Enum, auto
 from ft_client.rank.monitoring.learned_limits import OUT_OF_SECTION, STEP
 
 SETUP, CHECKPOINTING, WARMUP = "setup", "checkpointing", "warmup"
+"""Sections of a `fit`. WARMUP is the first batches of an evaluation, which a learned limit of STEP must not judge."""
 LEARNABLE = (SETUP, STEP, CHECKPOINTING, OUT_OF_SECTION)
+"""The sections whose limits may be learned; OUT_OF_SECTION is the time in which no section is open."""
 
 _BATCHES_FOR_HEARTBEATS = 2
-"""Two, so that there was an interval between batches."""
+"""Batches before intervals of heartbeats are learned: two, so that there was an interval between batches."""
 _BATCHES_FOR_STEPS = 16
 """As in Megatron-LM's integration (`_MIN_ITERS_FOR_STEP_TIMEOUT_UPDATE`): the first steps take longer than others."""
 _BATCHES_OF_NOTHING_LEFT = 1
@@ -28,24 +34,30 @@ _ENDLESS = -1
 
 @dataclass
 class Fit:
-    """What has happened since `fit` began in this process, as the callbacks count it."""
+    """What has happened since `fit` began in this process, as the callbacks count it.
+
+    Attributes:
+        batches: how many batches of training have ended.
+        loaded: whether a checkpoint was loaded.
+        saved: whether a checkpoint was saved.
+        ended: whether Lightning reached the end of `fit`, by itself or because it was asked to stop.
+    """
 
     batches: int = 0
     loaded: bool = False
     saved: bool = False
     ended: bool = False
-    """Whether Lightning reached the end of `fit`, by itself or because it was asked to stop."""
 
     def teaches_heartbeats(self) -> bool:
-        """Whether the longest intervals were seen: only loading and saving a checkpoint shows them."""
+        """Returns whether the longest intervals were seen: only loading and saving a checkpoint shows them."""
         return self.batches >= _BATCHES_FOR_HEARTBEATS and self.loaded and self.saved
 
     def teaches_sections(self, final: bool, saves_later: bool) -> list[str]:
-        """The sections of `LEARNABLE` whose limits may be learned from this fit.
+        """Returns the sections of `LEARNABLE` whose limits may be learned from this `fit`.
 
         Args:
-            final: the fit is over.
-            saves_later: checkpoints are written in the background, so the duration of a save is not meaningful.
+            final: whether `fit` is over.
+            saves_later: whether checkpoints are written in the background: then the duration of a save means nothing.
         """
         seen = {
             SETUP: self.loaded,
@@ -58,9 +70,16 @@ class Fit:
 
 @dataclass(frozen=True)
 class TrainerProgress:
-    """The position of a trainer and its limits. A maximum of -1 or None is not a limit.
+    """The position of a trainer and its limits, at the end of `fit`. A maximum of -1 or None is no limit.
 
-    `time_is_up` is of a timer that goes on counting in the next job: one that begins anew limits only this job.
+    Attributes:
+        step, max_steps: optimizer steps over all jobs of the training.
+        epoch, max_epochs: complete epochs.
+        asked_to_stop: whether a callback or a signal has asked Lightning to end `fit`.
+        at_end_of_epoch: whether the last batch was the last of its epoch.
+        early_stopped: whether a callback found that further training does not help.
+        time_is_up: whether the time of a timer has passed that goes on counting in the next job. A timer that begins
+            anew limits only this job.
     """
 
     step: int
@@ -73,10 +92,11 @@ class TrainerProgress:
     time_is_up: bool
 
 
-def why_complete(fit: Fit, now: TrainerProgress) -> str | None:
-    """The reason why no further job is needed; None if the training is not complete. For a fit that did not fail.
+def completion_reason(fit: Fit, now: TrainerProgress) -> str | None:
+    """Returns why no further job is needed; None if the training is not complete. For a `fit` that did not fail.
 
-    Lightning counts an epoch in which the training was asked to stop as a complete one.
+    Lightning counts an epoch in which the training was asked to stop as a complete one, so the number of epochs counts
+    only where `fit` was not cut off in the middle of one.
     """
     if now.max_steps != _ENDLESS and now.step >= now.max_steps:
         return f"step {now.step} of {now.max_steps}"
@@ -108,7 +128,12 @@ class FitEvent(Enum):
 
 
 def section_after(now: str | None, event: FitEvent) -> str | None:
-    """The section that is open after the event, given the one that was."""
+    """Returns the section that is open after the event; None: none.
+
+    Args:
+        now: the section that was open before; None: none.
+        event: what Lightning's hook reported.
+    """
     match event:
         case FitEvent.BEGAN:
             return SETUP

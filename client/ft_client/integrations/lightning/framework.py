@@ -1,8 +1,9 @@
 """The package of Lightning that this process uses, and its class `Callback`. No other file imports Lightning.
 
-It is `pytorch_lightning` where that is imported already or alone is installed, else `lightning.pytorch`. So a script
-with `pytorch_lightning` must import it before these callbacks. With Lightning 2.6 a callback of either package works in
-a trainer of the other; older releases refuse it.
+Lightning exists as two packages with the same classes. `pytorch_lightning` is used where the script has imported it
+already, or where it alone is installed; else `lightning.pytorch`. So a script with `pytorch_lightning` must import it
+before these callbacks. With Lightning 2.6 a callback of either package works in a trainer of the other; older releases
+refuse it.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from typing import TYPE_CHECKING
 
 _MODULES = {"lightning": "lightning.pytorch", "pytorch-lightning": "pytorch_lightning"}
 """Package to install -> module to import."""
-_OLDEST = (2, 4)  # as the extra `lightning` in pyproject.toml
+_OLDEST = (2, 4)
+"""The oldest release that works, as in the extra `lightning` of pyproject.toml."""
 _WANTED = "pip install -U 'lightning>=2.4'"
 
 
 def choose(loaded: Collection[str], installed: Mapping[str, str]) -> str:
-    """The module to import. Pure.
+    """Returns the module of Lightning to import. Pure.
 
     Args:
         loaded: names of the modules that this process has imported.
         installed: package -> version, of those that are installed.
 
     Raises:
-        ImportError: there is none, or the one in use is too old.
+        ImportError: Lightning is not installed, or the package in use is too old.
     """
     if not installed:
         raise ImportError(f"these callbacks need Lightning, which is not installed here: {_WANTED}")
@@ -40,6 +42,7 @@ def choose(loaded: Collection[str], installed: Mapping[str, str]) -> str:
 
 
 def _installed() -> dict[str, str]:
+    """Returns the installed packages of Lightning with their versions, in the order of `_MODULES`."""
     found = {}
     for package in _MODULES:
         try:

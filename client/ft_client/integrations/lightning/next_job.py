@@ -1,6 +1,8 @@
-"""The files that rank 0 writes for the next job: learned limits and finished flag. A write is atomic.
+"""The files that rank 0 writes for the next job: learned limits and finished flag.
 
-If a file cannot be read or written, a warning is logged and the training goes on.
+`watched_fit.py` calls these functions on rank 0 only. A write is atomic: a reader sees the old file or the new one,
+also when the writer dies. If a file cannot be read or written, a warning is logged and the training goes on. The names
+of the files are those of NVIDIA's callbacks.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from ft_client.rank.monitoring.learned_limits import learned_in
 from rank_monitor.contract.wire.foreign import read_json
 
 LIMITS = "_ft_state.json"
-"""The name that is written."""
+"""The name under which learned limits are written."""
 _NAMES = (LIMITS, "_ft_state_.json")
-"""The names that are read; the first one that exists is used."""
+"""The names under which learned limits are read. The first file that exists is used; the second is an older name."""
 
 
 def read_limits(folder: Path, logger: Logger) -> dict[str, Any] | None:
-    """The state of `RankMonitorClient` that an earlier job wrote; None if there is no valid one."""
+    """Returns the state of `RankMonitorClient` that an earlier job wrote; None if there is no valid state.
+
+    Args:
+        folder: where the file is.
+        logger: gets a warning about a file that is there but cannot be used.
+    """
     for file in (folder / name for name in _NAMES):
         try:
             state = read_json(file, follow_link=True)
@@ -48,7 +55,13 @@ def write_limits(folder: Path, state: Mapping[str, Any], logger: Logger) -> None
 
 
 def write_finished_flag(file: Path, reason: str, logger: Logger) -> None:
-    """Writes the finished flag, by which a loop of jobs sees that no further one is needed."""
+    """Writes the finished flag, by which a loop of jobs sees that no further job is needed.
+
+    Args:
+        file: the flag's file; its folder must exist.
+        reason: why the training is complete: the content of the file.
+        logger: gets a line that says so, or a warning.
+    """
     try:
         _write(file, f"{reason}\n")
         logger.info("training is complete (%s): wrote %s", reason, file)
@@ -57,6 +70,7 @@ def write_finished_flag(file: Path, reason: str, logger: Logger) -> None:
 
 
 def _write(file: Path, text: str) -> None:
+    """Writes a file under another name, waits until it is on the disk, and renames it."""
     with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False) as new:
         try:
             new.write(text)

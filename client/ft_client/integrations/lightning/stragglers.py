@@ -1,6 +1,7 @@
 """`StragglerDetectionCallback`: the straggler detection of `ft_client.straggler` around Lightning's training step.
 
-Lightning calls it on every rank. What is slow is decided in `ft_client.straggler`.
+Lightning calls the hooks on every rank, after each batch. A report is a collective, at the same batch on all ranks.
+Which rank is slow is decided in `ft_client.straggler`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ class StragglerDetectionCallback(Callback):
     """Times the forward pass of each training step on every rank, and reports ranks that are slow.
 
     Args:
-        report_time_interval: seconds between reports.
-        calc_relative_gpu_perf: compare ranks with each other.
-        calc_individual_gpu_perf: compare each rank with its own best.
+        report_time_interval: seconds between two reports.
+        calc_relative_gpu_perf: whether to compare ranks with each other.
+        calc_individual_gpu_perf: whether to compare each rank with its own best.
         num_gpu_perf_scores_to_print: how many of the best and of the worst to print; 0: none, only warnings.
         gpu_relative_perf_threshold: a rank with a lower relative score is a straggler.
-        gpu_individual_perf_threshold: the same for individual scores.
-        stop_if_detected: end `fit` on all ranks if there is a straggler, after a checkpoint is saved where
+        gpu_individual_perf_threshold: a rank with a lower individual score is a straggler.
+        stop_if_detected: whether to end `fit` on all ranks if there is a straggler, after a checkpoint is saved where
             `ckpt_path="last"` finds it.
-        enable_ptl_logging: send the lowest, median and highest scores to the trainer's loggers, as
+        enable_ptl_logging: whether to send the lowest, median and highest scores to the trainer's loggers, as
             `gpu_relative_perf/min` and so on; without CUDA as `section_relative_perf/min`.
-        profiling_interval: time every n-th step.
+        profiling_interval: one in so many steps is timed.
         logger_name: the name of the logger for the reports.
 
     Raises:
@@ -89,6 +90,7 @@ class StragglerDetectionCallback(Callback):
             self._stop(trainer)
 
     def _stop(self, trainer: Any) -> None:
+        """Asks Lightning to end `fit`, and saves a checkpoint under the name of the last one. Collective."""
         self._manager.logger.error("Detected stragglers. Terminating training...")
         trainer.should_stop = True
         keeper = trainer.checkpoint_callback

@@ -1,7 +1,11 @@
 """The base of both callbacks that watch `fit`: begin, end, failure, learned limits and finished flag.
 
-Subclasses decide what is a sign of life and which limits are learned, `fit.py` what follows from the facts. Outside of
-`fit` (validate, test, predict) nothing is watched and nothing is written.
+The subclasses in `callbacks.py` decide what is a sign of life, and which limits are learned; `fit.py` decides what
+follows from the facts. Outside of `fit` (validate, test, predict) nothing is watched and nothing is written.
+
+Some hooks are collectives: loading limits at the start, learning them, and the finished flag at the end. Lightning
+calls the hooks on all ranks in the same order, and where a rank may be missing, after an exception, nothing is asked of
+other ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from ft_client.control import WorkloadControlRequest
 from ft_client.errors import RankMonitorClientError
 from ft_client.inject import SimulatedFaultParams, simulate_fault
 from ft_client.integrations.lightning import next_job
-from ft_client.integrations.lightning.fit import Fit, TrainerProgress, why_complete
+from ft_client.integrations.lightning.fit import Fit, TrainerProgress, completion_reason
 from ft_client.integrations.lightning.framework import Callback
 from ft_client.rank.agreement import group
 from ft_client.rank_monitor_client import RankMonitorClient
@@ -28,18 +32,20 @@ LOGGER_NAME = "nemo_logger.FaultToleranceCallback"
 
 
 class FitWatch(Callback):
-    """A Lightning callback that watches one `fit`.
+    """A Lightning callback that watches one `fit`. The base class of `FaultToleranceCallback` and its sibling.
 
     Args:
-        autoresume: write the finished flag when the training is complete, to the file that the variable
+        autoresume: whether to write the finished flag when the training is complete, to the file that the variable
             FAULT_TOL_FINISHED_FLAG_FILE names.
-        calculate_timeouts: load the limits that earlier jobs learned, learn them again, and save them for the next job.
+        calculate_timeouts: whether to load the limits that earlier jobs learned, learn them again, and save them for
+            the next job.
         simulated_fault_params: a fault on purpose some time after `fit` begins: `SimulatedFaultParams`, or a mapping
             with its fields.
         exp_dir: the folder of the learned limits, the same for all jobs. None: `ft_state` in the trainer's `log_dir`,
             which with most loggers is another folder for each job.
         logger_name: the name of the logger that is used.
-        exc_handling_policy: called with the exception when `fit` fails; the request it returns is sent to the launcher.
+        exc_handling_policy: called with the exception when `fit` fails. The request that it returns is sent to the
+            launcher; None: no request.
 
     Raises:
         ValueError: `simulated_fault_params` is not a valid fault.
@@ -70,10 +76,15 @@ class FitWatch(Callback):
     # For subclasses.
 
     def _began(self, client: RankMonitorClient, trainer: Any) -> None:
-        """Called when the watch has begun."""
+        """Called when the watch has begun, at the start of `fit`."""
 
     def _over(self, client: RankMonitorClient, failed: bool) -> None:
-        """Called when `fit` is over, before the watch ends."""
+        """Called when `fit` is over, before the watch ends.
+
+        Args:
+            client: the client of this `fit`.
+            failed: whether an exception ended `fit`.
+        """
 
     @abstractmethod
     def _learn(self, client: RankMonitorClient, final: bool) -> bool:
@@ -113,7 +124,8 @@ class FitWatch(Callback):
         client = self._client
         if client is None:
             return
-        # All ranks call sys.exit(0) where a callback ends the job after a save; a signal finds each at its own place.
+        # A callback that ends the job after a save calls sys.exit(0) on all ranks at the same step: the ranks can still
+        # learn together. A signal finds each rank somewhere else.
         calm = isinstance(exception, SystemExit) and not exception.code and not trainer.received_sigterm
         self._over(client, failed=not calm)
         if calm:
@@ -147,11 +159,15 @@ class FitWatch(Callback):
     # Within.
 
     def _end(self, client: RankMonitorClient) -> None:
+        """Ends the watch of this `fit`."""
         self._client = None
         client.shutdown_workload_monitoring()
 
     def _load_limits(self, client: RankMonitorClient, trainer: Any) -> None:
-        """Loads on all ranks what rank 0 finds: other nodes may not see its file, or see another."""
+        """Loads on all ranks the limits that rank 0 finds. Collective.
+
+        Other nodes may not see rank 0's file, or may see another file under the same name.
+        """
         if self._exp_dir is not None:
             self._folder = Path(self._exp_dir)
         else:  # every rank asks, since Lightning answers by a broadcast
@@ -166,6 +182,12 @@ class FitWatch(Callback):
             self._say(logging.INFO, f"Fault tolerance timeouts loaded from {self._folder}: {text}")
 
     def _learn_and_keep(self, client: RankMonitorClient, final: bool) -> None:
+        """Learns limits, and has rank 0 write them for the next job. Collective. A failure is logged only.
+
+        Args:
+            client: the client of this `fit`.
+            final: whether `fit` is over.
+        """
         if not self.calculate_timeouts:
             return
         try:
@@ -176,7 +198,7 @@ class FitWatch(Callback):
 
     def _leave_flag(self, trainer: Any) -> None:
         """Writes the finished flag if the training is complete on all ranks. Collective."""
-        reason = why_complete(self._fit, progress_of(trainer))
+        reason = completion_reason(self._fit, progress_of(trainer))
         try:
             complete = bool(group.min_over_ranks([float(reason is not None)])[0])
         except RuntimeError as problem:
@@ -197,7 +219,7 @@ class FitWatch(Callback):
 
 
 def progress_of(trainer: Any) -> TrainerProgress:
-    """The progress of a trainer of either package of Lightning at the end of `fit`."""
+    """Returns the progress of a trainer, of either package of Lightning, at the end of `fit`."""
     return TrainerProgress(
         step=trainer.global_step,
         max_steps=trainer.max_steps,
@@ -211,7 +233,10 @@ def progress_of(trainer: Any) -> TrainerProgress:
 
 
 def _time_is_up(callback: Any) -> bool:
-    """Whether it is a timer whose time has passed; without a state it counts for this job only."""
+    """Returns whether a callback is a timer of the whole training whose time has passed.
+
+    A timer without a state begins anew in each job, and so says nothing about the training.
+    """
     if hasattr(callback, "time_remaining"):
         left_s = callback.time_remaining()
     else:
@@ -220,6 +245,7 @@ def _time_is_up(callback: Any) -> bool:
 
 
 def _stopped_early(callback: Any) -> bool:
+    """Returns whether a callback for early stopping has stopped the training."""
     reason = getattr(callback, "stopping_reason", None)  # None before Lightning 2.6
     if reason is None:
         return bool(callback.stopped_epoch)
@@ -227,7 +253,11 @@ def _stopped_early(callback: Any) -> bool:
 
 
 def _fault_of(params: Any) -> SimulatedFaultParams | None:
-    """The fault that is described, as an object or by a mapping of its arguments."""
+    """Returns the fault that the user described, as an object or by a mapping of its arguments.
+
+    Raises:
+        ValueError: it is not a valid fault.
+    """
     if params is None or isinstance(params, SimulatedFaultParams):
         return params
     try:

@@ -1,8 +1,9 @@
 """Makes code that imports `nvidia_resiliency_ext` use our modules: call `install()`, or set FT_ALIAS_NVRX=1.
 
-`finder.py` maps the names and finds the modules, and `peer/` holds modules that exist only under the peer's names.
+"The peer" in this package is NVIDIA's `nvidia_resiliency_ext`. `finder.py` maps its names and finds the modules;
+`peer/` holds modules that exist only under the peer's names; the other files are modules of the peer that ours lack.
 Where the real package is installed, nothing changes. Nothing of torch is imported here: this runs at the start of every
-interpreter that has the variable.
+interpreter that has the variable. docs/migrate.md lists the names.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ logger = logging.getLogger("ft_client")
 def install() -> bool:
     """Makes `import nvidia_resiliency_ext...` find our modules, unless the real package is installed.
 
+    Example, at the top of a script that is written for NVIDIA's package:
+
+        from ft_client.integrations import nvrx_alias
+        nvrx_alias.install()
+        import nvidia_resiliency_ext.inprocess
+
     Returns:
         Whether such an import finds our modules.
     """
@@ -27,10 +34,13 @@ def install() -> bool:
 
 
 def install_if_asked() -> None:
-    """Installs the alias if FT_ALIAS_NVRX is true. Looks for the real package only at the first import."""
+    """Installs the alias if the variable FT_ALIAS_NVRX is true. Called as the interpreter starts.
+
+    Looks for the real package only at the first import of its name: most interpreters never import it.
+    """
     text = os.environ.get(env.ALIAS_NVRX, "").strip().lower()
     if text in kinds.BOOLEAN_TEXTS:
         if kinds.BOOLEAN.read(text):
-            finder.put_in_place(look=False)
+            finder.put_in_place(check=False)
     elif text:
         logger.warning("%s=%s is neither true nor false: no alias for nvidia_resiliency_ext", env.ALIAS_NVRX, text)

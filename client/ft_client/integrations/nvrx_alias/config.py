@@ -1,6 +1,8 @@
 """`FaultToleranceConfig`: our settings as one object that a script can fill, read from YAML and write.
 
-The settings, their defaults and how values are read are those of `rank_monitor.contract.settings.config`.
+Scripts find it as `nvidia_resiliency_ext.fault_tolerance.FaultToleranceConfig`, and give it to
+`RankMonitorServer.run_in_subprocess`. The settings, their defaults and how values are read are those of
+`rank_monitor.contract.settings.config`: the launcher reads its own files the same way.
 """
 
 from __future__ import annotations
@@ -34,14 +36,17 @@ _PATHS = ("fault_tol_cfg_path", "ft_cfg_path", "cfg_path")
 
 
 class BadValue(ConfigError, ValueError):
-    """As ConfigError; a ValueError too, which is what scripts that were written for the peer expect."""
+    """A ConfigError that is a ValueError too, which scripts that were written for the peer catch."""
 
 
 class _Readings:
-    """Readers and the writer of a configuration."""
+    """Readers and the writer of a configuration: the base class of `FaultToleranceConfig`.
+
+    `_is_set`: the keys that somebody has set, which `to_yaml_file` writes.
+    """
 
     def __init__(self, **values: Any) -> None:
-        """Reads each value as the launcher would. A key that only the peer has is a warning.
+        """Reads each value as the launcher would. A key that is no setting of ours is ignored, with a warning.
 
         Raises:
             BadValue: naming key and value; also for None where a setting has no such value.
@@ -54,17 +59,17 @@ class _Readings:
         self._is_set = values.keys() & _GROUP_OF.keys()
 
     def __setattr__(self, key: str, value: object) -> None:
-        """Sets a value, and notes that somebody has."""
+        """Sets a value, and notes that it was set."""
         object.__setattr__(self, key, value)
         if "_is_set" in vars(self) and key in _GROUP_OF:
             self._is_set.add(key)
 
     @classmethod
     def from_kwargs(cls, ignore_not_recognized: bool = True, **kwargs: Any) -> Any:
-        """A configuration of these values.
+        """Returns a configuration of these values.
 
         Args:
-            ignore_not_recognized: a key that is not a setting is a warning, not an error.
+            ignore_not_recognized: whether a key that is no setting is a warning only; if not, it is an error.
 
         Raises:
             BadValue: a wrong value or key.
@@ -76,7 +81,7 @@ class _Readings:
 
     @classmethod
     def from_yaml_file(cls, cfg_path: str, ignore_not_recognized: bool = True) -> Any:
-        """A configuration of the first mapping named `fault_tolerance` in a file, at any depth.
+        """Returns a configuration of the first mapping named `fault_tolerance` in a YAML file, at any depth.
 
         Raises:
             BadValue: the file cannot be read, or has no such mapping; a wrong value or key.
@@ -85,12 +90,14 @@ class _Readings:
 
     @classmethod
     def from_args(cls, args: Namespace, cfg_file_arg: str | None = None, ft_args_prefix: str = "") -> Any:
-        """A configuration of what an argument parser found: `ft_KEY` or `ft_param_KEY`, over the YAML that it names.
+        """Returns a configuration of what an argument parser found, and of the YAML file that an argument names.
+
+        An argument `ft_KEY` or `ft_param_KEY` takes precedence over the file.
 
         Args:
-            args: of the parser.
-            cfg_file_arg: the argument that names the YAML; None: one of the launcher's own.
-            ft_args_prefix: of the arguments that are settings; empty: the launcher's own.
+            args: what the parser returned.
+            cfg_file_arg: the argument that names the file; None: one of the launcher's own.
+            ft_args_prefix: how the names of arguments begin that are settings; empty: as the launcher's own do.
 
         Raises:
             BadValue: as `from_yaml_file`.
@@ -113,10 +120,10 @@ class _Readings:
         return cls.from_kwargs(**found)
 
     def to_yaml_file(self, cfg_path: str) -> None:
-        """Writes what was set as a file that `from_yaml_file` and the launcher read.
+        """Writes what was set as a YAML file that `from_yaml_file` and the launcher read.
 
-        Defaults are not written: in a file they would be values of the user's, and go before defaults that depend on
-        other settings.
+        Defaults are not written. In a file they would count as values of the user, and take precedence over defaults
+        that depend on other settings.
         """
         values = {key: getattr(self, key) for key in _GROUP_OF}
         given = {
@@ -126,7 +133,7 @@ class _Readings:
 
 
 def _read_value(key: str, raw: object) -> Any:
-    """Reads one value; a log level is a number, since scripts compare it and pass it on.
+    """Reads one value. A log level becomes a number, since scripts compare it and pass it on.
 
     Raises:
         BadValue: naming key and value.
@@ -145,6 +152,7 @@ def _read_value(key: str, raw: object) -> Any:
 
 
 def _default(key: str) -> Any:
+    """Returns the default of a setting; of the log level as a number."""
     value = default_of(_GROUP_OF[key], key)
     if key == "log_level":
         return logging.getLevelName(value)
@@ -152,6 +160,11 @@ def _default(key: str) -> Any:
 
 
 def _read(cfg_path: str) -> Mapping[str, Any]:
+    """Returns the first mapping named `fault_tolerance` in a YAML file.
+
+    Raises:
+        BadValue: the file cannot be read, or has no such mapping.
+    """
     try:
         document = yaml.safe_load(read_file(cfg_path, MAX_USER_FILE_BYTES, follow_link=True).decode())
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -163,6 +176,7 @@ def _read(cfg_path: str) -> Mapping[str, Any]:
 
 
 def _sections(node: object) -> Iterator[object]:
+    """Yields everything named `fault_tolerance` in a YAML document, the outer ones first."""
     if isinstance(node, Mapping):
         if _SECTION in node:
             yield node[_SECTION]

@@ -1,8 +1,13 @@
 """The finder of Python's import that maps names of `nvidia_resiliency_ext` to our modules.
 
-A module of ours that exists already is shared, not loaded a second time: a class is the same under both names. The
-package puts it in place when it is asked for. The longest entry of `_TARGETS` that a name begins with counts; the rest
-of the name is appended to its target. `_MISSING` has the modules of the peer that we do not have, each with the reason.
+`__init__.py` puts the finder in place when a script asks for the alias. Then Python asks it first for each module:
+
+1. A name that does not begin with `nvidia_resiliency_ext` is left to the other finders.
+2. The longest entry of `_TARGETS` with which the name begins counts. The rest of the name is appended to its target.
+3. A module of ours that exists under its own name is shared, not loaded a second time: a class is the same under both
+   names, so that `except` and `isinstance` work whichever name a script uses.
+4. A name without an entry is looked for in `peer/`, whose modules are loaded under the peer's names only.
+5. Where there is nothing, the error of the import says why: `_MISSING` has the reasons.
 """
 
 from __future__ import annotations
@@ -56,10 +61,10 @@ _MISSING = {
 
 
 class Shared(Loader):
-    """Gives a module of ours a second name.
+    """The loader that gives a module of ours a second name.
 
     Args:
-        target: the spec under its own name.
+        target: the module's spec under its own name.
     """
 
     def __init__(self, target: ModuleSpec) -> None:
@@ -67,21 +72,21 @@ class Shared(Loader):
         self._own: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module itself.
+        """Returns the module that is loaded under its own name, or loads it.
 
         Raises:
-            ImportError: as under its own name.
+            ImportError: the module cannot be loaded, as under its own name.
         """
         module = import_module(self._target.name)
         self._own = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run. The import machinery gave it the spec of the second name: it keeps its own."""
+        """Runs nothing, since the module has run. Gives the module its own spec back, which Python has replaced."""
         module.__spec__ = self._own
 
     def get_code(self, name: str) -> CodeType | None:
-        """For `python -m`."""
+        """Returns the module's code, for `python -m` with the peer's name."""
         code: CodeType | None = self._target.loader.get_code(self._target.name)  # type: ignore[union-attr]
         return code
 
@@ -92,7 +97,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module of ours; None for all names that are not the peer's, or when the peer is there.
+        """Returns the spec of a module of ours. None for a name that is not the peer's, or when the peer is installed.
 
         Raises:
             ModuleNotFoundError: we have no such module; the text says why.
@@ -111,8 +116,9 @@ class Finder(MetaPathFinder):
         ours = _target_of(name)
         spec = _spec_of(ours)
         if spec is None:
-            # Under a name of its own: one that is asked for as `from package import name` would be replaced else.
-            raise ModuleNotFoundError(_why_missing(name), name="nvidia-resiliency-ext")
+            # The error names the package to install and not the module: for `from package import name` Python would
+            # replace an error with the module's own name by one without the reason.
+            raise ModuleNotFoundError(_reason_missing(name), name="nvidia-resiliency-ext")
         if ours.startswith(_OWN_ROOMS):
             return _own_room(fullname, ours)
         return ModuleSpec(
@@ -123,19 +129,19 @@ class Finder(MetaPathFinder):
 _finder = Finder()
 
 
-def put_in_place(look: bool = True) -> bool:
-    """Puts the finder before all others, once.
+def put_in_place(check: bool = True) -> bool:
+    """Puts the finder before all other finders, once.
 
     Args:
-        look: see now whether the real package is there; else when it is imported.
+        check: whether to look for the real package now; if not, it is looked for at the first import of its name.
 
     Returns:
-        Whether the peer's names are ours, as far as was looked.
+        Whether the peer's names are ours, as far as is known.
     """
     loaded = sys.modules.get(_PEER)
     if loaded is not None and not getattr(loaded, "__ft_alias__", False):
         return _leave_alone(getattr(loaded, "__file__", None) or _PEER)
-    if look and loaded is None:
+    if check and loaded is None:
         real = _real_package()
         if real is not None:
             return _leave_alone(real)
@@ -165,7 +171,7 @@ def _real_package() -> str | None:
 
 
 def _own_room(fullname: str, ours: str) -> ModuleSpec | None:
-    """A spec that runs the file of `ours` as the module `fullname`."""
+    """Returns a spec that runs the file of our module `ours` as the module `fullname`."""
     spec = _spec_of(ours)
     assert spec is not None and spec.origin is not None
     return importlib.util.spec_from_file_location(
@@ -174,19 +180,24 @@ def _own_room(fullname: str, ours: str) -> ModuleSpec | None:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
+    """Returns the spec of a module of ours; None: there is no such module.
+
+    Raises:
+        ModuleNotFoundError: a package above the module needs something that is not installed.
+    """
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
-            raise  # a package above it needs something that is not installed
+            raise
         return None
 
 
 def _target_of(name: str) -> str:
-    """The name of our module for a module of the peer; in the package `_OWN_ROOMS` if the table has no entry for it.
+    """Returns the name of our module for a module of the peer: by the table, else below `peer/`.
 
     Args:
-        name: without the name of the peer's package, as `inprocess.abort`.
+        name: the module without the name of the peer's package, such as `inprocess.abort`.
     """
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
@@ -196,8 +207,8 @@ def _target_of(name: str) -> str:
     return f"{_OWN_ROOMS}.{name}"
 
 
-def _why_missing(name: str) -> str:
-    """The reason why there is no such module, for the error of its import."""
+def _reason_missing(name: str) -> str:
+    """Returns why there is no such module, for the error of its import."""
     parts = name.split(".")
     known = (_MISSING.get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
     reason = next(filter(None, known), "ft_launcher has nothing of that name")

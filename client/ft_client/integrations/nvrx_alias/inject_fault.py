@@ -1,7 +1,7 @@
 """`shared_utils.inject_fault` of the peer, formerly `inprocess.tools.inject_fault`: its faults, carried out as ours.
 
-Megatron-LM and NeMo-RL break their trainings by these names. Knows which rank and when; what a fault does stands in
-`ft_client.inject`.
+Megatron-LM and NeMo-RL break their trainings by these names. This file decides which rank fails and when, as the peer
+does; what a fault does to the process is in `ft_client.inject`, which also reports it to the launcher.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from ft_client import inject
 from ft_client.inject.this_rank import this_rank
 
 InjectedException = inject.FaultOnPurpose
-"""The exception of the faults that raise one."""
+"""The exception of the faults that raise one, by the peer's name."""
 
 Callback = Callable[[], object]
 
 
 class Fault(enum.Enum):
-    """The peer's faults. The values travel between ranks."""
+    """The peer's faults, by its names and values: scripts send the values between ranks.
+
+    Not the `Fault` of the launcher, which is what was found to have failed.
+    """
 
     GPU_ERROR = 1
     GPU_SLEEP = 2
@@ -38,7 +41,8 @@ class Fault(enum.Enum):
 
 
 _workload_exception: tuple[float, Callback | None] | None = None
-"""From when on the training's next look raises, and what is called before."""
+"""A WORKLOAD_EXC that has not been raised: from when on (monotonic seconds) `maybe_raise_workload_exception` raises it,
+and what is called before."""
 
 
 def inject_fault(
@@ -49,15 +53,15 @@ def inject_fault(
     seed: int,
     callback: Callback | None = None,
 ) -> None:
-    """One of `faults` on some ranks, after a delay. Every rank calls it, and draws the same.
+    """Injects one of `faults` into some ranks, after a delay. Every rank calls it, and draws the same.
 
     Args:
-        faults: of which one is drawn.
-        num_faults: how many ranks fail, or the least and the most.
-        keep_alive: so many of the first ranks are spared.
-        delay: seconds, or the least and the most.
-        seed: of the draw.
-        callback: called on each rank that fails, right before it does.
+        faults: the faults of which one is drawn.
+        num_faults: how many ranks fail; or the fewest and the most, of which a number is drawn.
+        keep_alive: how many of the first ranks never fail.
+        delay: seconds; or the fewest and the most, of which a number is drawn.
+        seed: the seed of all draws, the same on every rank.
+        callback: called on each rank that fails, right before the fault.
 
     Raises:
         ValueError, TypeError: an argument that makes no sense.
@@ -78,7 +82,10 @@ def inject_fault(
 
 
 def dispatch_fault_injection(fault: Fault, delay: float, callback: Callback | None = None) -> None:
-    """A fault on this rank after `delay` seconds; WORKLOAD_EXC waits for `maybe_raise_workload_exception` then.
+    """Injects a fault into this rank after `delay` seconds. Does not wait.
+
+    A WORKLOAD_EXC happens only in the next `maybe_raise_workload_exception` after the delay: a place that the script
+    has chosen.
 
     Raises:
         ValueError: it is not a `Fault`, or the delay is negative.
@@ -94,10 +101,10 @@ def dispatch_fault_injection(fault: Fault, delay: float, callback: Callback | No
 
 
 def maybe_raise_workload_exception() -> None:
-    """To be called by the training regularly.
+    """Raises a WORKLOAD_EXC that is due. To be called by the training in each step.
 
     Raises:
-        InjectedException: a WORKLOAD_EXC is due; once.
+        InjectedException: a WORKLOAD_EXC is due. It is raised once.
     """
     if _workload_exception is not None and time.monotonic() >= _workload_exception[0]:
         callback = _workload_exception[1]
@@ -106,6 +113,6 @@ def maybe_raise_workload_exception() -> None:
 
 
 def clear_workload_exception() -> None:
-    """Forgets a WORKLOAD_EXC that has not been raised."""
+    """Drops a WORKLOAD_EXC that has not been raised."""
     global _workload_exception
     _workload_exception = None

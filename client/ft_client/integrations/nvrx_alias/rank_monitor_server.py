@@ -1,7 +1,8 @@
 """`RankMonitorServer`: a monitor that a script starts by itself, where it wants it, without our launcher.
 
-A child process of the script holds the listening socket and has our own monitor sit there; it ends with the script, or
-when the script terminates it. Ranks come and go: each that ends is followed by the next that connects.
+For scripts that are written for NVIDIA's package and are not started by a launcher that has monitors. A child process
+of the script holds the listening socket and acts as the agent of one of our monitors. It ends with the script, or when
+the script terminates it. Ranks come and go: after the end of one rank the next rank that connects is watched.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _numbers = itertools.count()
 
 
 class RankMonitorServer:
-    """The peer's name for it; only the start is used."""
+    """The peer's class of this name, of which scripts use the start alone. Never made.
+
+    Not our own monitor's class, which is `rank_monitor/server.py: MonitorServer`.
+    """
 
     @staticmethod
     def run_in_subprocess(
@@ -49,17 +53,18 @@ class RankMonitorServer:
         """Starts a monitor; a rank finds it by FT_RANK_MONITOR_IPC_SOCKET.
 
         Args:
-            cfg: a `FaultToleranceConfig`; FT_<KEY> variables go over what it says.
-            ipc_socket_path: where it listens; a socket that was left there is removed.
-            is_restarter_logger: accepted; there is nothing to tell apart here.
+            cfg: a `FaultToleranceConfig`. FT_<KEY> variables take precedence over its values.
+            ipc_socket_path: where the monitor listens. A socket that was left there is removed.
+            is_restarter_logger: accepted for code written for the peer; our monitor has one logger.
             mp_ctx: how the process is made; None: spawn.
 
         Returns:
-            The process, which listens. `terminate()` ends it and its monitor; so does the end of the caller.
+            The process, which listens by now. `terminate()` ends the process and its monitor; so does the end of the
+            caller.
 
         Raises:
             ConfigError: a value of `cfg` or of a variable is wrong.
-            FtError: it cannot start, or another monitor listens there.
+            FtError: the process cannot start, or another monitor listens there.
         """
         settings = to_json(_settings(cfg))
         context: Any = mp_ctx or multiprocessing.get_context("spawn")
@@ -96,11 +101,13 @@ def _settings(cfg: Any) -> MonitorSettings:
 
 
 def serve(settings: dict[str, Any], path: str, number: int, ready: Connection) -> None:
-    """The child's main function.
+    """The child's main function. Blocks until the parent ends, or SIGTERM comes.
 
     Args:
-        number: of the monitor, for its log.
-        ready: gets the text of an error, or an empty one when the socket listens.
+        settings: the monitor's settings, as JSON values.
+        path: where to listen.
+        number: the number of the monitor, for its log.
+        ready: gets the text of an error, or an empty text when the socket listens.
     """
     try:
         woken = _woken_by_signals()
@@ -119,7 +126,7 @@ def serve(settings: dict[str, Any], path: str, number: int, ready: Connection) -
 
 
 class _Station:
-    """Acts as the agent of a monitor without a launcher: reports to it each rank that connects."""
+    """Acts as the agent of a monitor without a launcher: tells the monitor of each rank that connects."""
 
     def __init__(self, listener: socket.socket, settings: MonitorSettings, number: int) -> None:
         folder = runtime_folder.make()[0]
@@ -130,7 +137,10 @@ class _Station:
         self._rank: tuple[int, int] | None = None
 
     def run(self, woken: int) -> None:
-        """Serves until `woken` is readable or the parent is gone."""
+        """Serves until `woken` is readable or the parent is gone. Blocks.
+
+        Wakes when the monitor sends something, when the rank ends, or at one of the two ends of the service.
+        """
         parent = parent_process()
         ends = {woken}
         if parent is not None:
@@ -146,11 +156,11 @@ class _Station:
                 self._sidecar.handle()
                 if self._rank is not None and self._rank[1] in ready:
                     self._next_rank()
-                self._look_at_rank()
+                self._check_rank()
         finally:
             self._sidecar.close()
 
-    def _look_at_rank(self) -> None:
+    def _check_rank(self) -> None:
         pid = self._sidecar.client_pid
         if not pid or (self._rank is not None and self._rank[0] == pid):
             return
@@ -161,7 +171,7 @@ class _Station:
             self._next_rank()
 
     def _next_rank(self) -> None:
-        """The rank has ended: what is known of it must not be held against the next."""
+        """Begins anew after the end of a rank: what the monitor knows of it must not be held against the next rank."""
         self._let_go()
         self._sidecar.begin(self._start)
 
@@ -182,7 +192,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _woken_by_signals() -> int:
-    """SIGTERM makes the returned descriptor readable; Ctrl-C is the caller's, which ends this process."""
+    """Returns a descriptor that SIGTERM makes readable. Ctrl-C is left to the caller, which ends this process then."""
     woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -50,7 +50,7 @@ class Wrapper:
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
-        self.link = MonitorLink(QUICK, self.reasons.append, member=3, prefix="p/")
+        self.link = MonitorLink(QUICK, self.reasons.append, entry_rank=3, call_prefix="p/")
 
     def restarts(self) -> None:
         """Reports that the rank waits for the others at the end of a round."""

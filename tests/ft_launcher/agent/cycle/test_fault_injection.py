@@ -20,7 +20,7 @@ from ft_launcher.settings import command_line
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.config import RecordSettings
-from rank_monitor.contract.settings.injection import StrikeReport
+from rank_monitor.contract.settings.injection import InjectionReport
 from rank_monitor.contract.wire import channel
 from tests.nodes.conftest import require
 from tests.nodes.netns import unavailable
@@ -106,7 +106,7 @@ def test_reports_of_one_rank_are_bounded(
     injected: Injected, tmp_path: Path, monitors: Monitors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ft_launcher.agent.cycle.fault_injection._MAX_REPORTS", 2)
-    tell(tmp_path, *[StrikeReport("kind:sleep", 1, 1, "").encode()] * 5)
+    tell(tmp_path, *[InjectionReport("kind:sleep", 1, 1, "").encode()] * 5)
     assert len(poll(injected, tmp_path, monitors)) == 2
 
 
@@ -117,7 +117,7 @@ def test_a_long_runtime_folder(tmp_path: Path, monitors: Monitors) -> None:
     injected = Injected(FAULTS, folder / "m0", no_python=False)
     address = channel.short_address(injection.socket_beside(folder / "m3"))
     with address as name, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as rank:
-        rank.sendto(StrikeReport("kind:sleep", 1, 1, "").encode(), name)
+        rank.sendto(InjectionReport("kind:sleep", 1, 1, "").encode(), name)
     assert [line["rank"] for line in poll(injected, tmp_path, monitors)] == [1]
     injected.close()
 
@@ -128,7 +128,7 @@ def test_options_add_up() -> None:
 
 
 def test_a_monitor_is_killed_and_the_journal_says_so(injected: Injected, tmp_path: Path, monitors: Monitors) -> None:
-    told = StrikeReport("kind:kill_monitor", 5, 1, "at step 3")
+    told = InjectionReport("kind:kill_monitor", 5, 1, "at step 3")
     tell(tmp_path, told.encode())
     (line,) = poll(injected, tmp_path, monitors)
     assert {"cycle": 2, **vars(told)}.items() <= line.items()
@@ -136,7 +136,7 @@ def test_a_monitor_is_killed_and_the_journal_says_so(injected: Injected, tmp_pat
 
 
 def test_a_fault_of_the_rank_is_only_written_down(injected: Injected, tmp_path: Path, monitors: Monitors) -> None:
-    tell(tmp_path, *(StrikeReport("kind:sleep", rank, rank, "").encode() for rank in range(3)))
+    tell(tmp_path, *(InjectionReport("kind:sleep", rank, rank, "").encode() for rank in range(3)))
     assert [line["rank"] for line in poll(injected, tmp_path, monitors)] == [0, 1, 2]
     assert monitors.process.poll() is None
 
@@ -144,9 +144,9 @@ def test_a_fault_of_the_rank_is_only_written_down(injected: Injected, tmp_path: 
 def test_what_cannot_be_done_is_said(
     injected: Injected, tmp_path: Path, monitors: Monitors, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cut = StrikeReport("kind:cut_network,interface:nosuch", 0, 0, "")
-    nonsense = (b"\xff", b"{}", StrikeReport("kind:x", 0, 0, "").encode())
-    tell(tmp_path, *nonsense, StrikeReport("kind:kill_zygote", 0, 0, "").encode(), cut.encode())
+    cut = InjectionReport("kind:cut_network,interface:nosuch", 0, 0, "")
+    nonsense = (b"\xff", b"{}", InjectionReport("kind:x", 0, 0, "").encode())
+    tell(tmp_path, *nonsense, InjectionReport("kind:kill_zygote", 0, 0, "").encode(), cut.encode())
     with caplog.at_level(logging.WARNING, "ft_launcher"):
         logging.getLogger("ft_launcher").propagate = True
         assert len(poll(injected, tmp_path, monitors)) == 2
@@ -159,7 +159,7 @@ def test_what_cannot_be_done_is_said(
 def test_a_local_rank_that_this_node_has_not_harms_no_monitor(
     injected: Injected, tmp_path: Path, monitors: Monitors, local_rank: int
 ) -> None:
-    tell(tmp_path, StrikeReport("kind:kill_monitor", 1, local_rank, "").encode())
+    tell(tmp_path, InjectionReport("kind:kill_monitor", 1, local_rank, "").encode())
     assert poll(injected, tmp_path, monitors) == []
     assert monitors.process.poll() is None
 

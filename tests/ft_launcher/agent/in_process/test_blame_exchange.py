@@ -96,7 +96,7 @@ def test_all_nodes_answered_before_it(nodes: Nodes, guilty: int) -> None:
     assert found.text.endswith(
         " never entered all_reduce 4 of group 0, and 3 ranks wait for it; it is at train.py:9 in load"
     )
-    told = json.loads(nodes.round.blame())
+    told = json.loads(nodes.round.culprit())
     assert told == {"finding": "behind", "ranks": [guilty], "text": found.text}
 
 
@@ -150,7 +150,7 @@ def test_nobody_waits(nodes: Nodes) -> None:
     until_answered(nodes, 2)
     nodes.round.interrupt(NO_PROGRESS)
     nodes.ask(1)
-    assert not nodes.round.blame()
+    assert not nodes.round.culprit()
 
 
 def test_a_node_that_leaves_ends_it(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:

@@ -688,7 +688,7 @@ def test_who_waits_for_a_lock_of_its_own_is_named_where_nobody_else_is_outside()
 
 
 def test_ranks_in_locks_of_their_own_are_named_together() -> None:
-    """One cause can strike two of them, and the others wait for both."""
+    """One cause can hit two of them, and the others wait for both."""
     views = [in_own_lock(0, 3, world=(9, 9)), in_own_lock(1, 3, world=(9, 9)), blocked(2, 3, world=(9, 9))]
     assert find([*views, *(waits_in(rank, 10, 3) for rank in (3, 4))]).culprits == (0, 1)
 

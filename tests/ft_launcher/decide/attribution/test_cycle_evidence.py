@@ -106,7 +106,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a doubt": lambda record: record["otherwise"].update(doubt={"rank": 1}),
     "a suspect result": lambda record: record.update(suspect_results={"1": None}),
     "the rank of a suspect result": lambda record: record.update(suspect_results={"one": vars(RESULT)}),
-    "what struck": lambda record: record.update(on_purpose=[]),
+    "faults on purpose": lambda record: record.update(on_purpose=[]),
     "NCCL": lambda record: record.update(nccl=[]),
     "a process of NCCL": lambda record: record["nccl"]["missing"].append({}),
     "a late rank": lambda record: record["nccl"]["late"][0].update(peer=None),

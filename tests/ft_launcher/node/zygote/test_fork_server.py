@@ -70,13 +70,13 @@ def started(folder: Path, cycle: int) -> list[bool]:
     return [file.read_text() == "True" for file in sorted(folder.glob(f"start.{cycle}.*"))]
 
 
-def with_crash(folder: Path, *words: str, strike: int | None = None, more: str = "") -> tuple[int, str]:
-    """A job in which a rank crashes once, after its zygote was struck by a signal."""
+def with_crash(folder: Path, *words: str, to_zygote: int | None = None, more: str = "") -> tuple[int, str]:
+    """A job in which a rank crashes once, after its zygote got a signal."""
     job = start(folder, "--nproc-per-node=2", "--max-restarts=1", *words, "train.py", more=more)
     until(lambda: len(started(folder, 0)) == 2 and all(file.stat().st_size for file in folder.glob("start.0.*")))
-    if strike is not None:
+    if to_zygote is not None:
         (zygote,) = zygotes(job)
-        os.kill(zygote, strike)
+        os.kill(zygote, to_zygote)
     (folder / "go").touch()
     return finish(job)
 
@@ -96,13 +96,13 @@ def test_off_says_so_and_starts_by_exec(folder: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 def test_a_restart_does_not_wait_for_a_lost_zygote(folder: Path, number: signal.Signals) -> None:
-    code, shown = with_crash(folder, strike=number)
+    code, shown = with_crash(folder, to_zygote=number)
     assert (code, started(folder, 0), len(started(folder, 1))) == (0, [True] * 2, 2), shown
     assert "The zygote was lost" in shown and "Another is started" in shown
 
 
 def test_who_insists_waits_for_the_next_zygote(folder: Path) -> None:
-    code, shown = with_crash(folder, "--ft-warm-start=on", strike=signal.SIGKILL)
+    code, shown = with_crash(folder, "--ft-warm-start=on", to_zygote=signal.SIGKILL)
     assert (code, started(folder, 0), started(folder, 1)) == (0, [True] * 2, [True] * 2), shown
     assert "The zygote is there again" in shown
 

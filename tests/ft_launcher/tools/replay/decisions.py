@@ -46,7 +46,7 @@ def crashed(number: int, at: float = 10.0) -> CycleEvidence:
     """Of two ranks: one raised an exception, the other was stopped for it."""
     first = RankEvidence(0, 0, 100, 1, at, exception=ERROR, exception_at=at - 0.1, snapshot=SNAPSHOT)
     second = RankEvidence(1, 1, 101, -15, at + 2.0, snapshot=SNAPSHOT)
-    return CycleEvidence([first, second], stop_began=at + 1.0, on_purpose={1: "struck"} if number else {})
+    return CycleEvidence([first, second], stop_began=at + 1.0, on_purpose={1: "injected"} if number else {})
 
 
 def fault_in(evidence: CycleEvidence) -> Fault:

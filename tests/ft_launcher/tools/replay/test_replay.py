@@ -174,7 +174,7 @@ def test_each_attempt_counts_from_the_start() -> None:
 # In process.
 
 
-def lost_rank(struck: bool = False) -> list[Line]:
+def lost_rank(injected: bool = False) -> list[Line]:
     evidence = replace(crashed(0), ranks=crashed(0).ranks[:1], stop_began=None)
     fault = fault_in(evidence)
     known = {"what": fault.what, "where": fault.where, "hint": fault.hint, "fault_class": fault.fault_class.value}

@@ -75,7 +75,7 @@ def fault(store: Store) -> Round:
     iteration = Round(store, 0)
     iteration.offer("note")
     iteration.arrive(Entry(0, 0, 1))
-    iteration.set_blame('{"ranks": [0]}')
+    iteration.set_culprit('{"ranks": [0]}')
     iteration.interrupt(RECORD)
     iteration.account(Entry(0, 0, 1))
     return iteration
@@ -83,7 +83,7 @@ def fault(store: Store) -> Round:
 
 READS: dict[str, Callable[[Any, Round], object]] = {
     "records": lambda store, iteration: iteration.records(),
-    "blame": lambda store, iteration: iteration.blame(),
+    "blame": lambda store, iteration: iteration.culprit(),
     "closing": lambda store, iteration: iteration.closing(),
     "arrivals": lambda store, iteration: iteration.end.entries(),
     "missing": lambda store, iteration: iteration.missing(iteration.start, 2),

@@ -10,7 +10,7 @@ from rank_monitor.contract.errors import ConfigError, ProtocolError
 from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.config import StartSettings
 from rank_monitor.contract.settings.declaration import parse as parse_setting
-from rank_monitor.contract.settings.injection import Injection, StrikeReport, parse, parse_all
+from rank_monitor.contract.settings.injection import Injection, InjectionReport, parse, parse_all
 
 MEANINGS = [
     ("kind:sigkill", {}),
@@ -113,8 +113,8 @@ def test_a_wrong_setting_names_its_source_and_the_form() -> None:
 
 
 def test_what_a_rank_tells_arrives() -> None:
-    told = StrikeReport("kind:sleep", 3, 1, "at step 2")
-    assert StrikeReport.decode(told.encode()) == told
+    told = InjectionReport("kind:sleep", 3, 1, "at step 2")
+    assert InjectionReport.decode(told.encode()) == told
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_what_a_rank_tells_arrives() -> None:
 )
 def test_what_is_nothing_told(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        StrikeReport.decode(data)
+        InjectionReport.decode(data)

@@ -1,7 +1,12 @@
-"""A fault strikes: it is reported on the console and to the launcher, then it happens, now or later from a thread.
+"""Injects a fault: reports it on the console and to the launcher, then makes it happen, now or later from a thread.
 
-`Strike` is one fault of this rank; `EFFECTS` is what each kind does to this process. What happens to the training's
-code must happen in the main thread: a signal of our own, with a handler that strikes, brings it there.
+`requested_faults.py` makes one `InjectedFault` for each fault that is meant for this rank, and says when it is due.
+`EFFECTS` is what each kind of fault does to this process. This file does not know when a fault is due, nor which
+ranks get one.
+
+Threads: `inject` runs the fault in the thread that calls it. `inject_later` starts a hidden thread that sleeps until
+the fault is due. A kind that happens to the training's code (`IN_MAIN_THREAD`) must happen in the main thread: the
+hidden thread puts it into `_due` and sends the signal `_TO_MAIN_THREAD`, whose handler carries it out there.
 """
 
 from __future__ import annotations
@@ -31,31 +36,36 @@ from rank_monitor.contract.settings import injection
 from rank_monitor.contract.settings.injection import IN_MAIN_THREAD, OF_SYSTEM, SIGNALS, Injection
 from rank_monitor.contract.wire import channel
 
-# A real-time signal other than the monitor's for stacks (SIGRTMIN+7).
 _TO_MAIN_THREAD = signal.SIGRTMIN + 9
-# The fault is to happen although the launcher does not read.
+"""The signal whose handler carries out what is in `_due`. Another one than the monitor's for stacks (SIGRTMIN+7)."""
 _SEND_TIMEOUT_S = 1.0
-# About 32 years: longer than any training.
+"""The fault is to happen although the launcher does not read."""
 _FOREVER_S = 1e9
-_MUTEX_BYTES = 64  # pthread_mutex_t has 40 on Linux; all zeros is one that is free
-# Bytes: no device and no address space has as many, so the allocation fails at once.
+"""About 32 years: longer than any training."""
+_MUTEX_BYTES = 64
+"""Room for a pthread_mutex_t, which has 40 bytes on Linux. All zeros is a mutex that is free."""
 _MORE_THAN_THERE_IS = 1 << 62
-# An index into a tensor of one element: the kernel's check of it makes the device fail.
+"""Bytes. No device and no address space has as many, so the allocation fails at once and takes nothing."""
 _FAR_OUTSIDE = 1_000_000_000
+"""An index into a tensor of one element. The kernel's check of the index makes the device fail."""
 _due: deque[Callable[[], None]] = deque()
-"""Strikes that wait for the main thread."""
+"""Faults that wait for the main thread."""
 
 
 class FaultOnPurpose(Exception):
-    """Is raised by the fault `exception`."""
+    """Raised by the fault `exception`, in the training's code."""
 
 
 class BaseFaultOnPurpose(BaseException):
-    """Is raised by the fault `base_exception`. No `except Exception` catches it."""
+    """Raised by the fault `base_exception`. No `except Exception` catches it, so it ends the rank."""
 
 
 class Straggle:
-    """Slows the training: after each step it sleeps until the step has taken `factor` times as long."""
+    """Slows the training: after each step it sleeps until the step has taken `factor` times as long.
+
+    Args:
+        fault: the fault, of kind `straggle`: its factor, and for how long it lasts from now on.
+    """
 
     def __init__(self, fault: Injection) -> None:
         self._fault = fault
@@ -82,15 +92,17 @@ def _base_exception(fault: Injection) -> NoReturn:
 
 
 def _signal(number: int, fault: Injection) -> None:
-    if number in (signal.SIGSEGV, signal.SIGABRT):  # no core file
+    """Sends a signal to this process. No core file is written: it would fill the user's disk."""
+    if number in (signal.SIGSEGV, signal.SIGABRT):
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     os.kill(os.getpid(), number)
 
 
 def _exit(fault: Injection) -> NoReturn:
+    """Ends this process with the fault's code. By `os._exit`, since the script could catch a SystemExit."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(fault.code)  # SystemExit could be caught
+    os._exit(fault.code)
 
 
 def _sleep(fault: Injection) -> None:
@@ -98,7 +110,10 @@ def _sleep(fault: Injection) -> None:
 
 
 def _gil_sleep(fault: Injection) -> None:
-    """Waits in C with the interpreter's lock held. A signal would end `sleep` there; it does not end this wait."""
+    """Waits in C with the GIL held, so that no thread of Python runs, and no handler of a signal.
+
+    The wait is for a mutex that is locked: a signal would end a `sleep`, and does not end this wait.
+    """
     until = time.time() + _lasting(fault)
     libc = ctypes.PyDLL(None)
     mutex = ctypes.create_string_buffer(_MUTEX_BYTES)
@@ -107,13 +122,17 @@ def _gil_sleep(fault: Injection) -> None:
 
 
 def _livelock(fault: Injection) -> None:
+    """Runs Python code without progress: the main thread is alive by all signs but those of the training."""
     until = time.monotonic() + _lasting(fault)
     while time.monotonic() < until:
         pass
 
 
 def _oom(fault: Injection) -> None:
-    """Asks for more than there is, of the device where this process uses one: the error is real, the memory safe."""
+    """Asks for more memory than there is, of the CUDA device where this process uses one, else of the host.
+
+    The error is torch's or Python's own. No memory is taken, so no other process suffers.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.empty(_MORE_THAN_THERE_IS, dtype=torch.uint8, device="cuda")
@@ -121,7 +140,7 @@ def _oom(fault: Injection) -> None:
 
 
 def _device_error(fault: Injection) -> None:
-    """An index outside of a tensor on the device: CUDA calls of this process fail from now on."""
+    """Reads outside of a tensor on the CUDA device: all CUDA calls of this process fail from now on."""
     import torch
 
     if not torch.cuda.is_available():
@@ -132,16 +151,19 @@ def _device_error(fault: Injection) -> None:
 
 
 def _nan(fault: Injection) -> None:
+    """Makes the next result that the rerun machine checks a NaN."""
     from ft_client.rerun import injector
 
     injector.spoil_next()
 
 
 def _straggle(fault: Injection) -> None:
+    """Slows this rank from now on."""
     steps.listen(Straggle(fault).on_step)
 
 
 def _lasting(fault: Injection) -> float:
+    """Returns for how long a fault lasts, in seconds."""
     if fault.for_s is None:
         return _FOREVER_S
     return fault.for_s
@@ -164,10 +186,14 @@ EFFECTS: dict[str, Callable[[Injection], None]] = {
 
 
 @dataclass(frozen=True)
-class Strike:
-    """A fault, the rank it strikes, and what is called before it happens.
+class InjectedFault:
+    """A fault that is meant for this rank.
 
-    Nothing happens where a module named `unless` is loaded.
+    Attributes:
+        fault: what happens.
+        rank: the rank that it is injected into: this one.
+        callback: called right before the fault happens; None: nothing.
+        unless: the name of a module: nothing happens where it is loaded by then.
     """
 
     fault: Injection
@@ -175,11 +201,14 @@ class Strike:
     callback: Callable[[], object] | None = None
     unless: str = ""
 
-    def now(self, at: str = "") -> None:
-        """Strikes in this thread.
+    def inject(self, at: str = "") -> None:
+        """Makes the fault happen in this thread, after it was reported on stderr and to the launcher.
+
+        A fault of the system, such as the end of the monitor, is carried out by the launcher when it has the report;
+        without a launcher nothing happens then.
 
         Args:
-            at: the place in the training, for the console and the journal.
+            at: where the training is, for the console and the journal, such as `at step 60`.
 
         Raises:
             FaultOnPurpose, BaseFaultOnPurpose, MemoryError, RuntimeError: the fault itself, of some kinds.
@@ -201,8 +230,8 @@ class Strike:
         elif not reported:
             print(f"FT: {kind} needs ft_launcher; nothing happens", file=sys.stderr, flush=True)
 
-    def later(self, delay_s: float) -> None:
-        """Strikes after `delay_s` seconds, wherever the training is then. Does not wait.
+    def inject_later(self, delay_s: float) -> None:
+        """Makes the fault happen after `delay_s` seconds, wherever the training is then. Does not wait.
 
         Raises:
             ValueError: a kind that happens to the main thread was asked for in another.
@@ -210,25 +239,29 @@ class Strike:
         in_main = self.rank.kind_of(self.fault) in IN_MAIN_THREAD
         main = _thread.get_ident()
         if in_main:
-            signal.signal(_TO_MAIN_THREAD, _strike_due)
+            signal.signal(_TO_MAIN_THREAD, _inject_due)
 
-        def strike() -> None:
+        def wait() -> None:
             time.sleep(delay_s)
-            now = partial(self.now, f"after {delay_s:.3g} s")
+            inject = partial(self.inject, f"after {delay_s:.3g} s")
             if in_main:
-                _due.append(now)
+                _due.append(inject)
                 signal.pthread_kill(main, _TO_MAIN_THREAD)
             else:
-                now()
+                inject()
 
-        hidden_thread.start(strike)
+        hidden_thread.start(wait)
 
     def _report(self, at: str) -> bool:
-        """Sends the fault to the launcher before it happens; returns whether a launcher listens."""
+        """Sends a report of the fault to the launcher before it happens. Returns whether a launcher listens.
+
+        One datagram, to a socket beside that of the rank's monitor: a rank that dies of SIGKILL next has sent all of
+        it. Waits a second at most.
+        """
         monitor_socket = os.environ.get(env.RANK_MONITOR_SOCKET)
         if not monitor_socket:
             return False
-        message = injection.StrikeReport(str(self.fault), self.rank.rank, self.rank.local_rank, at)
+        message = injection.InjectionReport(str(self.fault), self.rank.rank, self.rank.local_rank, at)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one_way:
             one_way.settimeout(_SEND_TIMEOUT_S)
             with channel.short_address(injection.socket_beside(Path(monitor_socket))) as name:
@@ -237,7 +270,7 @@ class Strike:
         return False
 
 
-def _strike_due(number: int, frame: FrameType | None) -> None:
-    """Carries out what waits for the main thread; the handler of `_TO_MAIN_THREAD`."""
+def _inject_due(number: int, frame: FrameType | None) -> None:
+    """Makes the faults in `_due` happen. The handler of the signal `_TO_MAIN_THREAD`, so it runs in the main thread."""
     while _due:
         _due.popleft()()

@@ -153,7 +153,7 @@ def test_simulated_faults_that_are_none(arguments: tuple[Any, ...], problem: str
         SimulatedFaultParams(*arguments)
 
 
-def test_a_simulated_fault_strikes_a_little_after_its_delay() -> None:
+def test_a_simulated_fault_happens_a_little_after_its_delay() -> None:
     code, _, err = ended("simulate_fault(SimulatedFaultParams('rank_killed', 0.1, 0.02, 3))\ntime.sleep(60)")
     assert code == -9
     assert err.startswith("FT: Simulating fault: rank_killed; rank to fail: 3; after 0.1")

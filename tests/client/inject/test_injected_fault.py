@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ft_client.inject import inject_fault, strikes
+from ft_client.inject import inject_fault, injected_fault
 from ft_client.rerun import RerunDataIterator, RerunDiagnostic, RerunMode, RerunStateMachine
 from rank_monitor.contract.settings.injection import parse
 
@@ -31,8 +31,8 @@ class Clock:
 )
 def test_steps_take_so_many_times_as_long(monkeypatch: pytest.MonkeyPatch, text: str, ends: list[float]) -> None:
     clock = Clock()
-    monkeypatch.setattr(strikes, "time", clock)
-    slow, seen = strikes.Straggle(parse(f"kind:straggle,{text}")), []
+    monkeypatch.setattr(injected_fault, "time", clock)
+    slow, seen = injected_fault.Straggle(parse(f"kind:straggle,{text}")), []
     for step in range(len(ends)):
         clock.now += 2
         slow.on_step(range(step, step + 1))

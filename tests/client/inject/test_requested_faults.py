@@ -9,7 +9,7 @@ import pytest
 
 from rank_monitor.contract import env
 from rank_monitor.contract.settings import injection
-from rank_monitor.contract.settings.injection import StrikeReport
+from rank_monitor.contract.settings.injection import InjectionReport
 from tests.client.fake_monitor import FakeMonitor
 from tests.client.rank_of_a_test import started
 from tests.program import ended
@@ -60,7 +60,7 @@ def run(script: str, monitor: FakeMonitor, folder: Path, faults: str, **more: st
         (ITERATIONS, "step:1,cycle:1", "012345", ""),
     ],
 )
-def test_it_strikes_where_the_training_is(
+def test_the_fault_happens_where_the_training_is(
     monitor: FakeMonitor, tmp_path: Path, script: str, when: str, printed: str, at: str
 ) -> None:
     code, out, err = run(script, monitor, tmp_path, f"rank:0,kind:sigkill,p:1;rank:1,kind:exit,code:7,{when}")
@@ -68,20 +68,20 @@ def test_it_strikes_where_the_training_is(
     assert err == (f"FT: Simulating fault: exit; rank to fail: 1; {at}\n" if at else "")
 
 
-def test_it_strikes_in_another_cycle(monitor: FakeMonitor, tmp_path: Path) -> None:
+def test_the_fault_happens_in_another_cycle(monitor: FakeMonitor, tmp_path: Path) -> None:
     faults = "rank:1,kind:exit,code:7,step:2,cycle:1"
     assert run(ITERATIONS, monitor, tmp_path, faults, **{env.CYCLE: "1"})[:2] == (7, ["0", "1"])
 
 
-def test_it_strikes_after_a_delay(monitor: FakeMonitor, tmp_path: Path) -> None:
+def test_the_fault_happens_after_a_delay(monitor: FakeMonitor, tmp_path: Path) -> None:
     code, _, err = run(BEFORE_MAIN, monitor, tmp_path, "rank:1,kind:exception,delay:0.3")
     assert code == 1 and err.splitlines()[-1] == (
-        "ft_client.inject.strikes.FaultOnPurpose: a fault on purpose: rank:1,kind:exception,delay:0.3"
+        "ft_client.inject.injected_fault.FaultOnPurpose: a fault on purpose: rank:1,kind:exception,delay:0.3"
     )
 
 
 @pytest.mark.parametrize("kind", ["exception", "oom"])
-def test_it_strikes_at_the_start(monitor: FakeMonitor, tmp_path: Path, kind: str) -> None:
+def test_the_fault_happens_at_the_start(monitor: FakeMonitor, tmp_path: Path, kind: str) -> None:
     code, _, err = run(BEFORE_MAIN, monitor, tmp_path, f"rank:1,kind:{kind}")
     assert code == 1 and err.startswith(f"FT: Simulating fault: {kind}; rank to fail: 1; after 0 s\nTraceback"), err
 
@@ -131,7 +131,7 @@ def test_the_launcher_is_told(monitor: FakeMonitor, tmp_path: Path) -> None:
         code, out, err = run(ITERATIONS, monitor, tmp_path, fault, LOCAL_RANK="1")
         assert (code, out) == (0, list("012345"))
         assert err == "FT: Simulating fault: kill_monitor; rank to fail: 1; at step 2\n"
-        assert StrikeReport.decode(launcher.recv(4096)) == StrikeReport(fault, 1, 1, "at step 2")
+        assert InjectionReport.decode(launcher.recv(4096)) == InjectionReport(fault, 1, 1, "at step 2")
 
 
 OPTIMIZERS = """

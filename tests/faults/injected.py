@@ -17,12 +17,12 @@ from tests.faults import hostile
 FOREVER_S = 3600
 
 
-class Struck(Exception):
+class InjectedError(Exception):
     """The exception of the fault `exception`."""
 
 
 def _exception(client: Any) -> None:
-    raise Struck("struck on purpose")
+    raise InjectedError("injected on purpose")
 
 
 def _gpu_fault(client: Any) -> None:
@@ -43,7 +43,7 @@ def _exit_17(client: Any) -> None:
 
 def _asks(action: WorkloadAction, then: Callable[[Any], None]) -> Callable[[Any], None]:
     def ask(client: Any) -> None:
-        client.send_workload_control_request(WorkloadControlRequest(action, "struck on purpose"))
+        client.send_workload_control_request(WorkloadControlRequest(action, "injected on purpose"))
         then(client)
 
     return ask
@@ -117,7 +117,7 @@ def _hostile_files_and_exit(client: Any) -> None:
     os._exit(3)
 
 
-STRIKES: dict[str, Callable[[Any], None]] = {
+FAULTS: dict[str, Callable[[Any], None]] = {
     "exception": _exception,
     "GPU fault": _gpu_fault,
     "exit 3": _exit_3,

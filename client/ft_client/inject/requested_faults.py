@@ -1,8 +1,12 @@
 """Faults on purpose of this rank: those that a script asks for by a call, and those that its environment asks for.
 
-`inject_fault` and `simulate_fault` are the calls. `bootstrap.py` calls `begin` before the script runs: it sets up the
+`inject_fault` and `simulate_fault` are the calls. `bootstrap.py` calls `set_up` before the script runs: it sets up the
 faults of `--ft-inject`, and those of the variable that NVIDIA's Lightning callback reads. A text in the environment
 that cannot be read is reported on stderr, and the training goes on without its faults.
+
+A requested fault goes this way: `this_rank.py` says whether it is meant for this rank; `trigger.py` says when it is
+due, from the steps and sections that `steps.py` reports; `injected_fault.py` makes it happen. A fault that depends on
+nothing but time needs no trigger: a hidden thread waits for it.
 """
 
 from __future__ import annotations
@@ -15,16 +19,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ft_client.inject import steps
-from ft_client.inject.strikes import Strike
+from ft_client.inject.injected_fault import InjectedFault
 from ft_client.inject.this_rank import this_rank
 from ft_client.inject.trigger import Trigger
 from rank_monitor.contract import env
 from rank_monitor.contract.settings import injection, kinds
 
 _SPREAD = 0.2
-"""Of a delay in the peers' variable, this part at most is added to it."""
+"""How much is added to a delay in the peers' variable: this part of it at most."""
 _READS_IT_ITSELF = "megatron.training.ft_integration"
-"""Megatron-LM's own integration reads the peers' variable too: where it is loaded, the fault is left to it."""
+"""Megatron-LM's own integration reads the peers' variable too. Where its module is loaded, the fault is left to it."""
 
 
 def inject_fault(
@@ -32,15 +36,17 @@ def inject_fault(
 ) -> None:
     """Makes a fault happen: at once in the calling thread, or after a delay, wherever the training is then.
 
+    With a delay it does not wait. Examples: `inject_fault("sigkill")`, `inject_fault("kind:exit,code:3", delay_s=10)`.
+
     Args:
         kind: a kind as in `--ft-inject`, or one with parts: `"kind:exit,code:3"`.
         delay_s: seconds; 0: now.
-        rank: the global rank that fails, on all others nothing happens; None: the calling rank.
+        rank: the global rank that fails; on all other ranks nothing happens. None: the calling rank.
         callback: called on that rank right before it happens.
 
     Raises:
-        ValueError: no such kind; a part that makes no sense here; with a delay, a kind that happens to the main
-            thread was asked for in another.
+        ValueError: there is no such kind; a part makes no sense here; or, with a delay, a kind that happens to the main
+            thread was asked for in another thread.
         FaultOnPurpose, BaseFaultOnPurpose, MemoryError, RuntimeError: the fault itself, of some kinds.
     """
     own = this_rank()
@@ -54,24 +60,24 @@ def inject_fault(
     fault = dataclasses.replace(fault, rank=rank, cycle=injection.ANY)
     if not own.is_meant(fault):
         return
-    strike = Strike(fault, own, callback)
+    injected = InjectedFault(fault, own, callback)
     if delay_s:
-        strike.later(delay_s)
+        injected.inject_later(delay_s)
     else:
-        strike.now()
+        injected.inject()
 
 
 @dataclass(frozen=True)
 class SimulatedFaultParams:
-    """A fault some time after the start, as the peers' integrations describe it.
+    """A fault some time after the start, as NVIDIA's and Megatron-LM's integrations describe it.
 
-    It strikes at every start of the training, after a delay that is drawn anew each time.
+    The fault happens at every start of the training, after a delay that is drawn anew each time.
 
     Args:
         fault_type: `rank_killed`, `rank_hung`, `random` (one of the two), or any other kind of fault.
-        base_delay: seconds, at least.
-        rand_delay: seconds that are added at most; how many is drawn.
-        rank_to_fail: the rank that fails; None: one at random, the same one for all ranks.
+        base_delay: the shortest delay, in seconds.
+        rand_delay: how many seconds are added at most; a number is drawn.
+        rank_to_fail: the rank that fails; None: a rank that is drawn, the same on all ranks.
 
     Raises:
         ValueError: naming the argument.
@@ -117,17 +123,19 @@ class SimulatedFaultParams:
 
 
 def simulate_fault(params: SimulatedFaultParams) -> None:
-    """Schedules the fault, where it is meant for this rank. Called once on each rank, at the start, in the main thread.
+    """Schedules the fault, where it is meant for this rank. Does not wait.
+
+    Called once on each rank, at the start, in the main thread.
 
     Raises:
-        ValueError: the fault happens to the main thread, and this is another.
+        ValueError: the fault happens to the main thread, and another thread calls.
     """
-    for strike, delay_s in planned(params):
-        strike.later(delay_s)
+    for injected, delay_s in planned(params):
+        injected.inject_later(delay_s)
 
 
-def planned(params: SimulatedFaultParams, unless: str = "") -> list[tuple[Strike, float]]:
-    """Returns the strike and its delay in seconds; nothing where the fault is meant for another rank.
+def planned(params: SimulatedFaultParams, unless: str = "") -> list[tuple[InjectedFault, float]]:
+    """Returns the fault and its delay in seconds; nothing where the fault is meant for another rank.
 
     Args:
         unless: the fault does nothing where a module of this name is loaded.
@@ -138,14 +146,17 @@ def planned(params: SimulatedFaultParams, unless: str = "") -> list[tuple[Strike
     if not own.is_meant(fault):
         return []
     delay_s = params.base_delay + params.rand_delay * own.dice(fault, "delay").random()
-    return [(Strike(fault, own, unless=unless), delay_s)]
+    return [(InjectedFault(fault, own, unless=unless), delay_s)]
 
 
-def begin() -> Callable[[], None]:
-    """Sets up the faults of the environment, and removes our variable from it, for the sake of the rank's children.
+def set_up() -> Callable[[], None]:
+    """Sets up the faults of the environment. Called by `bootstrap.py`, before the script is loaded.
+
+    Removes our variable from the environment: a child of the rank must not have the same fault once more.
 
     Returns:
-        What starts the clocks: from then on a fault may strike at any place.
+        A function that starts the clocks of the faults that depend on time alone. From its call on such a fault may
+        happen at any place, so it is called right before the script runs.
     """
     timed = _simulated(os.environ)
     text = os.environ.pop(env.INJECT, "")
@@ -158,34 +169,34 @@ def begin() -> Callable[[], None]:
     now_s = time.monotonic()
     for fault in faults:
         trigger = Trigger(fault, own.dice(fault, f"when {own.rank}"), now_s)
-        strike = Strike(fault, own)
+        injected = InjectedFault(fault, own)
         if trigger.by_time_s is None:
-            _strike_when_reached(trigger, strike)
+            _inject_when_reached(trigger, injected)
         else:
-            timed.append((strike, trigger.by_time_s))
+            timed.append((injected, trigger.by_time_s))
 
     def start() -> None:
-        for strike, delay_s in timed:
-            strike.later(delay_s)
+        for injected, delay_s in timed:
+            injected.inject_later(delay_s)
 
     return start
 
 
-def _strike_when_reached(trigger: Trigger, strike: Strike) -> None:
-    """Has the fault strike at a step or in a section of the training."""
+def _inject_when_reached(trigger: Trigger, injected: InjectedFault) -> None:
+    """Injects the fault at a step or in a section of the training."""
 
     def on_step(reached: range) -> None:
         if trigger.on_step(reached, time.monotonic()):
-            strike.now(f"at step {reached[-1]}")
+            injected.inject(f"at step {reached[-1]}")
 
     def on_section(name: str) -> None:
         if trigger.on_section(name, time.monotonic()):
-            strike.now(f"in section {name}")
+            injected.inject(f"in section {name}")
 
     steps.listen(on_step, on_section)
 
 
-def _simulated(environ: Mapping[str, str]) -> list[tuple[Strike, float]]:
+def _simulated(environ: Mapping[str, str]) -> list[tuple[InjectedFault, float]]:
     """Returns the fault of the peers' variable and its delay in seconds, where it is set and meant for this rank."""
     text = environ.get(env.SIMULATED_FAULT, "")
     if not text.strip():
