@@ -87,14 +87,14 @@ class Entry:
     """One arrival: a member with its rank in the round.
 
     Attributes:
-        member: the rank's number at entry of the call.
+        entry_rank: which member: the rank's number at entry of the call.
         rank: the rank in this round; 0 where the writer does not know it.
         world_size: the ranks of this round; 0 where the writer does not know it.
         is_well: False: the member is lost, or leaves. The process that speaks for the member writes such an entry, or
             the member itself on its way out.
     """
 
-    member: int
+    entry_rank: int
     rank: int = 0
     world_size: int = 0
     is_well: bool = True
@@ -109,7 +109,7 @@ class Arrivals:
     def sign(self, entry: Entry) -> int:
         """Adds an entry. Returns how many entries were counted, this one included. Two operations; does not wait."""
         # First the entry, then the counter: the entry of a member that is counted can be read, wherever it dies.
-        self._store.append(self._entries, f"{entry.member} {entry.rank} {entry.world_size} {int(entry.is_well)}\n")
+        self._store.append(self._entries, f"{entry.entry_rank} {entry.rank} {entry.world_size} {int(entry.is_well)}\n")
         return self._store.add(self._count, 1)
 
     def complete(self, entry: Entry, size: int) -> bool:
@@ -122,7 +122,7 @@ class Arrivals:
         if 0 < counted <= _MAX_SIGNATURES * size:
             return counted >= size
         leave_out(self._count)
-        return len({entry.member for entry in self.entries()}) >= size
+        return len({entry.entry_rank for entry in self.entries()}) >= size
 
     def entries(self) -> list[Entry]:
         """Returns all entries, in the order of their arrival. Invalid lines are left out, with a warning."""

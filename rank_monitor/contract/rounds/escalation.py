@@ -1,7 +1,7 @@
 """Decides when restarts in process end because another would not help: records in, a reason out. Pure.
 
 The history of a call's restarts (`CountedRestarts`) is in the ranks' store, so that every rank can go on with it. The
-last rank that arrives at the start of a round adds the round before, asks `why_end`, and decides for all ranks
+last rank that arrives at the start of a round adds the round before, asks `end_reason`, and decides for all ranks
 (`inprocess/restart/escalating.py` does so). If another restart would not help, the call ends on all ranks: the launcher
 then starts fresh processes, and a program without a launcher fails.
 
@@ -122,7 +122,7 @@ class CountedRestarts:
         return CountedRestarts(number, self.history.ended(run, least_progress))
 
 
-def why_end(history: History, limits: EscalationLimits) -> str:
+def end_reason(history: History, limits: EscalationLimits) -> str:
     """Returns why there is to be no further restart; empty if there is one. The text goes to console and journal."""
     if 0 < limits.same_error <= history.same_errors:
         return f"the same fault {history.same_errors} times in a row: {history.error}"
@@ -134,8 +134,10 @@ def why_end(history: History, limits: EscalationLimits) -> str:
 
 
 def is_about_hangs(reason: str) -> bool:
-    """Whether a reason of `why_end` is that hangs came again right after each restart. The rank that hung then ends its
-    call by `HungAgain`."""
+    """Returns whether a reason of `end_reason` is that hangs came again right after each restart.
+
+    The rank that hung then ends its call by `HungAgain`.
+    """
     return reason.endswith(_HANGS)
 
 

@@ -6,7 +6,8 @@ step is one atomic operation, so that a process killed between two of them leave
 
 **A round** goes through these steps; `contract/restart_phase.py` has the phase of a rank in each.
 
-1. Each rank arrives at the start (`arrive`). The last one releases `started`, with the note or with a reason to end.
+1. Each rank arrives at the start (`arrive`). The last one releases `started`, with the store address or with a reason
+   to end.
 2. The function runs. A rank whose function returns reports it (`announce_return`); the last one releases `outcome` as
    "done", and the call is over on all ranks.
 3. Or a fault is written (`interrupt`): by the rank that has it, by a rank whose monitor asks for a restart, or by the
@@ -17,19 +18,20 @@ step is one atomic operation, so that a process killed between two of them leave
 
 **The keys**, each after the number of the round:
 
-    note      where the function finds the round's store server; offered by its host (`round_stores.py`)
-    started   "fault", or "go" and the note: released when every rank has arrived at the start; or "end" and the reason
-              why there is no further round
+    note      the store address: where the function finds the round's store server; offered by its host
+              (`round_stores.py`)
+    started   "fault", or "go" and the store address: released when every rank has arrived at the start; or "end" and
+              the reason why there is no further round
     outcome   "fault" or "done": released by the first fault, or by the last active rank that returned
     closed    `Closed`: released when every rank has arrived at the end of a failed round, or is terminated
     records   why the round was interrupted
     blame     who held up the others, where a launcher saw it before the interruption
 
 A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set, and stays as long as the store, as
-the note does: some 300 bytes for each round. Only these keys are waited for, and only these are read by `get`. So a
-process that was stopped in an old round neither waits without end nor releases anything anew: it follows these keys
-from round to round, until it finds the one that closed without it. All other keys are deleted when no rank needs them
-any more (`tidy`), and read by `value_now`. Arrivals at a barrier are those of `barrier.py`.
+the store address does: some 300 bytes for each round. Only these keys are waited for, and only these are read by `get`.
+So a process that was stopped in an old round neither waits without end nor releases anything anew: it follows these
+keys from round to round, until it finds the one that closed without it. All other keys are deleted when no rank needs
+them any more (`tidy`), and read by `value_now`. Arrivals at a barrier are those of `barrier.py`.
 """
 
 from __future__ import annotations
@@ -135,30 +137,32 @@ class Round:
         self.start, self.returned, self.end = (
             Arrivals(store, f"{number}/{name}") for name in ("start", "return", "end")
         )
-        self._records, self._note, self._blame = (f"{number}/{name}" for name in ("records", "note", "blame"))
+        self._records, self._store_address, self._culprit = (
+            f"{number}/{name}" for name in ("records", "note", "blame")
+        )
 
-    def offer(self, note: str) -> None:
-        """Writes the note that the ranks get at the start. Until the round has started, a later note replaces it."""
-        self._store.set(self._note, note)
+    def offer(self, store_address: str) -> None:
+        """Writes the store address that the ranks get at the start. Until the round starts, a later one replaces it."""
+        self._store.set(self._store_address, store_address)
 
-    def arrive(self, entry: Entry, why_end: Callable[[], str] = str) -> None:
+    def arrive(self, entry: Entry, end_reason: Callable[[], str] = str) -> None:
         """Enters the barrier at the start. Does not wait for the others: that is waiting for `started`.
 
-        The last rank waits for a note, and releases the barrier with it.
+        The last rank waits for the store address, and releases the barrier with it.
 
         Args:
             entry: the arrival of this rank.
-            why_end: called on the last rank; returns why there is no further round, empty if there is one.
+            end_reason: called on the last rank; returns why there is no further round, empty if there is one.
         """
         if self.start.complete(entry, entry.world_size):
             # A rank that was stopped for long may lower the number: whoever reads it then follows more ends of rounds.
             self._store.set(_CURRENT, str(self.number))
-            reason = why_end()
-            note = self._store.get(self._note).decode()
+            reason = end_reason()
+            store_address = self._store.get(self._store_address).decode()
             if reason:
                 release(self._store, self.started, END + reason)
             else:
-                release(self._store, self.started, GO + note)
+                release(self._store, self.started, GO + store_address)
 
     def announce_return(self, entry: Entry, active_world_size: int) -> None:
         """Reports that the function returned on an active rank. The last such rank ends the call on all ranks."""
@@ -198,7 +202,7 @@ class Round:
         """
         if self.closing() is not None:  # the entries may be deleted by now
             return []
-        gone = {entry.member for entry in [*arrivals.entries(), *discarded(self._store).entries()]}
+        gone = {entry.entry_rank for entry in [*arrivals.entries(), *discarded(self._store).entries()]}
         return sorted(self.everybody(world_size) - gone)
 
     def everybody(self, world_size: int) -> set[int]:
@@ -218,28 +222,28 @@ class Round:
         found = (value_now(self._store, key) for key in keys)
         return [record.decode() for record in found if record is not None]
 
-    def set_blame(self, blame: str) -> None:
+    def set_culprit(self, culprit: str) -> None:
         """Writes who held up the other ranks of the round, before it is interrupted for a hang."""
-        self._store.set(self._blame, blame)
+        self._store.set(self._culprit, culprit)
 
-    def blame(self) -> str:
-        """Returns what `set_blame` wrote; empty: nothing. Does not wait."""
-        return (value_now(self._store, self._blame) or b"").decode()
+    def culprit(self) -> str:
+        """Returns what `set_culprit` wrote; empty: nothing. Does not wait."""
+        return (value_now(self._store, self._culprit) or b"").decode()
 
-    def is_kept(self) -> bool:
-        """Whether ranks have arrived at the end of the round, and `forget` was not called since."""
+    def has_keys(self) -> bool:
+        """Whether ranks have arrived at the end of the round, and `delete_keys` was not called since."""
         return self._store.check(self.end.keys())
 
-    def forget(self) -> None:
-        """Deletes the keys of the round, except the released ones and the note.
+    def delete_keys(self) -> None:
+        """Deletes the keys of the round, except the released ones and the store address.
 
-        The note stays, since the last rank at the start waits for it: a rank that was stopped there until the others
-        had gone on without it would wait for a deleted note until its store gives up.
+        The store address stays, since the last rank at the start waits for it. A rank that was stopped there until the
+        other ranks had gone on without it would wait for a deleted address until its store gives up.
         """
-        keys = [self._blame]
+        keys = [self._culprit]
         keys += [f"{self._records}/{number + 1}" for number in range(self._recorded())]
         keys.append(f"{self._records}/count")
-        for arrivals in (self.start, self.returned, self.end):  # the end last: `is_kept` goes by it
+        for arrivals in (self.start, self.returned, self.end):  # the end last: `has_keys` goes by it
             keys += arrivals.keys()
         for key in keys:
             self._store.delete_key(key)
@@ -254,7 +258,7 @@ class Round:
         """Whether a member may take part in this round: it was not terminated before, and no rank assignment has
         discarded it."""
         before = self._before()
-        is_discarded = any(entry.member == member for entry in discarded(self._store).entries())
+        is_discarded = any(entry.entry_rank == member for entry in discarded(self._store).entries())
         return not is_discarded and (before is None or before.has(member))
 
     def _recorded(self) -> int:
@@ -275,19 +279,19 @@ class Round:
         """
         entries = self.end.entries()
         before = self._before()
-        lost = {entry.member for entry in entries if not entry.is_well}
+        lost = {entry.entry_rank for entry in entries if not entry.is_well}
         taken = 0
         if before is not None:
             lost &= before.all_members
             taken = before.taken
-        well = {entry.member: entry.rank for entry in entries if entry.is_well and entry.member not in lost}
+        well = {entry.entry_rank: entry.rank for entry in entries if entry.is_well and entry.entry_rank not in lost}
         world_size = max((entry.world_size for entry in entries if entry.is_well), default=0)
         if not world_size:  # no rank is well, so the size is known from the start alone
             world_size = max((entry.world_size for entry in [*self.start.entries(), *entries]), default=0)
         if not world_size or len(well) + len(lost) < world_size:
             return
         wishes = joining(self._store).entries()
-        joined = {entry.member: entry.is_well for entry in wishes[taken:]}
+        joined = {entry.entry_rank: entry.is_well for entry in wishes[taken:]}
         closed = Closed(
             world_size,
             ranges_of(set(range(world_size)) - set(well.values())),
@@ -316,8 +320,8 @@ def tidy(store: Store, number: int) -> None:
     begun it was never tidied up, so all rounds before are checked, back to one that has no such keys.
     """
     old = number - 2
-    while old >= 0 and Round(store, old).is_kept():
-        Round(store, old).forget()
+    while old >= 0 and Round(store, old).has_keys():
+        Round(store, old).delete_keys()
         old -= 1
 
 

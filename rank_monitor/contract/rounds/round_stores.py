@@ -5,8 +5,8 @@ the ranks' store, or the companion of rank 0. A rank hosts only where neither ca
 end for a host that died around `init_process_group`.
 
 **Sequence.** The host runs `serve_rounds` in a thread, from the beginning of a call to its end. For each round it makes
-a server and writes its address as a *note* (`Round.offer`), one round ahead, so that no restart waits for it. The last
-rank that arrives at the start of the round passes the note on to all (`Round.arrive`); each rank puts it into its
+a server and writes its *store address* (`Round.offer`), one round ahead, so that no restart waits for it. The last
+rank that arrives at the start of the round passes the address on to all (`Round.arrive`); each rank puts it into its
 environment (`variables_of`), where torch finds it.
 """
 
@@ -33,7 +33,7 @@ def serve_rounds(
 ) -> None:
     """Serves until the call is done. Blocks; to be called in a thread, with a store connection of its own.
 
-    A server that cannot be made is written into the note as a problem: the ranks of that round raise it.
+    A server that cannot be made is written into the address as a problem: the ranks of that round raise it.
 
     Args:
         store: the keys of the call.
@@ -48,15 +48,15 @@ def serve_rounds(
     def offer(number: int) -> None:
         try:
             servers[number], port = serve()
-            note = note_of(host, port)
+            store_address = store_address_of(host, port)
         except (OSError, RuntimeError) as error:
-            note = json.dumps({_PROBLEM: f"{type(error).__name__}: {error}"})
-        Round(store, number).offer(note)
+            store_address = json.dumps({_PROBLEM: f"{type(error).__name__}: {error}"})
+        Round(store, number).offer(store_address)
 
     number = current(store)
     started = Round(store, number).started
-    # After a fault too: the last rank that arrived before the fault may wait for a note, and would never reach the end
-    # of the round.
+    # After a fault too: the last rank that arrived before the fault may wait for an address, and would never reach the
+    # end of the round.
     if not store.check([started]) or store.get(started) == FAULT.encode():
         offer(number)
     while True:
@@ -72,27 +72,27 @@ def serve_rounds(
         number += 1
 
 
-def note_of(host: str, port: int) -> str:
-    """Returns the note about a server: the environment variables by which torch finds the server, as JSON."""
+def store_address_of(host: str, port: int) -> str:
+    """Returns the store address of a server: the environment variables by which torch finds the server, as JSON."""
     return json.dumps({"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
-_VARIABLES = set(json.loads(note_of("", 0)))
+_VARIABLES = set(json.loads(store_address_of("", 0)))
 
 
-def variables_of(note: str) -> dict[str, str]:
-    """Returns the variables of a note, which a rank sets before it calls the function.
+def variables_of(store_address: str) -> dict[str, str]:
+    """Returns the variables of a store address, which a rank sets before it calls the function.
 
     Raises:
         RuntimeError: the host could make no server; the text says why.
-        ProtocolError: the text is no note, or would set other variables.
+        ProtocolError: the text is no store address, or would set other variables.
     """
     try:
-        found = dict(parse_json(note))
+        found = dict(parse_json(store_address))
     except (ValueError, TypeError) as problem:
-        raise ProtocolError(f"the note of a round: {problem}") from None
+        raise ProtocolError(f"the store address of a round: {problem}") from None
     if _PROBLEM in found:
         raise RuntimeError(f"the store of this round could not be served: {found[_PROBLEM]}")
     if set(found) != _VARIABLES or not all(isinstance(value, str) for value in found.values()):
-        raise ProtocolError("the note of a round names other variables")
+        raise ProtocolError("the store address of a round names other variables")
     return found

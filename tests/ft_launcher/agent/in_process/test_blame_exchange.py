@@ -121,7 +121,7 @@ def test_another_reason_says_itself_who_is_to_blame(nodes: Nodes) -> None:
     nodes.round.interrupt(RAISED)
     nodes.round.interrupt(NO_PROGRESS)
     nodes.ask(1)  # it is taken once the first is done with
-    assert not nodes.round.blame()
+    assert not nodes.round.culprit()
     assert not nodes.host.news.drain()
 
 
