@@ -1,6 +1,13 @@
-"""The agent's end of one zygote: forks it or starts it as a program, asks it for ranks, ends it.
+"""The agent's end of one zygote: forks the zygote or starts it as a program, asks it for ranks, ends it.
 
-Called by `pool.py`, which decides whether there may be a zygote and what follows when it is lost.
+Called by `pool.py`, on the agent's thread. `pool.py` decides whether there may be a zygote, and what follows when one
+is lost. The other end of the connection is `fork_server.py`. Every request has an answer, and the agent waits for it:
+
+    prepare      modules to import        -> loaded | module, problem (an import failed) | unfit (must not be forked)
+    start_ranks  orders and descriptors   -> pids | error
+    learn        names and a connection   -> pids (of the next zygote, which then answers as after `prepare`) | error
+
+The answer to `prepare` takes seconds. It is awaited by `await_ready`, so that the launcher goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -44,19 +51,24 @@ class ZygoteLost(Exception):
 
 
 class ZygoteUnfit(Exception):
-    """A preloaded module made the process unfit to be forked, by a thread or CUDA for example; the text says how."""
+    """A preloaded module made the process unfit to be forked, for example by a thread or CUDA; the text says how."""
 
 
 class NoRanks(Exception):
-    """The zygote could not fork what it was asked for; the text says why."""
+    """The zygote lives, and could not fork what it was asked for; the text says why."""
 
 
 @dataclass(frozen=True)
 class RankOrder:
-    """What starts one rank: `[-m] SCRIPT ARGS`, its whole environment, and descriptors of its streams by number.
+    """What starts one rank.
 
-    `channel`: a further descriptor for a rank of a function; its number in the rank becomes the last of `arguments`.
-    `tells_modules`: it is to send which modules its program has imported.
+    Attributes:
+        arguments: `[-m] SCRIPT ARGS`.
+        environ: the rank's whole environment.
+        streams: number of a standard stream (1 or 2) -> the descriptor that becomes this stream.
+        channel: a further descriptor, for a rank whose entry point is a function. Its number in the rank becomes the
+            last of the arguments.
+        tells_modules: whether the rank is to report which modules its program has imported.
     """
 
     arguments: Sequence[str]
@@ -68,10 +80,17 @@ class RankOrder:
 
 @dataclass
 class ZygoteProcess:
-    """A zygote, a child of this process.
+    """A zygote, which is a child of this process.
 
-    `environ`: the environment in which torch was imported. `ready`: all its imports are done. `loaded`: its top-level
-    modules by then, each with its file. `learned`: of one that another one forked, what `module_trial.learn` returned.
+    Attributes:
+        pid: of the zygote.
+        pidfd: readable when the zygote has ended.
+        connection: to the zygote, for one request at a time.
+        environ: the environment in which the zygote imported torch.
+        process: of a zygote that was started as a program; None: it is a fork.
+        ready: whether the zygote has answered that all its imports are done.
+        loaded: its top-level modules at that moment, each with its file.
+        learned: what `module_trial.learn` returned in a zygote that was forked by another zygote; empty for others.
     """
 
     pid: int
@@ -85,16 +104,20 @@ class ZygoteProcess:
 
     @classmethod
     def fork(cls, path: Sequence[str], unwanted: Collection[int]) -> ZygoteProcess | ForkedRank:
-        """Forks this process: all that it has loaded is shared. Arguments as of `fork_server.Zygote`.
+        """Forks this process into a zygote: ranks then share all that the process has loaded.
+
+        Args:
+            path: `sys.path` of an interpreter that does not know its script yet.
+            unwanted: descriptors that the zygote closes at its start.
 
         Returns:
-            In each rank of the zygote: that rank.
+            Returns more than once. In this process: the zygote. In each rank that the zygote forks later: that rank.
 
         Raises:
             OSError: the system refuses.
         """
         ours, theirs = socket.socketpair()
-        # Asked before the fork: the zygote compares its parent with this, in case the agent has ended by then.
+        # Read before the fork: the zygote compares its parent's pid with this, in case the agent has ended by then.
         agent = os.getpid()
         try:
             pid = fork()
@@ -110,7 +133,13 @@ class ZygoteProcess:
 
     @classmethod
     def spawn(cls, tag: str, path: Sequence[str] | None = None) -> ZygoteProcess:
-        """Starts a zygote as a program. `path`: its `sys.path`; None: Python's own.
+        """Starts a zygote as a program of its own, which imports torch itself. Returns at once.
+
+        Used where this process cannot be forked: it is a user's program, or its own modules are loaded by now.
+
+        Args:
+            tag: the job's tag, for the zygote's environment.
+            path: `sys.path` of the zygote; None: Python's own.
 
         Raises:
             OSError: the system refuses.
@@ -141,10 +170,10 @@ class ZygoteProcess:
         return cls(process.pid, os.pidfd_open(process.pid), ours, environ, process)
 
     def prepare(self, tag: str, preload: Sequence[str]) -> None:
-        """Has it import the user's modules. Returns at once; `await_ready` waits.
+        """Has the zygote import the user's modules. Returns at once; `await_ready` waits for the end of the imports.
 
         Raises:
-            ZygoteLost: it is gone.
+            ZygoteLost: the zygote is gone.
         """
         try:
             fork_server.send(self.connection, {"tag": tag, "preload": list(preload)})
@@ -158,16 +187,19 @@ class ZygoteProcess:
         return {self.pidfd, self.connection.fileno()}
 
     def ended(self, within_s: float = 0.0) -> bool:
-        """Whether it has ended, or ends within `within_s` seconds."""
+        """Returns whether the zygote has ended. Blocks until it does, `within_s` seconds at most."""
         return bool(readable([self.pidfd], within_s))
 
     def await_ready(self, timeout_s: float | None) -> bool:
-        """Waits until it is ready, at most `timeout_s` (None: no limit); returns whether it is.
+        """Waits until the zygote is ready; returns whether it is.
+
+        Args:
+            timeout_s: how long to wait (seconds); 0: not at all; None: without limit.
 
         Raises:
             PreloadError: a module of the user's cannot be imported.
-            ZygoteUnfit: it must not be forked.
-            ZygoteLost: it ended, or its answer cannot be read.
+            ZygoteUnfit: the zygote must not be forked.
+            ZygoteLost: the zygote ended, or its answer cannot be read.
         """
         if self.ready or not readable([self.connection.fileno()], timeout_s):
             return self.ready
@@ -186,16 +218,22 @@ class ZygoteProcess:
         return True
 
     def _lost(self, if_alive: str) -> ZygoteLost:
-        """Returns the error of a zygote that gave no answer; `if_alive`: the reason unless it has ended."""
+        """Returns the error for a zygote that gave no answer: that it ended, or else `if_alive`.
+
+        A zygote that is about to end has 0.1 s for it: the connection is closed before the process is gone.
+        """
         if self.ended(0.1):
             return ZygoteLost("it ended")
         return ZygoteLost(if_alive)
 
     def start_ranks(self, orders: Sequence[RankOrder], report_to: int) -> list[int]:
-        """Starts ranks; returns their pids, children of this process. They run from now on.
+        """Starts ranks; returns their pids, in the order of `orders`. They are children of this process, and run now.
+
+        Either all ranks start, or none runs any code of the user's.
 
         Args:
-            report_to: descriptor to which a rank writes a line if it has to start again by exec.
+            orders: one for each rank.
+            report_to: descriptor of a pipe, to which a rank writes a line if it has to start again by exec.
 
         Raises:
             ZygoteLost: no answer arrived in time.
@@ -214,6 +252,10 @@ class ZygoteProcess:
             os.close(writer)
 
     def _ask(self, orders: Sequence[RankOrder], go: int, report_to: int) -> list[int]:
+        """Has the zygote fork ranks that wait at the pipe `go`; returns their pids.
+
+        Descriptors travel beside the JSON text (SCM_RIGHTS), so the text names each by its position in the message.
+        """
         descriptors, ranks = [go, report_to], []
         for order in orders:
             streams = {}
@@ -233,10 +275,15 @@ class ZygoteProcess:
         return self._ask_for({"all": _surroundings(), "ranks": ranks}, descriptors)
 
     def _ask_for(self, request: dict[str, Any], descriptors: Sequence[int]) -> list[int]:
-        """Has it fork what the request names; returns the pids of children of this process."""
+        """Has the zygote fork what the request names; returns the pids, which are children of this process.
+
+        The process that forks them ends at once. The kernel gives its orphans to the next subreaper above: this
+        process.
+        """
         try:
             self.connection.settimeout(_ANSWER_S)
-            with subreaper():  # a user's program is none at other times; from before the first rank can be an orphan
+            # A user's program is a subreaper at no other time. Entered before the first rank can be an orphan.
+            with subreaper():
                 fork_server.send(self.connection, request, descriptors)
                 taken = fork_server.receive(self.connection)
         except (OSError, ValueError) as error:
@@ -250,10 +297,13 @@ class ZygoteProcess:
         return pids
 
     def learn(self, names: Sequence[str], environ: Surroundings) -> ZygoteProcess:
-        """Has it fork a zygote that imports more modules; returns that one, which is not ready. This one goes on.
+        """Has the zygote fork another zygote, which imports more modules; returns the new one, which is not ready yet.
+
+        This zygote goes on serving.
 
         Args:
-            names, environ: as of `learned_modules.choose`.
+            names: modules that a rank has imported; the new zygote decides which of them it imports.
+            environ: the variables of ranks, as for `learned_modules.choose`.
 
         Raises:
             ZygoteLost: no answer arrived in time.
@@ -274,9 +324,12 @@ class ZygoteProcess:
         return ZygoteProcess(pid, os.pidfd_open(pid), ours, self.environ)
 
     def reap(self) -> int:
-        """Ends it, by SIGKILL if it does not end itself; returns its exit code. Running ranks go on."""
+        """Ends the zygote, by SIGKILL if it does not end by itself; returns its exit code. Running ranks go on.
+
+        Blocks for 2 s at most. 0 also where another has taken the exit code.
+        """
         with contextlib.suppress(OSError):
-            # The zygote ends when it reads the end of its connection, also where a copy of the descriptor is open.
+            # `shutdown`, since `close` has no effect where a copy of the descriptor is open in a rank that just starts.
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
         if not self.ready or not self.ended(_END_S):
@@ -295,7 +348,10 @@ class ZygoteProcess:
 
 
 def _surroundings() -> dict[str, Any]:
-    """Returns what a program inherits from the process that starts it, for ranks that are forks of another one."""
+    """Returns what a program inherits from the process that starts it: folder, umask, processors, ignored signals.
+
+    A rank is a fork of the zygote, and would inherit these from the zygote. It must have the launcher's.
+    """
     try:
         cwd = os.getcwd()  # noqa: PTH109 (what a rank gets is text)
     except OSError:

@@ -1,8 +1,19 @@
 """The zygote: a process that has imported torch and forks into ranks when the agent asks.
 
-Runs in a fork of the launcher, or as a program of its own; `client.py` is the agent's end. It has one thread, never
-touches a GPU, and ends with the agent. Ranks become the agent's children: a process in between forks them all and ends.
-They run nothing of the user's before the agent has their pids and lets them go.
+Runs in a fork of the launcher, or as a program of its own. `client.py` is the agent's end of the connection. The zygote
+has one thread, since a fork has only the thread that forks. It never touches a GPU, since CUDA cannot be used in a fork
+of a process that has used CUDA. It ends with the agent.
+
+How ranks start:
+
+1. The agent sends the orders of all ranks, with descriptors for their streams.
+2. The zygote forks a process in between. That process forks all ranks, writes their pids to the zygote, and ends.
+3. The ranks are orphans now. The kernel makes them children of the agent, which is a child subreaper.
+4. The zygote sends the pids to the agent.
+5. The agent writes one byte for each rank to a pipe (`let_go`). Each rank reads one (`_wait_to_go`) and runs its script.
+
+So the agent can wait for the ranks as for children of its own, and no rank runs anything of the user's before the agent
+knows all pids. If one fork fails, the agent closes the pipe, and the ranks that were forked end (`_wait_to_go`).
 """
 
 from __future__ import annotations
@@ -41,13 +52,14 @@ from rank_monitor.contract.processes.fork import fork
 _PR_SET_PDEATHSIG = 1
 # Before each message: a stream of bytes has no bounds of its own.
 _LENGTH = struct.Struct("!I")
-_MAX_DESCRIPTORS = 250  # the kernel's limit per message is 253
-# Two descriptors are for the request, and at most three for each rank: two streams and a function's channel.
+_MAX_DESCRIPTORS = 250
+"""Descriptors of one message. The kernel's limit is 253 (SCM_MAX_FD)."""
 MAX_RANKS = (_MAX_DESCRIPTORS - 2) // 3
-"""Ranks of one request."""
-# One byte for each rank, from one pipe that all of them read.
+"""Ranks of one request. Two descriptors belong to the request itself, and at most three to each rank: two streams and
+the channel of a function."""
 _GO = b"g"
-# Signals of a terminal or of a user to the whole group: the agent decides when the zygote ends.
+"""What lets a rank run. All ranks of a request read one pipe, one byte each."""
+# Signals that a terminal or a user sends to the whole group. The agent decides when the zygote ends.
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 
 
@@ -60,19 +72,20 @@ class PreloadError(FtError):
 
 
 def load_torch() -> None:
-    """Imports torch and numpy. First of all imports, so that it is known which modules they bring."""
+    """Imports torch and numpy. To be called before all other imports, so that it is known which modules they bring."""
     # numpy first: a script that imports only that gets it without torch.
     for module in ("numpy", "torch.distributed"):
         imports.load(module)
 
 
 def preload(modules: Iterable[str]) -> None:
-    """Imports the user's modules.
+    """Imports the user's modules (`--ft-preload`).
 
-    What each of them exchanges in other modules is found by one comparison, without a trial: the ranks wait for this.
+    Names that an import exchanges in other modules are found by one comparison, without a trial as for learned modules:
+    the first ranks wait for this.
 
     Raises:
-        PreloadError: one of them cannot be imported.
+        PreloadError: a module cannot be imported.
     """
     for module in modules:
         try:
@@ -87,7 +100,7 @@ def preload(modules: Iterable[str]) -> None:
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Sends one message.
+    """Sends one message: a length, then JSON text. The descriptors travel with the length.
 
     Raises:
         OSError: the other end is gone or does not read.
@@ -126,6 +139,7 @@ def open_descriptors() -> set[int]:
 
 
 def _is_open(descriptor: int) -> bool:
+    """Returns whether a descriptor is open: the one by which /proc was listed is closed again by now."""
     try:
         os.fstat(descriptor)
     except OSError:
@@ -134,11 +148,11 @@ def _is_open(descriptor: int) -> bool:
 
 
 class Zygote:
-    """Serves one agent.
+    """Serves one agent. In a rank, the object is what the rank was forked with, and is used until its script begins.
 
     Args:
         connection: to the agent.
-        agent: its pid.
+        agent: pid of the agent.
         path: `sys.path` of an interpreter that does not know its script yet.
     """
 
@@ -150,9 +164,9 @@ class Zygote:
         self._hidden: list[ModuleType] = []
 
     def serve(self, unwanted: Collection[int] = ()) -> ForkedRank:
-        """Serves until the agent is gone, then ends this process; returns in each rank that was forked.
+        """Serves requests until the agent is gone, then ends this process. Returns in each rank that was forked.
 
-        Call it where the stack is shallow: ranks keep the frames of its callers.
+        Call it where the stack is shallow: each rank keeps the frames of the callers.
 
         Args:
             unwanted: descriptors that the agent had open before it loaded what ranks share.
@@ -173,13 +187,14 @@ class Zygote:
                 if isinstance(answer, ForkedRank):
                     return answer
                 send(self._connection, answer)
-        except BaseException as error:  # the frames below are the agent's: nothing may come out
+        except BaseException as error:  # The frames below are the launcher's, which must not run twice.
             if not isinstance(error, OSError):
                 text = f"the zygote ends: {type(error).__name__}: {error}"
                 print(console_line(text, time.time()), file=sys.stderr)
         os._exit(0)
 
     def _settle(self, unwanted: Collection[int]) -> None:
+        """Makes this process independent of the agent's terminal, session and descriptors, but not of its life."""
         end_with_parent(self._agent)
         proc.name_this_process("ft_zygote")
         with contextlib.suppress(PermissionError):  # a new process leads a session already
@@ -191,7 +206,11 @@ class Zygote:
                 os.close(descriptor)
 
     def _prepare(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Imports the user's modules; returns the loaded modules, or why ranks cannot be forks of this process."""
+        """Imports the user's modules and what every rank needs.
+
+        Returns:
+            The answer to the agent: the loaded modules, or why ranks cannot be forks of this process.
+        """
         proc_view.show(["ft_zygote"], {**os.environ, env.JOB_TAG: order["tag"]})
         try:
             preload(order["preload"])
@@ -204,14 +223,14 @@ class Zygote:
         self._kept = open_descriptors() - {self._connection.fileno()}
         import torch.distributed
 
-        from ft_client import bootstrap  # here: it is not the agent's to know
+        from ft_client import bootstrap  # Imported here: only ranks need the client, the agent does not know it.
 
         bootstrap.load()
-        peer_names.look_up_no_more(torch)  # nor do the ranks, when they make their groups
+        peer_names.look_up_no_more(torch)  # So the ranks do not look up names either, when they make their groups.
         return self._ready()
 
     def _ready(self) -> dict[str, Any]:
-        """Hides what is loaded, for the ranks; returns the loaded modules."""
+        """Hides what is loaded, for all later ranks at once; returns the answer with the loaded modules."""
         loaded = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if "." not in name}
         self._hide_launcher()
         forked_rank.mark_preloaded()
@@ -228,12 +247,18 @@ class Zygote:
     def _fork(
         self, forks: Callable[..., dict[str, Any] | ForkedRank], request: dict[str, Any], descriptors: list[int]
     ) -> dict[str, Any] | ForkedRank:
-        """Has a process in between fork others; returns their pids or the error. In these, returns what `forks` does.
-
-        Closes no descriptor in a rank: by then the numbers belong to other files.
+        """Has a process in between fork others, and waits until that process has ended.
 
         Args:
-            forks: called in the process in between, with the request, the descriptors and where to write the pids.
+            forks: called in the process in between, with the request, the descriptors, and the descriptor to write the
+                pids to. Returns only in the processes that it has forked.
+            request: of the agent.
+            descriptors: that came with the request. They are closed here, but not in a forked process: by then their
+                numbers may belong to other files there.
+
+        Returns:
+            In the zygote: the answer to the agent, with the pids or the error. In a forked process: what `forks`
+            returns.
         """
         reader, writer = os.pipe()
         try:
@@ -253,9 +278,10 @@ class Zygote:
         return answer
 
     def _fork_next(self, request: dict[str, Any], descriptors: list[int], writer: int) -> dict[str, Any]:
-        """Forks the zygote that is to take the place of this one, which goes on. Returns in that one, when it is ready.
+        """Forks the zygote that is to replace this one. Called in the process in between, which ends here.
 
-        It has a connection of its own to the agent, the only descriptor of the request.
+        Returns only in the new zygote, when its imports are done. The new zygote has a connection of its own to the
+        agent, which is the only descriptor of the request. This zygote goes on serving.
         """
         between = os.getpid()
         try:
@@ -266,7 +292,8 @@ class Zygote:
             os.close(writer)
             self._connection.close()
             self._connection = socket.socket(fileno=descriptors[0])
-            while os.getppid() == between:  # or `_settle` would have its end be that of this process
+            # `_settle` has the kernel end this process with its parent, which must be the agent by then.
+            while os.getppid() == between:
                 time.sleep(0.0002)
             self._settle(())
             gc.disable()  # `mark_preloaded` enables it
@@ -277,13 +304,17 @@ class Zygote:
             if why:
                 return {"unfit": why}
             return {**self._ready(), "learned": learned}
-        except BaseException as error:  # the edge of a process, of which nobody waits for an answer
+        except BaseException as error:  # The edge of a process: whatever goes wrong, the present zygote goes on.
             return {"unfit": f"{type(error).__name__}: {error}"}
 
     def _fork_ranks(self, request: dict[str, Any], descriptors: list[int], writer: int) -> ForkedRank:
-        """Forks the ranks in the process in between, which ends here. After a failure its ranks are never let go."""
+        """Forks the ranks. Called in the process in between, which ends here; returns in each rank.
+
+        After a failed fork the answer is an error, and the agent never lets go of the ranks that were forked before.
+        """
         answer: dict[str, Any] = {"pids": []}
-        # A rank inherits that they are ignored: one that came before it handles signals as a new process would be lost.
+        # Blocked until the rank has the handlers of a new process. The zygote ignores these signals, and a signal that
+        # arrived meanwhile would be lost.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in _IGNORED})
         for rank in request["ranks"]:
             try:
@@ -299,6 +330,13 @@ class Zygote:
         os._exit(0)
 
     def _become_rank(self, fields: dict[str, Any], descriptors: list[int], mask: Collection[int]) -> ForkedRank:
+        """Makes this fork a rank, and waits until the agent lets it go. Returns the rank, which the caller runs.
+
+        Args:
+            fields: of the rank's order, together with what is the same for all ranks.
+            descriptors: of the request; `fields` names each by its position.
+            mask: the blocked signals of a new process.
+        """
         streams: dict[str, int] = fields.pop("streams")
         arguments: list[str] = fields["arguments"]
         place = fields.pop("channel", None)
@@ -310,7 +348,7 @@ class Zygote:
         arguments += map(str, channel)
         try:
             os.setsid()
-            # Moved to a high number: the script finds the low ones free, as in a fresh interpreter.
+            # Moved to a high number: the script must find the low numbers free, as in a fresh interpreter.
             go, report_to = descriptors[0], moved_up(descriptors[1])
             for number, place in streams.items():
                 os.dup2(descriptors[place], int(number))
@@ -323,8 +361,8 @@ class Zygote:
             from ft_client import bootstrap
 
             self._wait_to_go(go)
-        except BaseException as error:  # the edge of a process; what goes wrong here must not end the training
-            # By exec it needs nothing of what failed here.
+        except BaseException as error:  # The edge of a process: what goes wrong here must not end the training.
+            # A rank that starts by exec needs nothing of what has failed here.
             text = f"this rank starts by exec: {type(error).__name__}: {error}"
             print(console_line(text, time.time()), file=sys.stderr)
             with contextlib.suppress(BaseException):
@@ -357,15 +395,19 @@ class Zygote:
 
 
 def let_go(writer: int, ranks: int) -> None:
-    """Lets `ranks` ranks run their script."""
+    """Lets `ranks` ranks run their script. Called by the agent, which has all pids. `writer`: the agent's end of the
+    pipe that the ranks read."""
     os.write(writer, _GO * ranks)
 
 
 def end_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends; ends it at once if `parent` has ended already."""
-    # A launcher killed by SIGKILL, with its sweeper, must not leave ranks behind.
+    """Has the kernel kill this process when its parent ends; ends it at once if `parent` has ended already.
+
+    A launcher that is killed by SIGKILL together with its sweeper must not leave ranks behind.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    deadline = time.monotonic() + 1.0  # the process in between may be about to end
+    # The process in between may be the parent for a moment longer, and is about to end.
+    deadline = time.monotonic() + 1.0
     while os.getppid() != parent:
         # The signal is only for a parent that ends later; one that ended before leaves another parent.
         if os.getppid() == 1 or time.monotonic() > deadline:
@@ -374,13 +416,17 @@ def end_with_parent(parent: int) -> None:
 
 
 def is_safe_path() -> bool:
-    """Whether the interpreter runs with -I or -P, and so puts no folder of its own first into `sys.path`."""
+    """Returns whether the interpreter runs with -I or -P, and so puts no folder of its own first into `sys.path`."""
     return bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 
 
 def _against_this_process() -> str:
-    """Returns why this process cannot be forked into ranks; empty: it can."""
-    child = fork()  # libraries with a handler for forks (OpenBLAS) end their threads for it
+    """Returns why this process cannot be forked into ranks; empty: it can.
+
+    Forks once for nothing: libraries with a handler for forks (OpenBLAS) end their threads for it, and such threads are
+    no reason against forks.
+    """
+    child = fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
@@ -402,6 +448,7 @@ def _device_files() -> list[str]:
 
 
 def _answer_of(between: int, reader: int) -> dict[str, Any]:
+    """Reads the answer of the process in between, waits for the end of that process, and returns the answer."""
     with os.fdopen(os.dup(reader), "rb") as pipe:
         text = pipe.read()
     os.waitpid(between, 0)
@@ -412,7 +459,10 @@ def _answer_of(between: int, reader: int) -> dict[str, Any]:
 
 
 def main(path: Sequence[str]) -> ForkedRank:
-    """Runs a zygote as a program of its own; returns in ranks. The last argument is JSON, as `client.py` writes it."""
+    """Runs a zygote as a program of its own; returns in each rank, which the caller runs.
+
+    The last argument of the command line is JSON, as `ZygoteProcess.spawn` writes it.
+    """
     order = json.loads(sys.argv[-1])
     connection = socket.socket(fileno=order["connection"])
     if order["path"] is not None:

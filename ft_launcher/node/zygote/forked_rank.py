@@ -1,13 +1,18 @@
 """Makes a fork of the zygote what `python -u SCRIPT` would be at its start, and ends it as the interpreter would.
 
-Called by `fork_server.py` in the new process. Knows nothing of sockets and of who asked for the rank. What a fork
-cannot have is listed in `docs/warm_start.md`: the seed of string hashes is shared, and a warning that an import shows
-once is shown by the launcher alone.
+Called by `fork_server.py` in the new process. Knows nothing of sockets, nor of who asked for the rank.
+`docs/warm_start.md` lists what a fork cannot have: for example, the seed of string hashes is the same in all ranks, and
+a warning that an import shows once is shown by the launcher alone.
 
-The end has the interpreter's order: threads, exit functions, the script's objects, streams. Only what was loaded after
-the fork is taken down: torch's modules would take 0.4 s. The interpreter is not finalized: then a C++ thread that asks
-for its lock would be made to exit, and its process with it (seen with gloo's threads, which release their last work
-late). Exit functions of C and C++ are not called.
+At the start everything that differs between a fork and a new process is set anew (`become`): signal handlers,
+environment, folder, umask, processors, `sys.argv`'s relatives, `__main__`, seeds of random generators, streams.
+
+At the end this file does what the interpreter does, in its order (`ForkedRank.end`): threads, exit functions, objects
+of the script, streams. Two things differ:
+- Modules that were loaded before the fork are not taken down: torch's would take 0.4 s.
+- The interpreter is not finalized. A C++ thread that asks for the interpreter's lock then would be made to exit, and
+  the whole process with it. This was seen with gloo's threads, which release their last work late. For the same reason
+  exit functions of C and C++ are not called.
 """
 
 from __future__ import annotations
@@ -49,15 +54,25 @@ _MAIN = ("__main__", "__mp_main__")
 _OURS = ("ft_client", "ft_launcher", "rank_monitor")
 # Names in `sys` that keep the last traceback, and with it the frames and objects of the script.
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")
-# The code of Python where the standard streams cannot be flushed at the end.
+# The exit code of Python where the standard streams cannot be flushed at the end.
 _STREAM_FAILED = 120
 
 _preloaded: set[str] = set()
+"""Names of the modules that this process had before it was a rank: these are not taken down at the rank's end."""
 
 
 @dataclass(frozen=True)
 class ForkOrder:
-    """What a rank becomes. `arguments` follow `python -u`; signals in `ignored` stay so, others are as at a start."""
+    """What a fork is to become.
+
+    Attributes:
+        arguments: of the command line, after `python -u`.
+        environ: the whole environment.
+        cwd: the current folder; None: the launcher's folder is gone, and the rank stays where it is.
+        umask: of the launcher.
+        affinity: numbers of the processors that the rank may use; empty: as they are.
+        ignored: signals that are ignored in the rank. All others have the handlers of a new interpreter.
+    """
 
     arguments: Sequence[str]
     environ: Mapping[str, str]
@@ -68,20 +83,24 @@ class ForkOrder:
 
 
 def mark_preloaded() -> None:
-    """Hides what is loaded now, for all ranks at once: each rank would take 4 ms for that. None takes it down.
+    """Hides what is loaded now from the scripts of all later ranks. Called once, in the zygote, after its imports.
 
-    From here on this process imports nothing; the caches of the finders are cleared, so that ranks search again.
+    Done here for all ranks at once, since each rank would take 4 ms for it. No rank takes these modules down at its
+    end. From here on the zygote imports nothing. The caches of the finders are cleared, so that ranks search folders
+    again.
     """
     _preloaded.update(sys.modules.keys() - set(_MAIN))
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        # Their objects are torch's and stay; without this each rank would run them at its end.
+        # These finalizers belong to objects of torch, which stay. Without this line each rank would run them at its
+        # end.
         finalizer.atexit = False
     if "tempfile" in sys.modules:
-        # An import may have asked for the folder (`torch._dynamo`); a script that sets TMPDIR later is to get its own.
+        # An import may have asked for the folder (`torch._dynamo` does). A script that sets TMPDIR later must get its
+        # own.
         sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
     imports.take_back()
     importlib.invalidate_caches()
-    # Collections in ranks then leave these objects alone, whose pages are shared.
+    # Garbage collections in ranks then leave these objects alone: a write to one would copy its page of memory.
     gc.freeze()
     gc.enable()
 
@@ -116,13 +135,17 @@ def become(order: ForkOrder, bootstrap: str, path: Sequence[str]) -> None:
 
 
 class ForkedRank:
-    """The main program of a forked rank as a context: an exception that ends it is shown as the interpreter would.
+    """The main program of a forked rank as a context. An exception that ends the program is shown as Python shows it.
 
-    For the outermost frame of the process: `with rank: rank.prepare_program()()`, then `rank.end()`. So no frame keeps
-    objects of the script alive when the process ends.
+    To be used in the outermost frame of the process, so that no frame keeps objects of the script alive at the end:
+
+        with rank:
+            rank.prepare_program()()
+        rank.end()
 
     Args:
-        make: makes the program, which reports how it ends.
+        make: called at the beginning; returns the client's program (`ft_client.bootstrap.Rank`), which reports to the
+            monitor how it ends.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -135,7 +158,7 @@ class ForkedRank:
         return self
 
     def prepare_program(self) -> Callable[[], object]:
-        """Makes the program; returns what to call."""
+        """Makes the program; returns the function to call, which runs the user's script."""
         self._program = self._make()
         main: Callable[[], object] = self._program.prepare_program()
         return main
@@ -155,12 +178,12 @@ class ForkedRank:
         return True
 
     def end(self) -> NoReturn:
-        """Ends the process; one interrupted by Ctrl-C dies of SIGINT, as Python's does."""
+        """Ends the process with the program's exit code; one interrupted by Ctrl-C dies of SIGINT, as under Python."""
         _join_threads()
         atexit._run_exitfuncs()
-        # Destructors and libraries ask this to learn that the interpreter ends.
+        # Destructors and libraries call this function in order to learn whether the interpreter ends.
         sys.is_finalizing = lambda: True
-        # Twice, as Python does: destructors of the script's objects may print.
+        # Flushed twice, as Python does: destructors of the script's objects may print.
         flushed = _flush()
         _let_go()
         if not (_flush() and flushed):
@@ -180,6 +203,7 @@ def _show(error: BaseException) -> None:
 
 
 def _take_signals(ignored: Sequence[int]) -> None:
+    """Gives every signal the handler that it has at the start of an interpreter; those in `ignored` are ignored."""
     for number in signal.valid_signals():
         if number in (signal.SIGKILL, signal.SIGSTOP):
             continue
@@ -192,7 +216,8 @@ def _take_signals(ignored: Sequence[int]) -> None:
 
 
 def _renew_main() -> None:
-    """Replaces `__main__` by a module without other references: its contents are destroyed with its last name."""
+    """Replaces `__main__` by a new module that nothing else refers to, so that its contents are destroyed at the
+    end."""
     former, fresh = sys.modules["__main__"], ModuleType("__main__")
     if "__annotations__" in vars(former):
         fresh.__annotations__ = {}
@@ -202,7 +227,10 @@ def _renew_main() -> None:
 
 
 def _renew_seeds() -> None:
-    """Draws new seeds where a module drew its own at its import; `random` does so itself at a fork."""
+    """Draws new seeds for numpy and torch, which drew theirs when they were imported. `random` does so at each fork.
+
+    Without this all ranks would draw the same numbers until their script sets a seed.
+    """
     of_numpy, torch = imports.loaded("numpy.random"), imports.loaded("torch")
     if of_numpy is not None:
         of_numpy.seed()
@@ -215,7 +243,7 @@ def _renew_seeds() -> None:
 
 
 def _renew_streams() -> None:
-    """Makes the streams those of `python -u`, in the same objects, since modules may hold references to them."""
+    """Makes the streams those of `python -u`. The objects stay the same, since modules may hold references to them."""
     libc = ctypes.CDLL(None)
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _UNBUFFERED, 0)
@@ -225,6 +253,13 @@ def _renew_streams() -> None:
 
 
 def _renewed(descriptor: int, name: str, stream: TextIO | None) -> TextIO | None:
+    """Returns a standard stream as a new interpreter makes it; None: the descriptor is not open.
+
+    Args:
+        descriptor: 0, 1 or 2.
+        name: "stdin", "stdout" or "stderr".
+        stream: the present object, which is initialised again where it is an ordinary text stream.
+    """
     writes = descriptor > 0
     try:
         if writes:
@@ -255,7 +290,8 @@ def _renewed(descriptor: int, name: str, stream: TextIO | None) -> TextIO | None
 
 
 def _code_of(wish: SystemExit) -> int:
-    """Returns the exit code as the interpreter does: None is 0, a number itself, anything else is printed and is 1."""
+    """Returns the exit code for a SystemExit, by the interpreter's rules: None is 0, a number is itself (cut to a C
+    int), and anything else is printed and is 1."""
     if wish.code is None:
         return 0
     if isinstance(wish.code, int):
@@ -267,6 +303,7 @@ def _code_of(wish: SystemExit) -> int:
 
 
 def _join_threads() -> None:
+    """Waits for threads of the script that are no daemons, as the interpreter does."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
     except BaseException as error:
@@ -275,7 +312,8 @@ def _join_threads() -> None:
 
 
 def _flush() -> bool:
-    """Flushes the standard streams; returns whether that worked."""
+    """Flushes the standard streams; returns whether that worked. Reports an error to stderr, as the interpreter
+    does."""
     worked = True
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -289,9 +327,11 @@ def _flush() -> bool:
 
 
 def _let_go() -> None:
-    """Removes the modules that were loaded after the fork, so that objects that only they hold are destroyed.
+    """Removes the modules that were loaded after the fork, so that objects which only these modules hold are destroyed.
 
-    If threads still run Python, which the interpreter would have stopped, only `__main__` is removed.
+    Destructors of such objects may do work that users count on: a file of results is flushed, a process is ended. If
+    threads still run Python, only `__main__` is removed: the interpreter would have stopped such threads by now, and
+    here they may still use the other modules.
     """
     for name in _LAST:
         if hasattr(sys, name):
@@ -313,10 +353,12 @@ def _let_go() -> None:
 
 
 def _is_the_scripts(name: str) -> bool:
+    """Returns whether a module was loaded by the script, and not before the fork or by this project."""
     return name not in _preloaded and name.partition(".")[0] not in _OURS
 
 
 def _reference(module: Any) -> Any:
+    """Returns a weak reference to what is in `sys.modules` under a name, which need not be a module."""
     try:
         return weakref.ref(module)
     except TypeError:
@@ -324,7 +366,7 @@ def _reference(module: Any) -> Any:
 
 
 def _clear(module: Any) -> None:
-    """Clears a module that is still referenced, as the interpreter does: private names first."""
+    """Clears a module that is still referenced, as the interpreter does: private names first, `__builtins__` never."""
     if not isinstance(module, ModuleType):
         return
     names = vars(module)

@@ -1,8 +1,15 @@
-"""The zygote that is to take the place of the present one: it imports what ranks were seen to import, while they run.
+"""The zygote that is to replace the present one: it imports what ranks were seen to import, while they run.
 
-Held by `pool.py`, which asks it when ranks are started, when one has told what it imports, and when a descriptor is
-readable. Nothing waits for it: ranks are forked from the present zygote until the next one is ready. Modules are
-learned once in a job.
+A script mostly imports more than torch: its own libraries, for seconds. The next zygote has these modules imported, so
+a restart does not wait for them. The steps, once in a job:
+
+1. `ask`: the first rank of a cycle is told to report its imports.
+2. `begin`: the rank has reported them. The present zygote forks the next one, which tries the imports, chooses those
+   that no script can notice (`module_trial.py`, `learned_modules.py`), and imports these.
+3. `take_if_ready`: the next zygote is ready. `pool.py` puts it in the place of the present one.
+4. `note_taken`, `pop_learned`: the journal says what was learned.
+
+`pool.py` owns the object. Nothing waits for the next zygote: ranks are forked from the present one until then.
 """
 
 from __future__ import annotations
@@ -20,9 +27,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Learned:
-    """The modules that the next ranks find imported, after `seconds` of work beside the present ones.
+    """The modules that the next ranks find imported, for the journal.
 
-    `left_out`: why others are not, of those with a reason of their own; `mib`: memory that all ranks share.
+    Attributes:
+        names: of the modules.
+        left_out: module -> the reason why it was left out, of those with a reason of their own.
+        mib: memory that these modules take, which all ranks share (MiB).
+        seconds: from the rank's report until the next zygote was ready, while the ranks trained.
     """
 
     names: Sequence[str]
@@ -32,11 +43,11 @@ class Learned:
 
 
 class NextZygote:
-    """See above.
+    """The next zygote, from the wish for it until it has replaced the present one.
 
     Attributes:
-        wanted: whether ranks are still to tell what they import.
-        process: the process that imports it; None: there is none, or it has taken the place of the present one.
+        wanted: whether ranks are still to report what they import.
+        process: the next zygote, while it imports; None: there is none, or it has replaced the present one.
     """
 
     def __init__(self) -> None:
@@ -48,24 +59,31 @@ class NextZygote:
         """Variables in which the ranks that were started last differ from the zygote."""
 
     def ask(self, orders: Sequence[RankOrder]) -> Sequence[RankOrder]:
-        """Returns the orders of ranks of which the first is to tell what it imports, if that is still wanted."""
+        """Returns these orders. If that is still wanted, the first rank is to report what it imports.
+
+        One rank is enough: the ranks of a job run the same script.
+        """
         if not self.wanted or not orders:
             return orders
         return [replace(orders[0], tells_modules=True), *orders[1:]]
 
     def note_ranks(self, orders: Sequence[RankOrder], zygote: Mapping[str, str]) -> None:
-        """Notes in what the ranks that were started differ from the environment of their zygote."""
+        """Notes in which variables the ranks that were started differ from the environment of their zygote.
+
+        A module whose import reads such a variable cannot be imported before the rank is there.
+        """
         self._differing = _differing(orders, zygote)
 
     def begin(self, present: ZygoteProcess, names: Sequence[str], changed: Mapping[str, str | None]) -> None:
-        """Has the present zygote fork the next one, which imports these modules. Does not wait for that.
+        """Has the present zygote fork the next one, which imports these modules. Does not wait for the imports.
 
         Args:
-            names: what a rank has imported.
-            changed: variables that have changed in it, with their values (None: removed).
+            present: the present zygote.
+            names: the modules that a rank has imported.
+            changed: variables of the environment that have changed in the rank -> their values (None: removed).
 
         Raises:
-            ZygoteLost: the present one gave no answer in time.
+            ZygoteLost: the present zygote gave no answer in time.
         """
         self.wanted = False
         try:
@@ -75,7 +93,10 @@ class NextZygote:
             logger.warning("No modules of the ranks are preloaded: %s.", refusal)
 
     def take_if_ready(self) -> ZygoteProcess | None:
-        """Returns the next zygote when it is ready, for the caller to keep. None: it is not, or will not be."""
+        """Returns the next zygote if it is ready: the caller owns it from then on. Does not wait.
+
+        None: it is not ready yet, or there is none. One that failed is ended here, with a line in the log.
+        """
         following = self.process
         if following is None:
             return None
@@ -93,7 +114,7 @@ class NextZygote:
         return None
 
     def refuse(self, following: ZygoteProcess, why: str) -> None:
-        """Ends a next zygote that cannot take the place of the present one, which goes on."""
+        """Ends a next zygote that cannot replace the present one, and logs the reason. The present one goes on."""
         following.reap()
         logger.warning("No modules of the ranks are preloaded: %s.", why)
 
@@ -102,12 +123,12 @@ class NextZygote:
         self._learned = Learned(**following.learned, seconds=time.monotonic() - self._since)
 
     def pop_learned(self) -> Learned | None:
-        """Returns what the next ranks find imported, once."""
+        """Returns what the next ranks find imported; None: nothing new since the last call."""
         learned, self._learned = self._learned, None
         return learned
 
     def close(self) -> None:
-        """Ends the process, if there is one."""
+        """Ends the next zygote, if there is one."""
         if self.process is not None:
             self.process.reap()
             self.process = None

@@ -1,8 +1,18 @@
-"""Holds the zygote of this node: makes it where ranks may be forks of it, replaces it when it is lost, and logs why
-ranks are started as new interpreters (by exec) instead.
+"""The zygote of this node: made where ranks may be forks, replaced when it is lost or has learned modules.
 
-Made by `cli.py` before torch is imported, and by `python_api.py`; asked by `node/ranks/` for each cycle. No restart
-waits for a zygote: while there is none, ranks are started by exec, or, with `--ft-warm-start on`, the launcher ends.
+A zygote is a process that has imported torch. A rank that is a fork of it starts in milliseconds; a rank that is a new
+interpreter (started by exec) imports torch for seconds. Whether the difference is visible to the script decides
+everything here: where it might be, ranks start by exec, and the log says why.
+
+    none -> preparing           the zygote imports torch and the preloaded modules
+    preparing -> ready          ranks are forks of it
+    preparing -> refused        a module cannot be imported, or the process is unfit: ranks start by exec for good
+    ready -> ready              replaced by the next zygote, which has imported more modules (`next_zygote.py`)
+    any -> lost -> preparing    it died or was stopped: another one is started, `_RESPAWNS` times in a row at most
+
+Made by `cli.py` before torch is imported, and by `python_api.py`; asked by `node/ranks/` in each cycle. All methods are
+called on the main thread of the launcher, or on that of `launch()`. No restart waits for a zygote: while there is none,
+ranks start by exec. With `--ft-warm-start on` the launcher ends instead.
 """
 
 from __future__ import annotations
@@ -26,26 +36,32 @@ from rank_monitor.contract.settings.config import StartSettings
 
 logger = logging.getLogger(__name__)
 
-# Seconds that the first ranks wait for all imports of the zygote before they start by exec.
 _READY_S = 300.0
-# A zygote that dies at each start, for lack of memory for example, would be started without end.
+"""Seconds that the first ranks wait for all imports of the zygote before they start by exec. They would need as long
+for the same imports themselves."""
 _RESPAWNS = 3
-# Seconds; the documentation of --ft-preload promises the line from here on.
+"""Zygotes that are started after losses in a row. One that dies at each start, for example for lack of memory, would be
+started without end."""
 _SLOW_PRELOAD_S = 10.0
+"""Seconds from which on a line says how long `--ft-preload` took, as the documentation of the option promises."""
 
 
 class NoWarmStart(FtError):
-    """The user requires a warm start (`--ft-warm-start=on`), and ranks cannot be forks."""
+    """The user requires a warm start (`--ft-warm-start=on`), and ranks cannot be forks. Ends the launcher."""
 
 
 class ZygotePool:
-    """The zygote of this node, or why there is none.
+    """The zygote of this node, or the reason why there is none.
 
-    Create it before torch is imported; call `begin` before anything else is imported or starts a thread, then
-    `prepare`.
+    In the launcher: create the object before torch is imported, call `begin` before anything else is imported or starts
+    a thread, then `prepare` once the options are known. In a user's program: create it, then call `prepare_apart`.
 
     Args:
-        apart: this process is a user's program: it is neither forked nor changed; see `prepare_apart`.
+        apart: whether this process is a user's program, which is neither forked nor changed.
+
+    Attributes:
+        held: the descriptors that this process had open when the object was made. Ranks that are forks of this process
+            keep these, and close all others.
     """
 
     def __init__(self, apart: bool = False) -> None:
@@ -74,13 +90,14 @@ class ZygotePool:
             gc.disable()
 
     def begin(self, why_not: str) -> ForkedRank | None:
-        """Imports torch and forks the zygote before the launcher's own modules are loaded: ranks then have none.
+        """Imports torch and forks the zygote, before the launcher's own modules are loaded: ranks then have none of
+        them.
 
         Args:
-            why_not: why there is to be no zygote; empty when there may be one.
+            why_not: the reason why there is to be no zygote; empty: there may be one.
 
         Returns:
-            In each rank of the zygote: that rank. In the launcher: None.
+            In the launcher: None. In each rank that the zygote forks later: that rank, which the caller runs.
         """
         self._why_not = why_not
         if not why_not:
@@ -103,12 +120,15 @@ class ZygotePool:
         return None
 
     def prepare(self, arguments: Sequence[str], settings: StartSettings, source: str, tag: str) -> None:
-        """Has the zygote import the user's preloaded modules; ends it where ranks cannot be forks.
+        """Has the zygote import the user's preloaded modules, and ends the zygote where ranks cannot be forks.
+
+        Waits for these modules, so that an error in the user's list is an error at the start of the job.
 
         Args:
             arguments: `[-m] SCRIPT ARGS` of the user; empty when Python does not run them.
-            source: where the setting `warm_start` came from.
-            tag: the job's mark.
+            settings: of this launcher.
+            source: where the setting `warm_start` came from, for an error's text.
+            tag: the job's tag.
 
         Raises:
             ConfigError: a module to preload cannot be imported, or a required warm start is impossible.
@@ -126,7 +146,14 @@ class ZygotePool:
         self._insist(source)
 
     def _preload(self) -> str:
-        """Has the zygote import the preloaded modules and waits for them; returns why it cannot be used, or empty."""
+        """Has the zygote import the preloaded modules, and waits for them.
+
+        Returns:
+            Why the zygote cannot be used; empty: it can.
+
+        Raises:
+            ConfigError: a module cannot be imported, or the zygote died while it imported the modules.
+        """
         modules = self._settings.preloaded
         self._first = True
         if self._zygote is None:
@@ -156,7 +183,10 @@ class ZygotePool:
         """Starts a zygote as a program of its own if ranks may be forks. Returns at once; the first ranks wait for it.
 
         Args:
-            arguments: `[-m] SCRIPT ARGS`; empty when Python does not run them. Of a `function` any.
+            arguments: `[-m] SCRIPT ARGS`; empty when Python does not run them. Not used for a function.
+            function: whether the ranks call a function.
+            settings: of this launcher.
+            tag: the job's tag.
 
         Raises:
             ConfigError: a required warm start is impossible.
@@ -186,11 +216,13 @@ class ZygotePool:
         return warm_start.against_folder(self._arguments, zygote.loaded)
 
     def _insist(self, source: str) -> None:
+        """Raises ConfigError where the user requires a warm start and there is a reason against it."""
         self._source = source
         if self._why_not and self._settings.warm_start == "on":
             raise self._refused()
 
     def _refused(self) -> ConfigError:
+        """Returns the error of a required warm start that is impossible."""
         return ConfigError("warm_start", "on", self._source, self._why_not, "Use auto: ranks start by exec then")
 
     def _restore(self) -> None:
@@ -202,13 +234,19 @@ class ZygotePool:
             self._first_path = None
 
     def start_ranks(self, orders: Sequence[RankOrder], numa: bool) -> list[int] | None:
-        """Starts ranks; returns their pids, children of this process. None: they must start by exec; the log says why.
+        """Starts ranks as forks; returns their pids, which are children of this process.
+
+        Waits for the zygote's imports only for the first ranks of the job, or if a warm start is required.
 
         Args:
-            numa: whether ranks are bound to processors by numactl.
+            orders: one for each rank.
+            numa: whether ranks are bound to processors by numactl, which is a program around an interpreter.
+
+        Returns:
+            None: the caller must start the ranks by exec. The log says why.
 
         Raises:
-            NoWarmStart: they would have to, and the user requires a warm start.
+            NoWarmStart: the ranks would have to start by exec, and the user requires a warm start.
         """
         why = self._why_not or self._against(orders, numa)
         if not why and self._zygote is not None:
@@ -234,7 +272,7 @@ class ZygotePool:
         return None
 
     def pids(self) -> set[int]:
-        """Those of the zygote and of the next one, while there are some."""
+        """Returns the pids of the zygote and of the next one, while there are such processes."""
         return {one.pid for one in (self._zygote, self._next.process) if one is not None}
 
     def descriptors(self) -> set[int]:
@@ -248,7 +286,10 @@ class ZygotePool:
         return found
 
     def handle(self, timeout_s: float = 0.0) -> None:
-        """Handles a zygote that ended or became ready, and lines of ranks; waits `timeout_s` for one that is not ready.
+        """Handles what has happened since the last call: reports of ranks, a zygote that has ended or become ready.
+
+        Args:
+            timeout_s: how long to wait for a zygote that is not ready (seconds). By default nothing is waited for.
 
         Raises:
             ConfigError: a rank starts again by exec, and the user requires a warm start.
@@ -272,7 +313,7 @@ class ZygotePool:
                 current.reap()
 
     def close(self) -> None:
-        """Ends the zygote; ranks that run go on."""
+        """Ends the zygotes, for good. Running ranks go on."""
         self._restore()
         self._why_not = self._why_not or "the launcher is ending"
         self._end_all()
@@ -289,11 +330,13 @@ class ZygotePool:
     # Learning.
 
     def learn(self, names: Sequence[str], changed: Mapping[str, str | None]) -> None:
-        """Has the zygote prepare another one that has imported these modules, once. Does not wait for that.
+        """Has the zygote fork the next zygote, which imports these modules. Does not wait for it. Once in a job.
+
+        Called when the first rank has reported what its program imported.
 
         Args:
-            names: what a rank has imported.
-            changed: variables that have changed in it, with their values (None: removed).
+            names: the modules that the rank has imported.
+            changed: variables of the environment that have changed in the rank -> their values (None: removed).
         """
         if self._zygote is None or not self._zygote.ready or not self._next.wanted:
             return
@@ -307,7 +350,8 @@ class ZygotePool:
         return self._next.pop_learned()
 
     def _replace_if_ready(self) -> None:
-        """Puts the next zygote in the place of the present one when it is ready."""
+        """Replaces the present zygote by the next one when that is ready, and if the script can run with its
+        modules."""
         following = self._next.take_if_ready()
         if following is None:
             return
@@ -323,7 +367,12 @@ class ZygotePool:
     # Losing one.
 
     def _lose(self, lost: ZygoteProcess, why: str) -> None:
-        """Ends a zygote and starts another in the background, unless several were lost in a row."""
+        """Ends a zygote, and starts another one in the background unless several were lost in a row.
+
+        Args:
+            lost: the zygote, which has ended, gives no answer or must not be used any more.
+            why: the reason, for the log.
+        """
         self._zygote = None
         reason, code = why, lost.reap()
         if why == "it ended":
@@ -337,6 +386,7 @@ class ZygotePool:
         self._respawn()
 
     def _respawn(self) -> None:
+        """Starts a zygote as a program; the launcher's own modules are loaded by now, so it cannot be forked again."""
         if self._apart:
             path = self._path
         else:
@@ -353,12 +403,17 @@ class ZygotePool:
     # What ranks find out.
 
     def _report_to(self) -> int:
+        """Returns the descriptor to which ranks report that they start again by exec."""
         if self._reports is None:
             self._reports = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         return self._reports[1]
 
     def _hear_ranks(self) -> None:
-        """Takes the ranks' lines: after the first rank that had to start again by exec, all ranks start by exec."""
+        """Reads the reports of ranks that had to start again by exec: after the first one, all ranks start by exec.
+
+        Such a rank was forked, and its script then changed something that its import of torch reads
+        (`start_again.py`). The next rank of the same script would do so too.
+        """
         if self._reports is None:
             return
         try:
@@ -382,12 +437,13 @@ class ZygotePool:
     # Asking one.
 
     def _against(self, orders: Sequence[RankOrder], numa: bool) -> str:
+        """Returns why these ranks cannot be forks of the present zygote; empty: they can."""
         if numa:
             return "numactl binds the ranks to processors"
         current = self._await_zygote()
         if current is None:
             return self._why_not or "the zygote was lost, and another is not ready yet"
-        # It would not answer, and each restart would wait for `client.py`'s limit.
+        # A stopped zygote gives no answer, and each restart would wait for the limit of `client.py`.
         if is_stopped(current.pid):
             self._lose(current, "it was stopped")
             return "the zygote was stopped"
@@ -401,7 +457,10 @@ class ZygotePool:
         return ""
 
     def _await_zygote(self) -> ZygoteProcess | None:
-        """Returns the zygote if it is ready; waits for it only for the first ranks, or if a warm start is required."""
+        """Returns the zygote if it is ready, else None.
+
+        Waits, for `_READY_S` at most, only for the first ranks of the job, or if a warm start is required.
+        """
         self.handle()
         insists, self._first = self._settings.warm_start == "on" or self._first, False
         deadline = time.monotonic() + _READY_S
@@ -416,11 +475,13 @@ class ZygotePool:
 
 
 def _how_ended(code: int) -> str:
+    """Returns an exit code in words."""
     if code < 0:
         return f"signal {-code}"
     return f"code {code}"
 
 
 def _not_preloaded(module: str, problem: str) -> ConfigError:
+    """Returns the error of a module of `--ft-preload` that cannot be imported."""
     hint = "Name installed modules; files beside the script are not preloaded"
     return ConfigError("preload", module, "--ft-preload", problem, hint)
