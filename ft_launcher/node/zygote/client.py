@@ -329,7 +329,7 @@ class ZygoteProcess:
         Blocks for 2 s at most. 0 also where another has taken the exit code.
         """
         with contextlib.suppress(OSError):
-            # `shutdown`, since `close` has no effect where a copy of the descriptor is open in a rank that just starts.
+            # `shutdown`, since `close` has no effect where a copy of the descriptor is open elsewhere.
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
         if not self.ready or not self.ended(_END_S):

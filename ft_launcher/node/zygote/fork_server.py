@@ -10,7 +10,7 @@ How ranks start:
 2. The zygote forks a process in between. That process forks all ranks, writes their pids to the zygote, and ends.
 3. The ranks are orphans now. The kernel makes them children of the agent, which is a child subreaper.
 4. The zygote sends the pids to the agent.
-5. The agent writes one byte for each rank to a pipe (`let_go`). Each rank reads one (`_wait_to_go`) and runs its script.
+5. The agent writes one byte for each rank to a pipe (`let_go`). Each rank reads one byte and runs its script.
 
 So the agent can wait for the ranks as for children of its own, and no rank runs anything of the user's before the agent
 knows all pids. If one fork fails, the agent closes the pipe, and the ranks that were forked end (`_wait_to_go`).

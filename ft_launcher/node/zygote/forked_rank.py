@@ -5,14 +5,15 @@ Called by `fork_server.py` in the new process. Knows nothing of sockets, nor of 
 a warning that an import shows once is shown by the launcher alone.
 
 At the start everything that differs between a fork and a new process is set anew (`become`): signal handlers,
-environment, folder, umask, processors, `sys.argv`'s relatives, `__main__`, seeds of random generators, streams.
+environment, folder, umask, processors, command line, `__main__`, seeds of random generators, streams.
 
 At the end this file does what the interpreter does, in its order (`ForkedRank.end`): threads, exit functions, objects
 of the script, streams. Two things differ:
 - Modules that were loaded before the fork are not taken down: torch's would take 0.4 s.
 - The interpreter is not finalized. A C++ thread that asks for the interpreter's lock then would be made to exit, and
-  the whole process with it. This was seen with gloo's threads, which release their last work late. For the same reason
-  exit functions of C and C++ are not called.
+  the whole process with it. This was seen with gloo's threads, which release their last work late.
+
+Exit functions of C and C++ are not called either.
 """
 
 from __future__ import annotations
