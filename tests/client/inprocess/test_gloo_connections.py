@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -99,6 +100,32 @@ def test_a_loop_whose_sockets_cannot_be_found_is_told(monkeypatch: pytest.Monkey
         thread.join()
 
 
+@contextmanager
+def loop_of(*files: socket.socket | int) -> Iterator[None]:
+    """A thread that is called as gloo's is and waits for these as that does, until one is readable or the test ends."""
+    end, ended = os.pipe()
+    named = threading.Event()
+
+    def wait() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("gloo_tcp_loop")
+        named.set()
+        poll.poll()
+
+    with select.epoll() as poll:
+        for one in (end, *files):
+            poll.register(one, select.EPOLLIN)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        try:
+            assert named.wait(DEADLINE_S)
+            yield
+        finally:
+            os.write(ended, b"x")
+            thread.join()
+            os.close(end)
+            os.close(ended)
+
+
 class PeerThatNeverComes(dist.Store):
     """What two ranks of gloo tell each other; the other's address is such that this rank waits for its connection."""
 
@@ -145,39 +172,42 @@ def test_a_group_that_waits_for_a_peer_gets_another_in_its_place(monkeypatch: py
     gloo_connections.release()
 
 
-def test_nobody_stands_in_where_no_more_files_may_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo_connections, "_may_open", lambda: gloo_connections._LEFT_FOR_OTHERS)
-    monkeypatch.setattr(gloo_connections, "_gloo_loops", lambda: [Path("/proc/self/task")])
-    monkeypatch.setattr(gloo_connections, "_polled_by", lambda _: 0)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        inode = os.fstat(server.fileno()).st_ino
-        monkeypatch.setattr(gloo_connections, "_watched", lambda _: [(server.fileno(), inode)])
+def test_nobody_stands_in_where_few_more_files_may_be_opened() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0)) as server, loop_of(server):
         server.setblocking(False)
-        gloo_connections.stand_in_for_peers(3)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(proc.own_descriptors()) + 20, limits[1]))
+        try:
+            gloo_connections.stand_in_for_peers(3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         with pytest.raises(BlockingIOError):
             server.accept()
-        monkeypatch.undo()
-        assert gloo_connections._may_open() > gloo_connections._LEFT_FOR_OTHERS
+        gloo_connections.stand_in_for_peers(3)
+        for _ in range(3):
+            server.accept()[0].close()
 
 
 def test_what_is_no_listening_socket_leaves_no_descriptor_open() -> None:
-    read, write = os.pipe()
-    before = proc.own_descriptors()
-    assert gloo_connections._listens_at(read, os.fstat(read).st_ino) is None
-    assert proc.own_descriptors() == before
-    os.close(read)
-    os.close(write)
+    ends = socket.socketpair()
+    with loop_of(ends[0]):
+        before = proc.own_descriptors()
+        gloo_connections.stand_in_for_peers(1)
+        assert proc.own_descriptors() == before
+    for end in ends:
+        end.close()
 
 
 def test_a_peer_may_send_to_what_was_cut_of_gloo_until_it_is_let_go(until: ExitStack) -> None:
     """A send that fails before the end is read is one that gloo never ends."""
-    pair, held = Pair(until), []
-    assert gloo_connections._shut_down(pair.client.fileno(), lambda _: True, socket.SHUT_RD, held.append)
+    pair = Pair(until)
+    with loop_of(pair.client):
+        assert gloo_connections.cut_gloo() == []
     assert pair.client.recv(1) == b"", "its end is read"
     pair.client.close()
     for _ in range(3):
         assert pair.accepted.send(b"x") == 1
-    held[0].close()
+    gloo_connections.release()
     with pytest.raises(OSError):
         for _ in range(3):
             pair.accepted.send(b"x")

@@ -130,7 +130,6 @@ def test_a_failed_fit_leaves_nothing(job: Job, monitor: FakeMonitor, kind: Any) 
         with pytest.raises(SystemExit):
             job.fit(watch, model=Model(SystemExit(3), 2, where), max_epochs=2)
     assert not job.flag.exists() and "out_of_section" not in job.learned() and "initial" not in job.learned()
-    assert watch._client is None
     until(lambda: len(monitor.messages(Detach)) == 5, "an end of the watch for each fit")
 
 

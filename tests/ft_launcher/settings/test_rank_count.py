@@ -71,7 +71,7 @@ def test_a_container_that_shows_devices_only(bare: Path) -> None:
 def test_this_node_counts_as_torch_does() -> None:
     from torch.distributed.run import determine_local_world_size
 
-    words = ["cpu"] if prescan._GPUS.exists() else ["cpu", "auto"]
+    words = ["cpu"] if prescan.gpu_uuids() else ["cpu", "auto"]
     assert [guess_ranks(word, os.environ) for word in words] == [determine_local_world_size(word) for word in words]
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from ft_client.rank.agreement import group
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import LimitsSet
 from tests.client.fake_monitor import FakeMonitor
@@ -116,18 +120,20 @@ def test_each_monitor_is_told(told: Told) -> None:
     assert limits[0].state["current_timeouts"] == told[0][0]["state"]
 
 
-def test_the_device_is_that_of_the_groups_backend() -> None:
-    import torch
-
-    from ft_client.rank.agreement import group
-
-    class Group:
-        def __init__(self, config: str) -> None:
-            self.get_backend_config = lambda: config
-
-    devices = {config: group._device(Group(config)) for config in ("cpu:gloo,cuda:nccl", "cuda:nccl", "cpu:gloo")}
-    assert devices == {
-        "cpu:gloo,cuda:nccl": torch.device("cpu"),
-        "cuda:nccl": torch.device("cuda"),
-        "cpu:gloo": torch.device("cpu"),
-    }
+@pytest.mark.parametrize(
+    ("config", "device"), [("cpu:gloo,meta:fake", "cpu"), ("meta:fake", "meta"), ("cpu:gloo", "cpu")]
+)
+def test_the_device_is_that_of_the_groups_backend(config: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`meta` stands for that of a GPU: torch has it everywhere."""
+    devices: list[torch.device] = []
+    backend = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 1,
+        get_world_size=lambda: 2,
+        get_backend_config=lambda: config,
+        gather=lambda tensor, rows, dst: devices.append(tensor.device),
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", backend)  # type: ignore[arg-type]
+    assert group.gather_on_rank0([1.0]) is None
+    assert devices == [torch.device(device)]

@@ -16,6 +16,7 @@ from ft_client.rank.monitoring.link import Link
 from rank_monitor.contract.wire import codec
 from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, Message, Refused, Sections, Welcome
 from tests.client.fake_monitor import FakeMonitor
+from tests.descriptors import connected_to
 from tests.patience import until
 
 
@@ -177,8 +178,7 @@ def test_a_script_that_closes_every_descriptor_is_no_error(fake: FakeMonitor) ->
     link = Link(fake.path, own=True)
     link.reconnect()
     fake.wait_for(Hello)
-    assert link._socket is not None
-    os.close(link._socket.fileno())
+    os.close(connected_to(fake.path))
     beat_until_back(link)
     fake.wait_for(Heartbeat)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
@@ -270,8 +270,15 @@ def test_what_is_about_peers(kind: str, message: str, traceback: str, how_much: 
 
 def patterns() -> list[re.Pattern[str]]:
     """Every pattern that is searched for in text which a rank wrote."""
-    of_modules = (value for module in (known_errors, error_text, stacks) for value in vars(module).values())
-    return [value for value in of_modules if isinstance(value, re.Pattern)] + [one for one, _ in known_errors._PATTERNS]
+    return [one for module in (known_errors, error_text, stacks) for one in patterns_in(list(vars(module).values()))]
+
+
+def patterns_in(value: object) -> Iterator[re.Pattern[str]]:
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from patterns_in(one)
 
 
 def searching_s(text: str) -> float:

@@ -8,12 +8,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from torch.multiprocessing import start_processes
 from torch.utils.data import DataLoader, Dataset
 
-from ft_client.rank.monitoring import exception_report
+from ft_client.rank.monitoring import exception_report, process
 from ft_launcher.decide.attribution.error_text import excerpt, location, of_output
 from ft_launcher.decide.attribution.fault import FaultClass
 from ft_launcher.decide.attribution.first_failure import what_was_raised
@@ -91,7 +92,8 @@ def in_group(kind: Callable[[str], BaseException], text: str) -> None:
 def reported(failing: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> RankException:
     """Returns what a rank reports of an error of its own."""
     sent: list[RankException] = []
-    monkeypatch.setattr(exception_report, "_send", sent.append)
+    link = SimpleNamespace(post=lambda message, now_ns, timeout_s: sent.append(message))
+    monkeypatch.setattr(process, "current", lambda: link)
     try:
         failing()
     except Exception as error:

@@ -10,6 +10,7 @@ import pytest
 
 from ft_launcher.record.events import RankExitEvent, SectionTimesEvent, SignalEvent
 from ft_launcher.record.journal.journal import Journal
+from tests.descriptors import open_at
 
 FIRST = RankExitEvent(0, 1, 1)
 SECOND = SignalEvent(15)
@@ -41,9 +42,8 @@ def test_a_quiet_run_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_full_disk_is_said_once_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal()
     journal.open(tmp_path / "journal.jsonl")
-    assert journal._file is not None
     with Path("/dev/full").open("wb") as full:
-        os.dup2(full.fileno(), journal._file._descriptor, inheritable=False)
+        os.dup2(full.fileno(), open_at(tmp_path / "journal.jsonl"), inheritable=False)
     for _ in range(3):
         journal.write(FIRST)
     journal.close()

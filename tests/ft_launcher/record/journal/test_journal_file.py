@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ft_launcher.record.journal.access import Access
 from ft_launcher.record.journal.journal import JournalFile
+from tests.descriptors import open_at
 
 MAX = 100
 
@@ -121,7 +122,7 @@ def test_a_child_that_has_the_file_open_keeps_it_from_nobody(
     opened: Callable[..., JournalFile], tmp_path: Path
 ) -> None:
     file = opened()
-    inherited = os.dup(file._descriptor)
+    inherited = os.dup(open_at(file.path))
     file.close()
     assert opened().path.name == "journal.host.jsonl"
     os.close(inherited)

@@ -7,11 +7,11 @@ import json
 import stat
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ft_launcher.record import events
-from ft_launcher.settings.options import UsageError
 from ft_launcher.tools.commands import bundle as command
 from tests.ft_launcher.conftest import main
 from tests.ft_launcher.tools.replay.decisions import Job, Line, line, the
@@ -120,10 +120,18 @@ def test_a_file_that_exists_is_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "incident.md" in parts(file)
 
 
-def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
-    file = tmp_path / "incident.zip"
-    with pytest.raises(UsageError, match="exists"), command._written_at_once(file, force=False):
+def test_a_file_that_appears_meanwhile_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, file, page = write(tmp_path / "logs", incident()), tmp_path / "incident.zip", command.page
+
+    def page_of_a_slow_disk(*given: Any) -> str:
         file.write_text("theirs")
+        return page(*given)
+
+    monkeypatch.setattr(command, "page", page_of_a_slow_disk)
+    code, _, err = ends(capsys, journal, "-o", file)
+    assert code == 2 and f"{file} exists" in err
     assert file.read_text() == "theirs" and not list(tmp_path.glob(".*"))
 
 
@@ -132,9 +140,11 @@ def test_what_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert code == 2 and "cannot be written" in err
 
 
-def test_an_error_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), command._written_at_once(tmp_path / "x.zip", force=False):
-        _ = 1 // 0
+def test_an_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = write(tmp_path / "logs", incident())
+    monkeypatch.setattr(command, "page", lambda *given: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        command.bundle([str(journal), "-o", str(tmp_path / "x.zip")])
     assert not list(tmp_path.glob(".*")) and not (tmp_path / "x.zip").exists()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.record.logs.spool import Spool
-from ft_launcher.tools.training_log import log_watch, rank_log
+from ft_launcher.tools.training_log import rank_log
 from ft_launcher.tools.training_log.log_watch import LogWatch
 from ft_launcher.tools.training_log.rank_log import News, StepsMissing
 from rank_monitor.contract.processes.wait import readable
@@ -16,6 +16,8 @@ from rank_monitor.contract.wire.launcher_messages import LogOverdue, LogStep
 from tests.patience import patient
 
 PATTERN = r"step (?P<iteration>\d+)"
+MIB = 1 << 20
+"""A spool gives memory back by the MiB, and a watch skips what is more than one MiB behind."""
 
 
 def news(watch: LogWatch) -> list[tuple[int, News]]:
@@ -79,7 +81,7 @@ def test_of_a_flood_the_end_is_read_and_its_memory_is_given_back() -> None:
     spool = Spool("test")
     watch = LogWatch(PATTERN, None, {0: [spool.path]}, {spool.path: spool})
     with Path(spool.path).open("ab") as file:
-        file.write(b"step 1\n" + b"x" * log_watch._MAX_BEHIND + b"\nstep 2\n")
+        file.write(b"step 1\n" + b"x" * MIB + b"\nstep 2\n")
     watch.start()
     try:
         assert iterations(news(watch)) == [(0, 2)]
@@ -93,8 +95,8 @@ def test_what_the_console_has_read_is_kept_for_the_watch_and_an_emptied_file_is_
     spool = Spool("test")
     watch = LogWatch(PATTERN, None, {0: [spool.path]}, {spool.path: spool})
     with Path(spool.path).open("ab") as file:
-        file.write(b"step 1\n" + b"x" * (log_watch._MAX_BEHIND - 20) + b"\n")
-    spool.release("console", log_watch._MAX_BEHIND)
+        file.write(b"step 1\n" + b"x" * (MIB - 20) + b"\n")
+    spool.release("console", MIB)
     watch.start()
     try:
         assert iterations(news(watch)) == [(0, 1)]
