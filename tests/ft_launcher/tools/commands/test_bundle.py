@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ft_launcher.record import events
+from ft_launcher.tools.bundle.incident import page as incident_page
 from ft_launcher.tools.commands import bundle as command
 from tests.ft_launcher.conftest import main
 from tests.ft_launcher.tools.replay.decisions import Job, Line, line, the
@@ -123,11 +124,11 @@ def test_a_file_that_exists_is_kept(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_file_that_appears_meanwhile_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal, file, page = write(tmp_path / "logs", incident()), tmp_path / "incident.zip", command.page
+    journal, file = write(tmp_path / "logs", incident()), tmp_path / "incident.zip"
 
     def page_of_a_slow_disk(*given: Any) -> str:
         file.write_text("theirs")
-        return page(*given)
+        return incident_page(*given)
 
     monkeypatch.setattr(command, "page", page_of_a_slow_disk)
     code, _, err = ends(capsys, journal, "-o", file)
