@@ -1,7 +1,8 @@
 """One setting as a field of a dataclass: its kind, its help text, and the conversion of a value from a source.
 
-Which settings exist is declared in `config.py`. The launcher calls `parse`, monitors and template call `from_json`, and
-the client's alias both.
+Which settings exist is declared in `config.py`. The launcher reads single values by `parse`, from the command line, the
+environment and YAML. Monitors and template get whole groups of settings as JSON (`to_json`, `from_json`). The client's
+alias does both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from rank_monitor.contract.settings.kinds import Kind, means_none
 
 @dataclass(frozen=True)
 class Declaration:
-    """The metadata of a field that is a setting: how its value is read, its help text, and why it does nothing."""
+    """The metadata of a field that is a setting.
+
+    Attributes:
+        kind: how a value is read.
+        help: the help text.
+        instead: of a setting that is accepted and does nothing: what is done instead. Empty: the setting has an effect.
+    """
 
     kind: Kind
     help: str
@@ -26,11 +33,11 @@ class Declaration:
 
 
 def setting(default: Any, kind: Kind, help: str, instead: str = "") -> Any:
-    """A dataclass field that is a setting.
+    """Returns a dataclass field that is a setting.
 
     Args:
-        default: its default; it is written nowhere else.
-        kind: form and unit of its value.
+        default: the default, which is written nowhere else.
+        kind: form and unit of the value.
         help: one line for `--help` and the reference.
         instead: of a setting that is accepted and does nothing: what is done instead. `--help` does not show it.
     """
@@ -42,24 +49,26 @@ def setting(default: Any, kind: Kind, help: str, instead: str = "") -> Any:
 
 
 def declarations(group: type) -> dict[str, Declaration]:
-    """Key -> declaration of every setting of a dataclass of settings."""
+    """Returns key -> declaration of every setting of `group`, a dataclass of settings."""
     return {field.name: field.metadata["declaration"] for field in dataclasses.fields(group)}
 
 
 def default_of(group: type, key: str) -> Any:
-    """The default of one setting."""
+    """Returns the default of one setting."""
     return getattr(group(), key)
 
 
 def parse(group: type, key: str, raw: object, source: str) -> Any:
-    """Reads one value.
+    """Reads one value. The text `default` gives the default; so does `none` where a setting must have a value.
 
     Args:
+        group: the dataclass of the setting.
+        key: the setting.
         raw: text from a command line or the environment, or a YAML value.
-        source: where it is from, for the error (`--ft-step-timeout`, `job.yaml`).
+        source: where the value is from, for the error (`--ft-step-timeout`, `job.yaml`).
 
     Raises:
-        ConfigError: naming key, value and source.
+        ConfigError: the value does not fit the kind. The text names key, value and source.
     """
     declaration = declarations(group)[key]
     default = default_of(group, key)
@@ -74,21 +83,22 @@ def parse(group: type, key: str, raw: object, source: str) -> Any:
 
 
 def to_json(settings: Any) -> dict[str, Any]:
-    """A dataclass of settings as plain JSON values (signals as numbers, tuples as lists)."""
+    """Returns a dataclass of settings as plain JSON values: signals as numbers, tuples as lists."""
     values: dict[str, Any] = json.loads(json.dumps(vars(settings)))
     return values
 
 
 def json_value(value: object) -> Any:
-    """One value as `to_json` has it."""
+    """Returns one value as `to_json` has it."""
     return json.loads(json.dumps(value))
 
 
 def from_json(group: type, values: Mapping[str, Any], source: str) -> Any:
-    """The settings of a group from JSON values; a key that is missing takes its default, an unknown one is ignored.
+    """Returns the settings of a group from JSON values. A key that is missing gets its default, an unknown one is
+    ignored: another release may have more settings, or fewer.
 
     Raises:
-        ConfigError: a value that does not fit its kind.
+        ConfigError: a value does not fit its kind.
     """
     known = declarations(group)
     return group(**{key: parse(group, key, value, source) for key, value in values.items() if key in known})

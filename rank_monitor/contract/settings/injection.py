@@ -1,7 +1,9 @@
 """A fault on purpose, as text and as a value: what happens, to which rank, and when. Pure.
 
-`rank:2,kind:sigkill,step:12`; several are separated by `;`. Launcher and client read it. The client carries faults out
-in the rank, the launcher those of the system.
+Example: `rank:2,kind:sigkill,step:12`; several faults are separated by `;`. Each fault has a `kind` and further parts:
+which rank (`rank`, `node`), when (`step`, `section`, `delay`, `mtbf`, `p`, `cycle`), and how (`code`, `factor`, `for`,
+`interface`). Launcher and client read the same text. The client carries a fault out in the rank; the faults of
+`OF_SYSTEM` are carried out by the launcher of the rank's node, which the rank tells when it is time (`InjectionReport`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from rank_monitor.contract.settings import kinds
 from rank_monitor.contract.wire.json_record import read_record
 
 IN_MAIN_THREAD = ("exception", "base_exception", "sleep", "livelock", "oom", "device_error")
-"""Kinds that happen in the training's code, in the main thread."""
+"""Kinds that happen in the training's own code, in the main thread."""
 SIGNALS = ("sigkill", "sigterm", "sigint", "sigsegv", "sigabrt", "sigstop")
 OF_SYSTEM = ("kill_monitor", "kill_zygote", "kill_agent", "cut_network")
 """Kinds that the launcher carries out, on the node of the rank."""
@@ -37,7 +39,7 @@ OTHER_NAMES = {
     "async_exc": "exception",
     "signal_exc": "exception",
 }
-"""Names in other packages' tools, and other spellings -> kind."""
+"""Other spellings, and the names in the tools of other packages -> kind."""
 OF_RANDOM = ("rank_killed", "rank_hung")
 """The kinds from which `random` draws."""
 
@@ -47,17 +49,33 @@ _ONLY_FOR = {
     "interface": ("cut_network",),
     "for": ("sleep", "gil_sleep", "livelock", "straggle"),
 }
+"""Part -> the only kinds that it may be given with."""
 _NEEDED = {"exit": "code", "straggle": "factor", "cut_network": "interface"}
+"""Kind -> the part that it must have."""
 _FORM = "kind:KIND,PART:VALUE,... as in kind:sigkill,rank:2,step:12"
 
 
 @dataclass(frozen=True)
 class Injection:
-    """A fault on purpose. Parts that are not given are None or have their default.
+    """A fault on purpose. Parts that the text does not have are None, or have their default.
 
-    `kind` is one of `KINDS`, or `random`; `name` the user's word for it. `rank`: a number, `random` or `all`; `node`
-    stands for that node's first rank. `step`, `section`, `delay_s`, `mtbf_s`, `probability`: when; `cycle`: a number,
-    or `any`. `for_s`: how long it lasts; None: without end.
+    Attributes:
+        kind: one of `KINDS`, or `random`.
+        name: the user's word for the kind.
+        text: the whole text of the fault.
+        rank: a number, `random` or `all`.
+        node: the fault is that node's first rank's; None: `rank` says whose.
+        delay_s: seconds after the start of the rank.
+        step: the training's iteration.
+        section: the section that must be open.
+        probability: of the fault at each step, above 0 and up to 1.
+        mtbf_s: mean seconds between faults, drawn at random.
+        seed: of what is drawn.
+        cycle: the number of the cycle, or `any`.
+        code: the exit code, of kind `exit`.
+        factor: how much slower, of kind `straggle`.
+        interface: the network interface, of kind `cut_network`.
+        for_s: how many seconds the fault lasts; None: without end.
     """
 
     kind: str
@@ -81,7 +99,8 @@ class Injection:
         return self.text
 
     def name_of(self, kind: str) -> str:
-        """The name of `kind` for the log line: the user's own word where that names it, else that of `OF_RANDOM`."""
+        """Returns the name of `kind` for the log line: the user's own word for it, or that of `OF_RANDOM` where the
+        user asked for `random`."""
         if self.kind == kind:
             return self.name
         return next(name for name in OF_RANDOM if OTHER_NAMES[name] == kind)
@@ -135,10 +154,10 @@ def parse(text: str) -> Injection:
 
 
 def kind_of(name: str) -> str:
-    """The kind with this name, in upper or lower case, with `-`, `_` or a space.
+    """Returns the kind with this name, in upper or lower case, with `-`, `_` or a space between words.
 
     Raises:
-        ValueError: no kind has this name; the text names the known ones.
+        ValueError: no kind has this name; the text names the known kinds.
     """
     normalized = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
     kind = OTHER_NAMES.get(normalized, normalized)
@@ -149,6 +168,7 @@ def kind_of(name: str) -> str:
 
 
 def _parts(text: str) -> dict[str, str]:
+    """Returns the parts of a fault by name. Raises ValueError: one has no value, is unknown, or is given twice."""
     found: dict[str, str] = {}
     for part in (part for part in text.split(",") if part.strip()):
         name, colon, value = (piece.strip() for piece in part.partition(":"))
@@ -164,6 +184,8 @@ def _parts(text: str) -> dict[str, str]:
 
 
 def _count_or(*names: str) -> Callable[[str], object]:
+    """Returns a reader of a whole number or one of these words."""
+
     def read(value: str) -> object:
         if value.lower() in names:
             return value.lower()
@@ -208,21 +230,27 @@ def _read(raw: object) -> tuple[str, ...]:
 
 
 SETTING = kinds.Kind(_FORM, _read)
-"""The kind of the setting: one text or several, each with one or several faults. Reads them as one text per fault."""
+"""The kind of the setting: one text or several, each with one or several faults. The value has one text per fault."""
 
 
-# A rank reports a fault to its launcher before the fault happens, by one datagram to a socket beside its monitor's: a
-# process that dies of SIGKILL reports nothing afterwards.
+# A rank reports a fault to its launcher before the fault happens, by one datagram to a socket beside that of its
+# monitor: a process that dies of SIGKILL reports nothing afterwards.
 
 
 def socket_beside(monitor_socket: Path) -> Path:
-    """The socket at which the launcher of a node receives reports of faults on purpose."""
+    """Returns the path of the socket at which the launcher of a node receives reports of faults on purpose."""
     return monitor_socket.with_name("inject")
 
 
 @dataclass(frozen=True)
 class InjectionReport:
-    """The report that a fault happens now on this rank. The launcher carries out those of the system."""
+    """The report that a fault happens now on this rank. The launcher records it, and carries out those of the system.
+
+    Attributes:
+        fault: the text of the fault.
+        rank, local_rank: of the sender.
+        at: where the training is, in words.
+    """
 
     fault: str
     rank: int
@@ -230,7 +258,7 @@ class InjectionReport:
     at: str
 
     def encode(self) -> bytes:
-        """The report as one datagram."""
+        """Returns the report as one datagram."""
         return json.dumps(vars(self)).encode()
 
     @classmethod
@@ -238,6 +266,6 @@ class InjectionReport:
         """Reads the datagram that `encode` made.
 
         Raises:
-            ProtocolError: it is not such a one.
+            ProtocolError: the bytes are no such datagram.
         """
         return read_record(cls, data)

@@ -1,7 +1,17 @@
 """How the value of a setting is read from text, YAML or Python, and which values are valid.
 
-A kind knows its own form and unit; it does not know which setting it belongs to, nor where the value is from. Every
-kind raises `ValueError` with what is wrong and what would be right; `declaration.parse` adds key and source.
+`config.py` gives each setting one of the kinds at the end of this file. A kind knows its own form and unit. It does not
+know to which setting it belongs, nor where a value is from.
+
+**Values come in three forms**: text, from a command line or a variable of the environment; what YAML makes of a file,
+such as numbers, booleans and lists; and Python's own values. Each reader takes all three, and reads what it has
+returned
+once more to the same value: settings travel as JSON to template and monitors.
+
+**Errors.** A reader raises ValueError with what is wrong and what would be right, as the rest of a sentence about the
+value; `declaration.parse` adds the key and the source.
+
+Example: `COUNT.read("3")` returns 3; `COUNT.read("x")` raises ValueError("is not a number").
 """
 
 from __future__ import annotations
@@ -13,12 +23,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 NONE_TEXTS = frozenset({"", "none", "null"})
+"""Texts that mean "no limit" or "nothing" where a setting may be that."""
 AUTO = "auto"
 NONE = "none"
 _TRUE = frozenset({"true", "yes", "1"})
 _FALSE = frozenset({"false", "no", "0"})
 BOOLEAN_TEXTS = _TRUE | _FALSE
-# Numbers as in `logging`; the short names are in use as well.
+# The numbers of `logging`; the short names are in use as well.
 _LEVELS = {
     **{"10": "DEBUG", "20": "INFO", "30": "WARNING", "40": "ERROR", "50": "CRITICAL"},
     **{"DBG": "DEBUG", "WARN": "WARNING"},
@@ -30,7 +41,12 @@ _N = TypeVar("_N", int, float)
 
 @dataclass(frozen=True)
 class Kind:
-    """The form of a value: `read` converts text or a YAML value; `form` describes it for messages."""
+    """The form of a value.
+
+    Attributes:
+        form: the form in words, for `--help` and for error messages.
+        read: converts text, a YAML value or a value of its own; raises ValueError.
+    """
 
     form: str
     read: Callable[[object], object]
@@ -42,7 +58,8 @@ def means_none(raw: object) -> bool:
 
 
 def _number(raw: object) -> float:
-    # A bool is an int in Python, and `yes` in YAML is a bool: 1.0 would be a surprise.
+    """Reads a finite number. `yes` is refused: YAML makes a bool of it, which is an int in Python, and 1.0 would be a
+    surprise."""
     if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
         raise ValueError("is not a number")
     try:
@@ -55,6 +72,7 @@ def _number(raw: object) -> float:
 
 
 def _count(raw: object) -> int:
+    """Reads a whole number of at least 0; `3.0` is one."""
     value = _number(raw)
     if value < 0 or value != int(value):
         raise ValueError("must be a whole number, zero or more")
@@ -73,7 +91,7 @@ def _within(read: Callable[[object], _N], least: float, most: float, problem: st
     return read_within
 
 
-# The least number above zero.
+# `math.ulp(0.0)` is the least number above zero.
 _limit = _within(_number, math.ulp(0.0), math.inf, "a limit must be above zero; write none for no limit")
 _seconds = _within(_number, 0, math.inf, "must not be negative")
 _factor = _within(_number, 1, math.inf, "must be at least 1")
@@ -82,13 +100,15 @@ _port = _within(_count, 1, 65535, "ports lie between 1 and 65535")
 
 
 def _save_interval(raw: object) -> float | str:
+    """Reads seconds, or `auto`."""
     if isinstance(raw, str) and raw.strip().lower() == AUTO:
         return AUTO
     return _limit(raw)
 
 
 def _nccl_mode(raw: object) -> int | None:
-    """A mode of torch's TORCH_NCCL_ASYNC_ERROR_HANDLING; true and false as for Flyte's option of that name."""
+    """Reads a mode of torch's TORCH_NCCL_ASYNC_ERROR_HANDLING, 0 to 3. true stands for 1, and false for none: so does
+    Flyte's option of that name."""
     text = str(raw).strip().lower()
     if means_none(raw) or text == "false":
         return None
@@ -101,6 +121,7 @@ def _nccl_mode(raw: object) -> int | None:
 
 
 def _boolean(raw: object) -> bool:
+    """Reads true or false; yes, no, 1 and 0 as text too."""
     if isinstance(raw, bool):
         return raw
     text = str(raw).strip().lower()
@@ -112,6 +133,7 @@ def _boolean(raw: object) -> bool:
 
 
 def _rejoin(raw: object) -> str:
+    """Reads `true`, `false` or `now`, and returns the text: the three are one choice."""
     if str(raw).strip().lower() == "now":
         return "now"
     try:
@@ -123,25 +145,28 @@ def _rejoin(raw: object) -> str:
 
 
 def _text(raw: object) -> str:
+    """Reads text; a number of YAML becomes text again."""
     if not isinstance(raw, (str, int, float)) or isinstance(raw, bool):
         raise ValueError("must be text")
     return str(raw).strip()
 
 
 def _texts(raw: object) -> tuple[str, ...]:
+    """Reads a list of texts: one text with commas, or a list of YAML."""
     if isinstance(raw, (list, tuple)):
         return tuple(_text(item) for item in raw)
     return tuple(text for text in (part.strip() for part in _text(raw).split(",")) if text)
 
 
 def _preload(raw: object) -> tuple[str, ...]:
-    """The names of modules; auto among them says that more are learned, none stands for no name."""
+    """Reads names of modules. `auto` among them says that further modules are learned; `none` stands for no name."""
     if means_none(raw):
         return (NONE,)
     return tuple(text.lower() if text.lower() in (AUTO, NONE) else text for text in _texts(raw))
 
 
 def _codes(raw: object) -> tuple[int, ...]:
+    """Reads exit codes of failed ranks: one, or several."""
     if isinstance(raw, int):
         raw = [raw]
     try:
@@ -154,7 +179,8 @@ def _codes(raw: object) -> tuple[int, ...]:
 
 
 def _sections(raw: object) -> dict[str, float | None]:
-    """`setup:600,step:180` or a mapping; `name:none` for a section without a limit."""
+    """Reads the limits of sections: `setup:600,step:180`, or a mapping of YAML; `name:none` for a section without a
+    limit. A name may have colons: the last one ends it."""
     if isinstance(raw, Mapping):
         pairs = [(str(name).strip(), value) for name, value in raw.items()]
     else:
@@ -177,7 +203,8 @@ def _sections(raw: object) -> dict[str, float | None]:
 
 
 def _range(raw: object, *, form: str) -> tuple[float, float]:
-    # Without quotes YAML 1.1 reads 1:30 as the number 90 (base 60).
+    """Reads two numbers, the lower one first: `1:30` or a list. In YAML the text needs quotes: YAML 1.1 reads 1:30 as
+    the number 90 (base 60)."""
     if isinstance(raw, (list, tuple)):
         bounds = list(raw)
     else:
@@ -197,19 +224,21 @@ def _ports(raw: object) -> tuple[int, int]:
 
 
 def _backoff(raw: object) -> tuple[float, float]:
+    """Reads the shortest and the longest wait before a restart; 0 or none: no wait."""
     if means_none(raw) or str(raw).strip() in {"0", "0.0"}:
         return (0.0, 0.0)
     return _range(raw, form="MIN:MAX")
 
 
 def _port_or_off(raw: object) -> int | None:
+    """Reads a port; off, none or YAML's false: None."""
     if raw is False or means_none(raw) or str(raw).strip().lower() == "off":
         return None
     return _port(raw)
 
 
 def _log_level(raw: object) -> str:
-    """A level by its name, or by its number as in `logging`; also `WARN` and `DBG`."""
+    """Reads a level by its name, or by its number as in `logging`; also `WARN` and `DBG`. Returns the name."""
     text = str(raw).strip().upper()
     level = _LEVELS.get(text, text)
     if level not in _LEVELS.values():
@@ -218,7 +247,7 @@ def _log_level(raw: object) -> str:
 
 
 def _signal(raw: object) -> int:
-    """`SIGTERM`, `TERM`, 15, or `SIGRTMIN+7`."""
+    """Reads a signal of this system: `SIGTERM`, `TERM`, 15, or `SIGRTMIN+7`. Returns the number."""
     text = str(raw).strip().upper()
     if text.isdigit():
         number = int(text)
@@ -240,13 +269,15 @@ def _signal(raw: object) -> int:
 
 
 def signal_name(number: int) -> str:
-    """A signal as `SIGNAL` reads it: `SIGTERM`, `SIGRTMIN+7`."""
+    """Returns a signal as `SIGNAL` reads it: `SIGTERM`, `SIGRTMIN+7`."""
     if signal.SIGRTMIN < number < signal.SIGRTMAX:
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
     return signal.Signals(number).name
 
 
 def _or_empty(form: str, read_some: Callable[[object], object], empty: Callable[[], object]) -> Kind:
+    """Returns a kind that makes `empty()` of what means none, and reads everything else by `read_some`."""
+
     def read(raw: object) -> object:
         if means_none(raw):
             return empty()
@@ -256,11 +287,12 @@ def _or_empty(form: str, read_some: Callable[[object], object], empty: Callable[
 
 
 def _or_none(kind: Kind) -> Kind:
+    """Returns a kind whose value may also be none."""
     return _or_empty(f"{kind.form} or none", kind.read, lambda: None)
 
 
 def choice(*choices: str) -> Kind:
-    """One of `choices`, in any case."""
+    """Returns the kind of one of `choices`. Upper and lower case make no difference."""
 
     def read(raw: object) -> str:
         # YAML 1.1 reads on and off as booleans.

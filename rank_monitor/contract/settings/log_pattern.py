@@ -1,9 +1,9 @@
 """What `--ft-watch-log` may be: a preset's name, or a regular expression, which is checked here. Pure.
 
 The launcher searches what ranks print for an expression (`ft_launcher/settings/line_pattern.py`), by RE2, in linear
-time. What an engine that tries every way would take exponential time for is refused: a repeat within another, and what
-refers to other text. So an expression costs little wherever it is tried, and RE2 has all that is allowed. The tree of
-an expression is that of Python's own parser.
+time. Two things are refused: a repeat within another, for which an engine that tries every way takes exponential time,
+and what refers to other text (back references, look-ahead), which RE2 does not have. So an expression costs little
+wherever it is tried. The tree of an expression is made by Python's own parser.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["GROUPS", "PRESETS", "SETTING", "parse", "sre"]
 
 PRESETS = ("megatron", "torchtitan", "lightning", "huggingface", "tqdm", "nanogpt")
 GROUPS = ("iteration", "step_time", "loss")
-"""The named groups of an expression: a whole number, seconds, and a number."""
+"""The named groups that an expression may have: a whole number, seconds, and a number."""
 
 _MAX_CHARACTERS = 1000
 _MAX_PARTS = 500
-"""Characters and classes of an expression, where `{m,n}` counts n times: a line is tried with each at each place."""
+"""Characters and classes of an expression, where `{m,n}` counts n times: each is tried at each position of a line."""
 _ALLOWED = "allowed are characters, classes, ., ^, $, *, +, ?, {m,n}, | and groups, none repeated within another"
 _REFUSED = {
     sre.GROUPREF: "a reference to a group",
@@ -43,6 +43,7 @@ _REFUSED = {
 
 
 def _read(raw: object) -> str | None:
+    """Reads the name of a preset or an expression; none: None. A single word that is no preset is a typing error."""
     if kinds.means_none(raw):
         return None
     text = str(raw)
@@ -55,6 +56,7 @@ def _read(raw: object) -> str | None:
 
 
 def _check(text: str) -> None:
+    """Raises ValueError unless a text is an expression that costs little, with named groups of `GROUPS` alone."""
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"has {len(text)} characters; at most {_MAX_CHARACTERS} are read")
     try:
@@ -73,16 +75,20 @@ def parse(text: str) -> Any:
     """Returns the tree of an expression, as Python's parser makes it.
 
     Raises:
-        re.error: it is none.
+        re.error: the text is no expression.
     """
     return parser.parse(text)
 
 
 def _parts(items: Any, repeated: bool) -> int:
-    """Returns how many characters and classes an expression has. `repeated`: it is inside a repeat.
+    """Returns how many characters and classes an expression has.
+
+    Args:
+        items: the tree of the expression, or of a part of it.
+        repeated: the part is inside a repeat.
 
     Raises:
-        ValueError: it could take exponential time.
+        ValueError: the expression could take exponential time, or refers to other text.
     """
     found = 0
     for operation, value in items:
