@@ -5,8 +5,7 @@ know to which setting it belongs, nor where a value is from.
 
 **Values come in three forms**: text, from a command line or a variable of the environment; what YAML makes of a file,
 such as numbers, booleans and lists; and Python's own values. Each reader takes all three, and reads what it has
-returned
-once more to the same value: settings travel as JSON to template and monitors.
+returned once more to the same value: settings travel as JSON to template and monitors.
 
 **Errors.** A reader raises ValueError with what is wrong and what would be right, as the rest of a sentence about the
 value; `declaration.parse` adds the key and the source.

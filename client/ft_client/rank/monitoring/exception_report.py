@@ -1,12 +1,18 @@
 """Reports how this rank ends to the launcher: an exception through the monitor and in torch's error file.
 
-`bootstrap.py` calls it, with a traceback without our frames. The file has the form of torch's `record` decorator, and
-is left as it is when that has written it; torch is not needed.
+`bootstrap.py` calls it, with a traceback without our frames. The launcher finds by these reports which rank failed
+first, and prints the error of that rank.
 
-Where no exception is known, the end of what the process printed to its stderr is reported instead: it may print its
-error itself and exit with a code. `keep_stderr` replaces the raw file below `sys.stderr`, so that the script finds the
-same stream with the same descriptor, encoding and buffering. What C code or another process writes to the descriptor is
-not seen.
+**Two reports of an error.** `report_failure` goes out at once and runs no code of the program; `report` follows with
+the text of the exception, which is the program's own code and may never return.
+
+The error file has the form of torch's `record` decorator. A file that the decorator has written already is left as it
+is. torch is not needed.
+
+**Without an exception.** A program may print its error itself and exit with a code. Then the end of what the process
+printed to its stderr is reported instead. `keep_stderr` replaces the raw file below `sys.stderr`, so that the script
+finds the same stream with the same descriptor, encoding and buffering. What C code or another process writes to the
+descriptor is not seen.
 """
 
 from __future__ import annotations
@@ -28,13 +34,15 @@ from rank_monitor.contract.errors import both_ends, text_of
 from rank_monitor.contract.wire.messages import LastOutput, Message, ProgramFailed, RankException, Returned
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-# A character has at most six in JSON (a control character, as \u0007); so both fit into a message of 60,000 bytes.
 _MAX_MESSAGE, _MAX_TRACEBACK, _MAX_OUTPUT = 2000, 7000, 8000
+"""Characters that are reported. A character takes at most six bytes in JSON (a control character does), so message and
+traceback together fit into a message of 60,000 bytes."""
 _MAX_FRAMES = (20, 8, 3)
-"""Innermost frames of each exception of a chain or group, where all would not fit: what is raised says more than where,
-and it stands behind the frames. Twenty are most of the way from a training step into torch."""
-# The rank is about to exit: a monitor that does not read must not hold that up.
+"""Innermost frames of each exception of a chain or group, tried in this order where all frames would not fit. What is
+raised says more than where, and stands behind the frames. Twenty are most of the way from a training step into
+torch."""
 _SEND_TIMEOUT_S = 0.2
+"""The rank is about to exit: a monitor that does not read must not hold that up."""
 _kept = bytearray()
 """The end of what was written to stderr: as much as is reported of it, and at most twice that."""
 
@@ -42,12 +50,13 @@ _kept = bytearray()
 def report_failure(error: BaseException | None, trace: TracebackType | None, exit_code: int) -> None:
     """Reports at once that the program has ended with an error. Does nothing in a forked child: it is not the rank.
 
-    Calls nothing of the program. What follows is the program's and may never end: the text of its exception, threads
-    that are no daemons, exit functions. The launcher limits it from here on.
+    Calls no code of the program. What follows is the program's own, and may never end: the text of its exception,
+    threads that are no daemons, exit functions. The launcher limits that from now on.
 
     Args:
         error: the exception that is reported next; None: none is known.
-        exit_code: of the process, when all that has ended.
+        trace: the traceback to be reported.
+        exit_code: with which the process will end.
     """
     if process.is_forked():
         return
@@ -63,8 +72,9 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
     forked child: it is not the rank.
 
     Args:
-        error: None: the rank exits with an error and without a known exception; the end of its stderr is reported.
-            `SystemExit()`: the program returned, and its threads and exit functions are done.
+        error: the exception. None: the rank exits with an error and without a known exception, and the end of its
+            stderr is reported. `SystemExit()`: the program returned, and its threads and exit functions are done.
+        trace: the traceback to be reported.
     """
     if process.is_forked() or isinstance(error, KeyboardInterrupt):
         return
@@ -74,7 +84,7 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
             _send(LastOutput(printed, has_made_no_group()))
         return
     if isinstance(error, SystemExit) and error.code is None:
-        # Its connections to other ranks end now, and they may fail before its process ends.
+        # The connections to other ranks end now, and those may fail before this process has ended.
         _send(Returned())
         return
     text = "".join(traceback.format_exception(type(error), error, trace))
@@ -89,12 +99,14 @@ def report(error: BaseException | None, trace: TracebackType | None) -> None:
 
 
 def _send(message: Message) -> None:
+    """Sends a report to the monitor, if there is one. Blocks for up to 0.2 s."""
     link = process.current()
     if link is not None:
         link.post(message, time.monotonic_ns(), _SEND_TIMEOUT_S)
 
 
 def _write_error_file(message: str, text: str) -> None:
+    """Writes torch's error file, unless it exists. Raises OSError (FileExistsError too)."""
     path = os.environ.get(_ERROR_FILE)
     if not path:
         return
@@ -104,13 +116,15 @@ def _write_error_file(message: str, text: str) -> None:
 
 
 def _name(kind: type) -> str:
+    """Returns the name of an exception's class as a traceback shows it."""
     if kind.__module__ in ("builtins", "__main__"):
         return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class FileIO(io.FileIO):
-    """A file that keeps the end of what is written to it. Class and name are those of the file it replaces."""
+    """A file that keeps the end of what is written to it. Its class and its name look like those of the file that it
+    replaces: a script may print or compare them."""
 
     __module__ = "_io"
 
@@ -119,7 +133,8 @@ class FileIO(io.FileIO):
         self.name = "<stderr>"
 
     def __repr__(self) -> str:
-        """As of the file it replaces: from Python 3.13 on a class that is made in Python has no module there."""
+        """Returns the text of the file that this one replaces: from Python 3.13 on the text of a class that is made in
+        Python has no module in it."""
         return super().__repr__().replace("<FileIO", "<_io.FileIO", 1)
 
     def write(self, data: Any) -> int:
@@ -133,7 +148,8 @@ class FileIO(io.FileIO):
 
 
 def keep_stderr() -> None:
-    """Begins to keep what is written, if `sys.stderr` is unbuffered, as under `python -u`; else does nothing."""
+    """Begins to keep the end of what is written to stderr. Does nothing where `sys.stderr` is not as `python -u` makes
+    it."""
     stream = sys.stderr
     if type(stream) is not io.TextIOWrapper or type(stream.buffer) is not io.FileIO:
         return

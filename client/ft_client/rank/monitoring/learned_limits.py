@@ -1,8 +1,15 @@
 """Limits in force for this rank, and what was observed to learn them from. Pure.
 
 A learned limit is the longest interval observed on any rank, times the safety factor, and at least the floor. Limits
-have the names of `LimitsSet`: `initial`, `subsequent`, `out_of_section`, `section:NAME`. Knows no clock and no group.
-It is in the client and not in the monitor, since the client observes, reduces over ranks and keeps the state.
+have the names of `LimitsSet`: `initial`, `subsequent`, `out_of_section`, `section:NAME`.
+
+**Sequence.** `Observed` notes the intervals of this rank at every sign of life. When the training asks for it,
+`limits_in_force.py` reduces them over all ranks, makes limits of them by `learned_from`, and puts these in force
+(`LearnedLimits.adopting`). The training saves them with its checkpoint (`state`) and loads them at the next start
+(`learned_in`). A limit that ended a cycle is multiplied in the next one (`LimitFactors`).
+
+Knows no clock and no process group. All this is in the client and not in the monitor: the client observes, can reduce
+over ranks, and keeps the state, while a replaced monitor would have forgotten it.
 """
 
 from __future__ import annotations
@@ -16,14 +23,15 @@ from rank_monitor.contract.wire.messages import LimitsSet
 
 INITIAL, SUBSEQUENT, OUT_OF_SECTION, SECTION = "initial", "subsequent", "out_of_section", "section:"
 STEP = "step"
-_NS = 1e9  # in a second
+_NS = 1e9
+"""Nanoseconds of a second."""
 _MAX_LIMIT_S = 1e8
 """Three years: a longer limit is a mistake."""
 
 
 @dataclass(frozen=True)
 class HeartbeatTimeouts:
-    """Limits of heartbeats in seconds; None: no limit."""
+    """Limits of heartbeats in seconds; None: no limit. A public class, with NVIDIA's names."""
 
     initial: float | None
     subsequent: float | None
@@ -37,7 +45,7 @@ class HeartbeatTimeouts:
 
 @dataclass(frozen=True)
 class SectionTimeouts:
-    """Limits of sections in seconds; None: no limit."""
+    """Limits of sections in seconds; None: no limit. A public class, with NVIDIA's names."""
 
     section: Mapping[str, float | None]
     out_of_section: float | None
@@ -64,7 +72,7 @@ class LearnedLimits:
 
     @classmethod
     def configured(cls, settings: MonitorSettings) -> LearnedLimits:
-        """The limits a rank begins with."""
+        """Returns the limits with which a rank begins: those that the launcher was given."""
         seconds = {
             INITIAL: settings.initial_rank_heartbeat_timeout,
             SUBSEQUENT: settings.rank_heartbeat_timeout,
@@ -73,11 +81,12 @@ class LearnedLimits:
         return cls(seconds | {SECTION + name: limit for name, limit in settings.rank_section_timeouts.items()})
 
     def adopting(self, learned: Mapping[str, float]) -> LearnedLimits:
-        """These limits with learned ones in place of those of the same names."""
+        """Returns these limits, with learned ones in the place of those of the same names."""
         return replace(self, seconds={**self.seconds, **learned}, learned=self.learned | set(learned))
 
     def averaged(self, learned: Mapping[str, float]) -> dict[str, float]:
-        """New learned limits, each merged by mean with the one that was learned before."""
+        """Returns new learned limits, each the mean of the new one and the one that was learned before, if there is
+        one: as NVIDIA's package does."""
         before = {name: limit for name, limit in self.seconds.items() if name in self.learned and limit is not None}
         return {name: (before.get(name, value) + value) / 2 for name, value in learned.items()}
 
@@ -98,7 +107,8 @@ class LearnedLimits:
         )
 
     def state(self) -> dict[str, Any]:
-        """What `state_dict` returns, plain JSON values. A part is there when something of it was learned."""
+        """Returns what `state_dict` returns: plain JSON values in NVIDIA's form. A part is there when something of it
+        was learned."""
         timeouts: dict[str, Any] = {}
         if self.heartbeats.were_calculated:
             beats = self.heartbeats
@@ -114,7 +124,7 @@ class LearnedLimits:
         return {"current_timeouts": timeouts}
 
     def message(self) -> LimitsSet:
-        """The message with these limits for the monitor."""
+        """Returns the message with these limits for the monitor."""
         return LimitsSet(
             initial=self.seconds.get(INITIAL),
             subsequent=self.seconds.get(SUBSEQUENT),
@@ -130,10 +140,12 @@ def _sections(limits: Mapping[str, float | None]) -> dict[str, float | None]:
 
 
 def learned_in(state: Mapping[str, Any]) -> dict[str, float]:
-    """The learned limits of a `state_dict`, by name. Limits that were only configured are left out.
+    """Returns the learned limits of a `state_dict`, by name. Limits that were only configured are left out.
+
+    Reads the states of NVIDIA's releases too.
 
     Raises:
-        ValueError: `state` is not such a state.
+        ValueError: `state` is no such state.
     """
     timeouts = _mapping(state, "current_timeouts")
     if "were_calculated" in timeouts:  # releases 0.1 and 0.2 of NVIDIA's package: limits of heartbeats, and no others
@@ -154,6 +166,7 @@ def learned_in(state: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _mapping(state: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Returns the mapping under a key; an empty one if the key is missing. Raises ValueError: it is something else."""
     if isinstance(state, Mapping):
         value = state.get(key, {})
         if isinstance(value, Mapping):
@@ -162,10 +175,10 @@ def _mapping(state: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def positive(name: str, value: object) -> float:
-    """`value` as a number above zero and at most three years.
+    """Returns `value` as a number above zero and at most three years.
 
     Raises:
-        ValueError: it is not such a number; the text has `name`.
+        ValueError: `value` is no such number; the text has `name`.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _MAX_LIMIT_S:
         return float(value)
@@ -175,7 +188,8 @@ def positive(name: str, value: object) -> float:
 class Observed:
     """The longest intervals that this rank has observed, in nanoseconds.
 
-    Its methods are called at every heartbeat, so they take no lock. Threads that call at once may lose an interval.
+    Its methods are called at every heartbeat, so they take no lock. Where two threads call at once an interval may be
+    lost, which does no harm.
     """
 
     def __init__(self) -> None:
@@ -188,16 +202,17 @@ class Observed:
         self._warmup_left = 0
 
     def begin(self, now_ns: int) -> None:
-        """Begins to observe: the training asks to be watched."""
+        """Begins to observe: the training asks to be watched, or goes on after an interruption."""
         self.last_sign_ns = self.out_since_ns = now_ns
         self.got_first_sign = False
 
     def warm_up(self, steps: int) -> None:
-        """Marks the next `steps` steps as warm-up: a `step` limit is learned from them only if no other is observed."""
+        """Marks the next `steps` steps as warm-up: a `step` limit is learned from them only if no other step is
+        observed."""
         self._warmup_left = steps
 
     def sign(self, now_ns: int) -> None:
-        """Notes a sign of life."""
+        """Notes a sign of life, and the interval since the last one."""
         gap_ns = now_ns - self.last_sign_ns
         if self.got_first_sign:
             if gap_ns > self.subsequent_ns:  # noqa: PLR1730 (a call of max takes four times as long)
@@ -226,7 +241,7 @@ class Observed:
             self.sections_ns[name] = took_ns
 
     def longest(self) -> dict[str, float]:
-        """The longest intervals in seconds, by the name of the limit that is learned from them."""
+        """Returns the longest intervals in seconds, by the name of the limit that is learned from each."""
         sections = self.sections_ns.copy()
         if self._warmup_step_ns:
             sections.setdefault(STEP, self._warmup_step_ns)
@@ -236,19 +251,20 @@ class Observed:
 
 
 def learned_from(longest: Mapping[str, float], settings: MonitorSettings) -> dict[str, float]:
-    """The limits learned from the longest intervals (seconds)."""
+    """Returns the limits that are learned from the longest intervals of all ranks, in seconds."""
     return floored({name: took_s * settings.safety_factor for name, took_s in longest.items()}, settings)
 
 
 def floored(learned: Mapping[str, float], settings: MonitorSettings) -> dict[str, float]:
-    """Learned limits, none below the floor."""
+    """Returns learned limits, none below the floor: a limit of a fraction of a second would end at any pause."""
     return {name: max(limit, settings.learned_limit_floor) for name, limit in learned.items()}
 
 
 class LimitFactors:
-    """Factors for learned limits that killed a rank in the cycle before.
+    """Factors for learned limits that killed a rank in the cycle before, as the launcher has passed them.
 
-    Each applies to what is loaded, or else once to what is learned anew, so that the same pause does not kill twice.
+    Each factor applies to a limit that is loaded, or otherwise once to one that is learned anew, so that the same pause
+    does not kill twice. Called with the limits; see `__call__`.
     """
 
     def __init__(self, factors: Mapping[str, float]) -> None:
@@ -256,7 +272,12 @@ class LimitFactors:
         self._applied: set[str] = set()
 
     def __call__(self, learned: Mapping[str, float], loaded: bool) -> tuple[dict[str, float], list[str]]:
-        """Returns the limits with their factors applied, and lines for the log."""
+        """Returns the limits with their factors applied, and a line for the log about each that was changed.
+
+        Args:
+            learned: limits by name, in seconds.
+            loaded: they come from a state, not from intervals.
+        """
         result, lines = dict(learned), []
         for name in (name for name in learned if name in self._factors and (loaded or name not in self._applied)):
             result[name] = learned[name] * self._factors[name]

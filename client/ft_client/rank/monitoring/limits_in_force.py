@@ -1,6 +1,8 @@
 """The limits of this rank over its life: configured, loaded, learned from all ranks, multiplied after a kill.
 
-`RankMonitorClient` calls it, passes in what was observed, and sends the result. Collectives are called here.
+`RankMonitorClient` calls it, passes in what was observed, and sends the result to the monitor. What a limit is learned
+from says `learned_limits.py`. Collectives are called here (`agreement/group.py`), so all ranks must call the methods
+that say so, in the same order; the result is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _TIMEOUTS = "current_timeouts"
 
 
 class LimitsInForce:
-    """The limits in force; before `settle`, those that were loaded."""
+    """The limits in force (`now`). Before `settle`, when the settings are not known yet: those that were loaded."""
 
     def __init__(self) -> None:
         self.now = LearnedLimits()
@@ -42,19 +44,20 @@ class LimitsInForce:
         self._factors = LimitFactors(_factors_of_environment())
 
     def settle(self, settings: MonitorSettings) -> None:
-        """Takes over the settings. Limits that were loaded or learned before replace the configured ones."""
+        """Puts the settings of the monitor in force. Limits that were loaded or learned before replace the configured
+        ones."""
         self._settings = settings
         before, self.now = self.now, LearnedLimits.configured(settings)
         learned = ((name, before.seconds[name]) for name in before.learned)
         self._adopt({name: limit for name, limit in learned if limit}, loaded=False)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over the limits that another run learned. An invalid state is ignored, with a warning.
+        """Puts the limits in force that another run has learned. An invalid state is ignored, with a warning.
 
         An empty state is what NVIDIA's releases 0.1 and 0.2 save when nothing was learned.
 
         Raises:
-            RankMonitorClientError: it is not a mapping.
+            RankMonitorClientError: `state` is no mapping.
         """
         if not isinstance(state, Mapping):
             raise RankMonitorClientError(f"not a state of this client: {type(state).__name__} is not a mapping")
@@ -68,7 +71,12 @@ class LimitsInForce:
             logger.warning("learned limits are not loaded, and the configured ones hold: %s", problem)
 
     def learn_heartbeats(self, seen: Mapping[str, float], skip_if_not_ready: bool) -> bool:
-        """As `RankMonitorClient.calculate_and_set_hb_timeouts`; `seen` are the longest intervals of this rank."""
+        """Learns the limits of heartbeats: `RankMonitorClient.calculate_and_set_hb_timeouts`. Collective.
+
+        Args:
+            seen: the longest intervals of this rank, in seconds.
+            skip_if_not_ready: return False instead of raising where a rank has not seen two signs of life.
+        """
         unready = not {INITIAL, SUBSEQUENT} <= set(seen)
         initial, subsequent, some_unready = group.max_over_ranks(
             [seen.get(INITIAL, 0.0), seen.get(SUBSEQUENT, 0.0), float(unready)]
@@ -87,12 +95,15 @@ class LimitsInForce:
         out_of_section: bool,
         skip_if_not_ready: bool,
     ) -> bool:
-        """As `RankMonitorClient.calculate_and_set_section_timeouts`.
+        """Learns the limits of sections: `RankMonitorClient.calculate_and_set_section_timeouts`. Collective.
 
         Args:
             seen: the longest intervals of this rank, in seconds.
             opened: names of the sections that are open on this rank.
-            selected: names of the sections to learn; None: all that any rank has seen or has open.
+            selected: names of the sections to learn, the same on all ranks; None: all that any rank has seen or has
+                open.
+            out_of_section: whether to learn the limit of the time with no section open.
+            skip_if_not_ready: return False instead of raising or warning where something was never seen.
         """
         mine = {SECTION + name for name in opened}
         if selected is None:
@@ -119,10 +130,12 @@ class LimitsInForce:
         return True
 
     def _learn(self, longest: Mapping[str, float]) -> None:
+        """Puts the limits in force that follow from the longest intervals of all ranks."""
         assert self._settings is not None
         self._adopt(self.now.averaged(learned_from(longest, self._settings)), loaded=False)
 
     def _adopt(self, learned: Mapping[str, float], loaded: bool) -> None:
+        """Puts learned limits in force; once the settings are known, by floor and factors."""
         limits = dict(learned)
         if self._settings is not None:
             limits, lines = self._factors(floored(learned, self._settings), loaded)
@@ -132,7 +145,8 @@ class LimitsInForce:
 
 
 def _factors_of_environment() -> dict[str, float]:
-    """The launcher's factors for learned limits that ended a cycle, by name."""
+    """Returns the launcher's factors for learned limits that ended a cycle, by name. Invalid ones are left out, with a
+    warning."""
     text = os.environ.get(env.LIMIT_MULTIPLIERS)
     if not text:
         return {}

@@ -1,7 +1,16 @@
-"""The one connection of this process to its monitor. It never blocks, counts lost messages and reconnects by itself.
+"""The one connection of this process to its monitor. It never blocks the training, counts lost messages and reconnects
+by itself.
 
-The client sends through it, the watchdog receives. The training's state is given by a `StateSource`: after a loss or a
-reconnection the whole state is sent again, so no message needs to be kept.
+The client sends through it, and so do the in-process wrapper and whoever else has something to report; the watchdog
+receives. No message is queued: one that cannot be sent at once is lost and noted (`dirty`, `stale`). After a loss or a
+reconnection the whole state is sent again instead, as a `StateSource` gives it.
+
+**A connection** is made by `reconnect`, which `process.py` calls first and every failed send again: connect, send the
+hello and the whole state, and only then let other threads send.
+
+Threads: `send`, `post`, `ask` and `reconnect` are called in the training's threads, `poll` and `resend_state` in the
+watchdog's. No lock is held while a message is sent: one send of a whole message is atomic. `_connecting` lets one
+thread at a time make a connection; the others go on without.
 """
 
 from __future__ import annotations
@@ -26,49 +35,54 @@ from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.messages import Hello, InterruptAsked, Message, Refused, RestartReport, Welcome
 
-# A script may have set SIGPIPE to its default action, which ends the process.
 _QUIETLY = socket.MSG_NOSIGNAL
-# A training that sends heartbeats all the time must not pay for a new attempt each time.
+"""A script may have set SIGPIPE to its default action, which would end the process at a send."""
 _RETRY_NS = 100_000_000
-# Between attempts to reconnect: a monitor that is being replaced soon listens again; one that is gone must cost little.
+"""The shortest time from one attempt to reconnect to the next: a training that sends heartbeats all the time must not
+pay for an attempt with each."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
-# Between attempts while the queue is full: a monitor that runs takes many messages in this time.
+"""The watchdog's pauses between attempts to reconnect, doubled each time. A monitor that is being replaced soon listens
+again; one that is gone must cost little."""
 _POST_AGAIN_S = 0.01
+"""From one attempt to send to the next while the queue is full: a monitor that runs reads many messages in this
+time."""
 
 
 class StateSource(Protocol):
-    """What gives the training's state to the link: the client. Its methods are called from any thread."""
+    """What gives the training's state to the link: `RankMonitorClient`. Its methods are called from any thread."""
 
     iteration: int
 
     def state(self) -> list[tuple[Message, int]]:
-        """The whole state for a monitor, hello first, each message with its moment."""
+        """Returns the whole state for a monitor: messages, hello first, each with the moment since which it holds."""
 
     def disconnect(self) -> None:
-        """Called when another source takes its place, and in a forked child."""
+        """Called when another source takes the place of this one, and in a forked child: it is to send no more."""
 
 
 class WrapperLink(Protocol):
-    """The in-process wrapper's end of the link. Its methods are called from any thread."""
+    """The in-process wrapper's end of the link: `inprocess/restart/monitor_link.py`. Its methods are called from any
+    thread."""
 
     period_s: float
-    """The longest time between two stamps of the main thread."""
+    """The longest time between two stamps of the main thread that the wrapper's timeouts allow."""
 
     def tick(self) -> None:
-        """Called with every stamp."""
+        """Called by the watchdog with every stamp."""
 
     @property
     def restart(self) -> RestartReport | None:
         """The last report of the wrapper, for the hello; None: there was none."""
 
     def state(self) -> list[tuple[Message, int]]:
-        """The whole state of the wrapper for a monitor, each message with its moment."""
+        """Returns the whole state of the wrapper for a monitor: messages, each with its moment."""
 
     def on_interrupt_asked(self, message: InterruptAsked, sent_ns: int) -> None:
-        """Called when the monitor asks for a restart in process."""
+        """Called when the monitor asks for a restart in process, in the thread that receives."""
 
 
 def _not_connected(data: bytes, flags: int) -> NoReturn:
+    """Stands in for the send of a socket while there is no connection."""
     raise ConnectionError("no connection to the monitor")
 
 
@@ -78,7 +92,7 @@ class Link:
     Args:
         path: the monitor's socket.
         own: whether the launcher started this very process for the rank. For any other process, such as a child that
-            connects by itself, a refusal is final.
+            connects by itself, a refusal by the monitor is final.
     """
 
     def __init__(self, path: Path, own: bool) -> None:
@@ -87,10 +101,13 @@ class Link:
         self.dirty = False
         """A message was lost: the next one must carry the whole set of sections."""
         self.stale = False
-        """Something else was lost: the whole state must go out again."""
+        """Something else was lost: the whole state must be sent again."""
         self.settings: MonitorSettings | None = None
+        """The monitor's settings; None: it has not answered yet."""
         self.refused = ""
+        """Why the monitor refused this process; empty: it did not."""
         self.closed = False
+        """Nothing is sent any more, and no connection is made."""
         self.source: StateSource | None = None
         self.wrapper_link: WrapperLink | None = None
         self.stamp_ns: int | None = None
@@ -106,7 +123,11 @@ class Link:
     # Called in the training's threads.
 
     def send(self, data: bytes) -> bool:
-        """Sends one message now or not at all. Returns whether it was sent. Does not block."""
+        """Sends one message now or not at all. Returns whether it was sent. Does not block.
+
+        The hot path: a heartbeat is one call of this. Where the connection is broken, one attempt is made to replace
+            it.
+        """
         try:
             self._transmit(data, _QUIETLY)
         except OSError as error:
@@ -114,7 +135,13 @@ class Link:
         return True
 
     def post(self, message: Message, sent_ns: int, timeout_s: float = 0.0) -> bool:
-        """Sends an infrequent message, and tries again for `timeout_s` seconds. Returns whether it was sent."""
+        """Sends an infrequent message. Returns whether it was sent.
+
+        Args:
+            message: the message.
+            sent_ns: the moment that it is to carry: since when it holds.
+            timeout_s: for how many seconds to try again. Blocks as long; 0: not at all.
+        """
         data = codec.encode(message, next(self.sequence), sent_ns)
         give_up_at = time.monotonic() + timeout_s
         while not self.send(data):
@@ -125,13 +152,17 @@ class Link:
         return True
 
     def set_source(self, source: StateSource | None) -> None:
-        """Sets the source that gives the state; None: this process is connected and not watched."""
+        """Sets the source that gives the state; None: this process is connected, and not watched by the monitor."""
         previous, self.source = self.source, source
         if previous is not None and previous is not source:
             previous.disconnect()
 
     def ask(self, message: Message, sent_ns: int, timeout_s: float) -> MonitorSettings | None:
-        """Sends a message and waits up to `timeout_s` seconds for the `Welcome`. Returns its settings, or None."""
+        """Sends a message that is answered by `Welcome`. Returns the settings in the answer; None: there was none in
+        time.
+
+        Blocks for up to `timeout_s` seconds. The watchdog's thread receives the answer.
+        """
         if self.closed:
             return None
         self._answered.clear()
@@ -141,7 +172,10 @@ class Link:
         return None
 
     def reconnect(self) -> bool:
-        """Replaces a lost connection, unless an attempt was just made or is under way. Returns whether it succeeded."""
+        """Replaces a lost connection, unless an attempt was just made or is under way in another thread.
+
+        Returns whether there is a new connection. Does not block.
+        """
         now_ns = time.monotonic_ns()
         if self.closed or now_ns < self._not_before_ns or not self._connecting.acquire(blocking=False):
             return False
@@ -153,7 +187,7 @@ class Link:
             self._connecting.release()
 
     def close_in_child(self) -> None:
-        """Closes the parent's connection in a forked child. No other is made."""
+        """Closes the parent's connection in a forked child, which makes no other one: the child is not the rank."""
         self.closed = True
         self._disconnect()
         self.wrapper_link = None
@@ -162,7 +196,10 @@ class Link:
     # Called in the watchdog's thread.
 
     def poll(self, timeout_s: float) -> None:
-        """Receives from the monitor for up to `timeout_s` seconds; reconnects when the connection is lost. Blocks."""
+        """Receives from the monitor for up to `timeout_s` seconds, or until something has come. Blocks.
+
+        Where there is no connection, waits a while and tries to make one.
+        """
         connection = self._socket
         if connection is None or connection.fileno() < 0:
             time.sleep(min(timeout_s, self._pause_s))
@@ -188,6 +225,7 @@ class Link:
     # Within.
 
     def _state(self) -> list[bytes]:
+        """Returns the whole state as encoded messages: the hello, the wrapper's state, and that of the training."""
         source, wrapper_link = self.source, self.wrapper_link
         if source:
             state = source.state()
@@ -201,6 +239,10 @@ class Link:
         return [codec.encode(message, next(self.sequence), sent_ns) for message, sent_ns in state]
 
     def _send_again(self, data: bytes, error: OSError) -> bool:
+        """Tries once more after a failed send, if that was due to a lost connection. Returns whether it was sent.
+
+        A full queue is no reason to reconnect: the monitor is busy or stopped, and the message is lost.
+        """
         if not isinstance(error, BlockingIOError) and self.reconnect():
             try:
                 self._transmit(data, _QUIETLY)
@@ -212,7 +254,11 @@ class Link:
         return False
 
     def _connect(self) -> bool:
-        """Connects and sends the whole state. Only then others can send: the first message must be the hello."""
+        """Connects and sends the whole state. Returns whether that succeeded.
+
+        Only then `_transmit` is set, by which other threads can send: the first message must be the hello. What was
+        lost until then is made good by sending the state once more.
+        """
         self.dirty = self.stale = False
         try:
             high = moved_up(channel.connect(self._path).detach())
@@ -233,7 +279,10 @@ class Link:
         return True
 
     def _disconnect(self) -> None:
-        """Closes the connection. If it was refused, that is final for any process but the rank itself."""
+        """Closes the connection, after reading what the monitor sent last: it may say why it has refused this process.
+
+        A refusal is final for any process but the rank itself.
+        """
         self._transmit = _not_connected
         connection, self._socket = self._socket, None
         if connection is None:
@@ -247,19 +296,20 @@ class Link:
             self._answered.set()
 
     def _drain(self, connection: socket.socket) -> bool:
-        """Handles the messages that wait. Returns whether the connection is still open."""
+        """Handles the messages that wait. Returns whether the connection is still open. Does not block."""
         try:
-            taken = channel.receive(connection)
-            while taken is not None:
-                if not taken[0]:
+            received = channel.receive(connection)
+            while received is not None:
+                if not received[0]:
                     return False
-                self._on_message(taken[0])
-                taken = channel.receive(connection)
+                self._on_message(received[0])
+                received = channel.receive(connection)
         except OSError:
             return False
         return True
 
     def _on_message(self, data: bytes) -> None:
+        """Handles one message of the monitor. One that makes no sense is counted, and raises nothing."""
         try:
             received = codec.decode(data)
             message = received.message

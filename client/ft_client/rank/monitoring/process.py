@@ -1,7 +1,13 @@
 """The client's state of this process: stack dump, link and watchdog. Made once; removed in a forked child.
 
+`bootstrap.py` calls `start` before the script begins, so a rank is connected even if its program never asks to be
+watched. `RankMonitorClient` calls it again, and gets the same link.
+
 On a signal of the monitor, faulthandler appends this process's stacks to a file. It works in C, so also while the GIL
 is held.
+
+A forked child of a rank, such as a worker of a data loader, is not the rank: it must not speak for it, nor keep its
+connection open. So the child gives up the link, and gets no other (`is_forked`).
 """
 
 from __future__ import annotations
@@ -29,11 +35,11 @@ def start(own: bool = False, environment: Mapping[str, str] | None = None, tells
     Args:
         own: whether the launcher started this very process for the rank.
         environment: names the socket and the stack file of a monitor that was started for this very process, which may
-            be a forked child. None: the variables of this process name the rank's monitor.
+            be a forked child (a companion does so). None: the variables of this process name the rank's monitor.
         tells_modules: whether the rank is to send which modules its program has imported.
 
     Returns:
-        None without a monitor. With the rank's: None in a forked child of a process that had a link.
+        The link; None where there is no monitor, or where this is a forked child of a process that had a link.
     """
     global _link, _forked
     if environment is None:
@@ -54,7 +60,7 @@ def start(own: bool = False, environment: Mapping[str, str] | None = None, tells
 
 
 def current() -> Link | None:
-    """The link of this process; None if it was not started."""
+    """Returns the link of this process; None if there is none."""
     return _link
 
 
@@ -64,6 +70,7 @@ def is_forked() -> bool:
 
 
 def _in_child() -> None:
+    """Runs in each forked child, right after the fork."""
     global _link, _forked
     _forked = True
     if _link is not None:
@@ -72,7 +79,10 @@ def _in_child() -> None:
 
 
 def _register_stack_dump(environment: Mapping[str, str]) -> int | None:
-    """Registers the signal and the file that the environment names. Returns the signal; None if it could not."""
+    """Has faulthandler write the stacks to the file, on the signal, that the environment names.
+
+    Returns the number of the signal; None where nothing was registered: then there are no stacks of this rank.
+    """
     path, number = environment.get(env.STACK_FILE), environment.get(env.STACK_SIGNAL)
     if not path or not number:
         return None
@@ -84,7 +94,10 @@ def _register_stack_dump(environment: Mapping[str, str]) -> int | None:
 
 
 def _opened(path: str) -> int:
-    """A descriptor that appends to a regular file. A rank of an earlier cycle may have put a FIFO or a link there."""
+    """Returns a descriptor that appends to a regular file, which is made if it is missing.
+
+    A rank of an earlier cycle may have put a FIFO or a link there, which is removed.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
     with contextlib.suppress(OSError):
         if not stat.S_ISREG(os.lstat(path).st_mode):

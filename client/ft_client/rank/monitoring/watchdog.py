@@ -1,9 +1,20 @@
 """The watchdog of this process: a thread that reports whether the main thread executes Python, and serves the link.
 
-`process.py` starts it. A stamp is a call that the interpreter makes in the main thread between two bytecodes
-(`Py_AddPendingCall`); it only posts a semaphore, so it runs no Python there. While the main thread is stuck in a call,
-or holds the GIL in one, there is no stamp. This thread restores a lost connection, so a replaced monitor gets the whole
-state also while the main thread hangs. The state itself is not interpreted here.
+`process.py` starts it, one for each rank process.
+
+**A stamp** is the moment at which the main thread last executed bytecode. It is taken by a call that the interpreter
+makes in the main thread between two bytecodes (`Py_AddPendingCall`). That call only posts a semaphore, so it runs no
+Python in the main thread. While the main thread is stuck in a call, or holds the GIL in one, there is no new stamp; the
+old one is sent again, and by that the monitor knows how long the main thread stands still.
+
+**The link.** This thread receives what the monitor sends, and restores a lost connection. So a replaced monitor gets
+the whole state also while the main thread hangs. The state itself is not interpreted here.
+
+With each stamp the watchdog also looks for what a program does that reports nothing itself: its first process group,
+the iteration of a Megatron training, and, where the launcher asked for it, the modules that were imported.
+
+Threads: all but `__init__` and `start` runs in the watchdog's hidden thread (`hidden_thread.py`). It needs the GIL for
+each turn, so it stands still, too, while the main thread holds the GIL in a call.
 """
 
 from __future__ import annotations
@@ -25,19 +36,21 @@ from rank_monitor.contract.wire.messages import (
     Progress,
 )
 
-# Where nothing asks for a shorter one: each stamp wakes this process and its monitor.
 _PERIOD_S = 30.0
-# An error that returns at each turn must not make this thread compete with the training for the GIL.
+"""Seconds from one stamp to the next where nothing asks for a shorter period: each stamp wakes this process and its
+monitor."""
 _AFTER_ERROR_S = 1.0
-# `sem_t` has 32 bytes with glibc on 64-bit Linux.
+"""The pause after an error: one that returns at each turn must not make this thread compete with the training for the
+GIL."""
 _SEMAPHORE_BYTES = 128
-# From a rank's first process group on. By then a training without a report of its steps has taken some: what its first
-# step imports is imported.
+"""Room for a `sem_t`, which has 32 bytes with glibc on 64-bit Linux."""
 _IMPORTED_S = 30.0
+"""Seconds after a rank's first process group. By then a training that does not report its steps has taken some: what
+its first step imports is imported."""
 
 
 class Stamp:
-    """Asks the main thread to post a semaphore, and returns the last moment at which it is known to have run.
+    """Asks the main thread to post a semaphore, and knows by that when the main thread last ran.
 
     Raises:
         OSError, AttributeError: the C library has no semaphores.
@@ -57,7 +70,11 @@ class Stamp:
         self.stamp_ns = now_ns
 
     def renew(self, now_ns: int) -> int:
-        """Asks for the next stamp. Returns when the last stamp that the main thread answered was asked for."""
+        """Asks for the next stamp, if the last one was answered. Does not block.
+
+        Returns when the last stamp that the main thread has answered was asked for: at that moment or later the main
+        thread executed bytecode.
+        """
         if self._asked_ns is not None and self._libc.sem_trywait(self._semaphore) == 0:
             self.stamp_ns, self._asked_ns = self._asked_ns, None
         if self._asked_ns is None and self._add(self._post, self._semaphore) == 0:
@@ -69,6 +86,7 @@ class Watchdog:
     """The watchdog's thread and its state.
 
     Args:
+        link: the link that it serves.
         tells_modules: whether it is to send which modules the program has imported; see `ModulesImported`.
     """
 
@@ -79,14 +97,14 @@ class Watchdog:
         self._iteration: int | None = None
         self._backends = ""
         self._environ: dict[str, str] | None = None
-        """That of the start, until the modules have been told; None: they are not to be told."""
+        """The environment at the start, until the modules were reported; None: they are not to be reported."""
         if tells_modules:
             self._environ = dict(os.environ)
         self._group_seen_ns: int | None = None
         self._ticked_ns = self._due_ns = time.monotonic_ns()
 
     def start(self, stack_signal: int | None = None) -> None:
-        """Starts the thread; it ends with the process. It takes no signal but `stack_signal`.
+        """Starts the thread, which ends with the process. It blocks all signals but `stack_signal`.
 
         So a dump of the stacks is also possible while the main thread blocks that signal.
 
@@ -96,6 +114,7 @@ class Watchdog:
         hidden_thread.start(self._run, stack_signal)
 
     def _run(self) -> None:
+        """The thread: turn after turn. An error is counted, and ends nothing: without this thread nobody reconnects."""
         while not self._link.closed:
             try:
                 self._turn()
@@ -104,6 +123,7 @@ class Watchdog:
                 time.sleep(_AFTER_ERROR_S)
 
     def _turn(self) -> None:
+        """Stamps if that is due, sends again what was lost, and receives until the next stamp is due."""
         now_ns = time.monotonic_ns()
         period_ns = int(self.period_s() * 1e9)
         if now_ns >= min(self._due_ns, self._ticked_ns + period_ns):
@@ -114,9 +134,13 @@ class Watchdog:
         self._link.poll(min(self._due_ns - now_ns, period_ns) / 1e9)
 
     def period_s(self) -> float:
-        """Seconds from one stamp to the next: at most what the settings allow, and what a wrapper asks for."""
+        """Returns the seconds from one stamp to the next: the shortest that the settings or a wrapper ask for.
+
+        The period is short until the settings are known, and as long as something is sought that is to be noticed soon:
+        the first process group, and the modules.
+        """
         settings, wrapper_link = self._link.settings, self._link.wrapper_link
-        unseen = not (self._backends or self._link.source)  # a process group is to be noticed soon
+        unseen = not (self._backends or self._link.source)
         if settings is None or unseen or self._environ is not None:
             period_s = FIRST_PERIOD_S
         else:
@@ -128,6 +152,7 @@ class Watchdog:
         return period_s
 
     def _tick(self, now_ns: int) -> None:
+        """Sends a stamp, and what else has come up since the last one."""
         link, before_ns, self._ticked_ns = self._link, self._ticked_ns, now_ns
         link.stamp_ns = self._stamp.renew(now_ns)
         link.send(codec.encode(Progress(link.stamp_ns), next(link.sequence), now_ns))
@@ -147,10 +172,11 @@ class Watchdog:
             self._iteration = iteration
             if link.source is not None:
                 link.source.iteration = iteration
-            # The training reached it after the last tick; nobody knows when, and a sign of life must not be early.
+            # The training reached the iteration after the last tick, and nobody knows when. A sign of life must not
+            # seem later than it was.
             link.send(codec.encode(IterationReached(iteration), next(link.sequence), before_ns))
         if self._environ is not None and self._has_trained(now_ns):
-            # Once, whether it arrives or not: without it the next cycle imports as this one did.
+            # Sent once, whether it arrives or not: without it the next cycle imports as this one did.
             before, self._environ = self._environ, None
             names = imported_modules.after_torch(dict(sys.modules))
             changed = imported_modules.changed(before, dict(os.environ))
@@ -164,28 +190,29 @@ class Watchdog:
 
 
 def group_backends() -> str:
-    """The backends of this process's default process group, as torch has them; empty while there is none."""
+    """Returns the backends of this process's default process group, as torch has them; empty while there is none."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
     try:
         if module is not None and module.is_initialized():
             return str(module.get_backend_config())
         return ""
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # it is being made, imported or destroyed just now
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # the group is being made or destroyed just now
         return ""
 
 
 def has_made_no_group() -> bool:
-    """Whether this process has certainly never made a default process group: neither one that is, nor one that was.
+    """Whether this process has certainly never made a default process group: neither a present one nor a former one.
 
-    torch keeps the backend of the last default group in `_backend`, also when that group is destroyed. Where a release
-    has no such name, it is not certain.
+    torch keeps the backend of the last default group in `_backend`, also when that group is destroyed. With a release
+    that has no such name, nothing is certain, and the result is False.
     """
     module = sys.modules.get("torch.distributed.distributed_c10d")
     return module is None or getattr(module, "_backend", "") is None
 
 
 def megatron_iteration() -> int | None:
-    """The iteration of a Megatron training in this process, from its global arguments; None without Megatron."""
+    """Returns the iteration of a Megatron training in this process, from its global arguments; None without
+    Megatron."""
     module = sys.modules.get("megatron.training.global_vars")
     if module is None:
         return None
