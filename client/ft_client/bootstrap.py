@@ -1,9 +1,18 @@
 """What runs in a rank before the user's script: `python -u -m ft_client.bootstrap [-m] SCRIPT ARGS`.
 
-Registers the stack dump, connects to the monitor, starts the watchdog, then runs the script exactly as `python` would.
-Whatever of ours fails, the script runs. Loads nothing at its top: the current folder, which `-m` puts first into
-`sys.path`, must hide nothing of what we need. (Started by its path, `python -u .../bootstrap.py`, it does the same, and
-the interpreter's own search for the module is safe from files in the current folder too.)
+It registers the stack dump, connects to the monitor, starts the watchdog, and then runs the script exactly as `python`
+would. Whatever of ours fails, the script runs. At the end it reports how the program ended.
+
+A rank that is a fork of the zygote calls the same functions (`ft_launcher/node/zygote/forked_rank.py`); the zygote has
+called `load` before.
+
+**Sequence:** `rank()` makes a `Rank`, and `prepare` connects. `with rank: rank.prepare_program()()` runs the program in
+the outermost frame of the process. `Rank.__exit__` reports an exception, and an exit function reports that the program
+has returned.
+
+Nothing is loaded at the top of this file: the current folder, which `-m` puts first into `sys.path`, must hide nothing
+of what we need. (Started by its path, `python -u .../bootstrap.py`, it does the same, and then the interpreter's own
+search for this module is safe from files in the current folder too.)
 """
 
 from __future__ import annotations
@@ -24,7 +33,8 @@ if TYPE_CHECKING:
 
 
 FUNCTION = "--function"
-"""In the place of a script: the function that the agent sends through the descriptor named after it."""
+"""Stands in the place of a script: a function is to be run, which the agent sends through the descriptor that
+follows."""
 
 
 def load() -> None:
@@ -36,7 +46,10 @@ def load() -> None:
 
 
 def rank() -> Rank:
-    """This process as the rank that its command line names, ready to run."""
+    """Returns the rank that the command line of this process names, connected and ready to run.
+
+    Exits with a usage line where there is no script.
+    """
     arguments = sys.argv[1:]
     if not arguments or arguments == ["-m"]:
         sys.exit("usage: python -u -m ft_client.bootstrap [-m] SCRIPT [ARGS]")
@@ -47,8 +60,11 @@ def rank() -> Rank:
 def prepare(tells_modules: bool = False) -> Report:
     """Connects this process to its monitor as the rank, and sets torch's default timeout. Raises nothing.
 
+    Where something fails, one line on stderr says so, and the program runs unwatched.
+
     Args:
-        tells_modules: whether the rank is to send which modules its program has imported: a fork may be asked to.
+        tells_modules: whether the rank is to send which modules its program has imported: the launcher asks one fork on
+            each node for that.
 
     Returns:
         What reports how the rank ends: called with the exception, with None where the rank exits with an error and
@@ -60,7 +76,7 @@ def prepare(tells_modules: bool = False) -> Report:
         from ft_client.rank.start import after_import
         from rank_monitor.contract import env, exit_codes  # noqa: F401 (the latter for `Rank`)
 
-        if env.ALIAS_NVRX in os.environ:  # a fork, or our `.pth` is not installed
+        if env.ALIAS_NVRX in os.environ:  # in a fork, or where our `.pth` is not installed, nobody has done so yet
             from ft_client.integrations import nvrx_alias
 
             nvrx_alias.install_if_asked()
@@ -75,7 +91,7 @@ def prepare(tells_modules: bool = False) -> Report:
 
 
 def main_of(arguments: list[str], first_path: str | None) -> Main:
-    """The script, or the function that the agent sends.
+    """Returns the main program: the script, or the function that the agent sends.
 
     Args:
         arguments: `[-m] SCRIPT ARGS`, or `--function CHANNEL [PARCEL]`, both descriptors.
@@ -91,7 +107,7 @@ def main_of(arguments: list[str], first_path: str | None) -> Main:
 
 
 def run_function(channel: socket, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Runs a function in a fork that has it already. `channel`: to the agent."""
+    """Runs a function as the rank in a fork that has the function already. `channel`: to the agent."""
     report = prepare()
     from ft_client.rank.start.function import Function
 
@@ -117,7 +133,7 @@ class Rank:
 
         from ft_client.rank.start import after_import, script
 
-        # These two are not there when `prepare` failed.
+        # These two modules are not loaded where `prepare` has failed.
         self._reports = sys.modules.get("ft_client.rank.monitoring.exception_report")
         exit_codes = sys.modules.get("rank_monitor.contract.exit_codes")
         if exit_codes is None:
@@ -128,16 +144,19 @@ class Rank:
         self._report = report
         self._script = script
         self._has_returned = False
-        # First in, so last to run: the script's threads and exit functions may still work with other ranks.
+        # Registered first, so called last: the script's threads and exit functions may still work with other ranks.
         atexit.register(self._report_return)
         self.act_on_loaded = after_import.act_on_loaded
-        """To be called when a fork got modules that its zygote has imported."""
+        """To be called when a fork has got modules that its zygote has imported."""
 
     def __enter__(self) -> Rank:
         return self
 
     def prepare_program(self) -> Callable[[], object]:
-        """Sets up the faults on purpose that were asked for. Returns what runs the main program; keeps no reference."""
+        """Sets up the faults on purpose that were asked for, and makes this process what it is when the program begins.
+
+        Returns the callable that runs the program. No reference to it is kept here.
+        """
         start_clocks = _set_up_faults()
         start_clocks()
         self._script.release_own_names()
@@ -154,25 +173,29 @@ class Rank:
             self._script.hide_frames(theirs)
             self._try_to_report(error, theirs, _exit_code(error))
             return
+        # An exit with an error. Ranks that have agreed to exit report no error, only the code.
         is_agreed = isinstance(error.code, int) and error.code in self._agreed
-        why = _handled_error(error)
-        if is_agreed or why is None:
+        handled = _handled_error(error)
+        if is_agreed or handled is None:
             self._try_to_report(None, None, _exit_code(error), is_reported=not is_agreed)
-        elif why is error:
-            self._try_to_report(why, theirs, _exit_code(error))
+        elif handled is error:
+            self._try_to_report(handled, theirs, _exit_code(error))
         else:
-            self._try_to_report(why, why.__traceback__, _exit_code(error))
+            self._try_to_report(handled, handled.__traceback__, _exit_code(error))
 
     def _report_return(self) -> None:
+        """An exit function: reports that the program has returned, unless it ended with an error."""
         if self._has_returned:
             self._try_to_report(SystemExit(), None)
 
     def _try_to_report(
         self, error: BaseException | None, trace: TracebackType | None, failed_with: int = 0, is_reported: bool = True
     ) -> None:
-        """Reports how the program ended.
+        """Reports how the program ended. Raises nothing: what is reported must not change how the process ends.
 
         Args:
+            error: as for `exception_report.report`.
+            trace: the traceback without our frames.
             failed_with: the exit code, which is reported first; 0: the program did not fail.
             is_reported: whether the error is reported too; not where ranks have agreed to exit.
         """
@@ -186,7 +209,8 @@ class Rank:
 
 
 def _exit_code(error: BaseException) -> int:
-    """The exit code of a process that this exception ends; minus the number of the signal for one of Ctrl-C."""
+    """Returns the exit code of a process that this exception ends; -2 for KeyboardInterrupt, by which Python ends
+    itself with SIGINT."""
     if isinstance(error, KeyboardInterrupt):
         return -2  # SIGINT: the module `signal` is not loaded in a fresh interpreter
     if isinstance(error, SystemExit) and isinstance(error.code, int):
@@ -200,9 +224,10 @@ def _is_zero(code: object) -> bool:
 
 
 def _handled_error(wish: SystemExit) -> BaseException | None:
-    """The exception that the program handled by exiting with an error, as hydra and typer do; None if there is none.
+    """Returns the exception that the program handled by exiting with an error; None if there is none.
 
-    These print it themselves. `sys.exit` with a text is itself the error.
+    hydra and typer do so: they print the exception themselves and call `sys.exit(1)`. `sys.exit` with a text is itself
+    the error.
     """
     if isinstance(wish.code, str):
         return wish
@@ -216,8 +241,8 @@ def _handled_error(wish: SystemExit) -> BaseException | None:
 
 
 def _set_up_faults() -> Callable[[], None]:
-    """Sets up the faults on purpose that were asked for, if any. Returns what starts their clocks."""
-    env = sys.modules.get("rank_monitor.contract.env")  # not there when `prepare` failed
+    """Sets up the faults on purpose that were asked for, if any. Returns the callable that starts their clocks."""
+    env = sys.modules.get("rank_monitor.contract.env")  # not loaded where `prepare` has failed
     try:
         if env is not None and not os.environ.keys().isdisjoint((env.INJECT, env.SIMULATED_FAULT)):
             from ft_client.inject import requested_faults
@@ -229,10 +254,8 @@ def _set_up_faults() -> Callable[[], None]:
 
 
 def _pop_first_path() -> str | None:
-    """Removes the entry of `sys.path` that the interpreter made for us; returns the one it would make for `-m`.
-
-    None in safe-path mode, where it makes none.
-    """
+    """Removes the entry of `sys.path` that the interpreter made for this module. Returns the entry that it would make
+    for the user's `-m`; None in safe-path mode, where it makes none."""
     if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
         return None
     del sys.path[0]

@@ -1,6 +1,7 @@
 """Public names of a package whose modules are imported when a name is first used (PEP 562).
 
-The packages with public names use it, so that importing one costs no torch.
+The packages with public names use it: `import ft_client` loads neither torch nor any module of ours. A name of one tool
+loads that tool alone.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from importlib import import_module
 def lazy_names(
     package: str, homes: Mapping[str, str], modules: tuple[str, ...] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The package's `__getattr__` and `__dir__`; sets its `__all__`.
+    """Returns the package's `__getattr__` and `__dir__`, and sets its `__all__`.
+
+    Example: `__getattr__, __dir__ = lazy_names(__name__, {"Wrapper": ".wrapper"})`.
 
     Args:
-        package: its `__name__`.
-        homes: public name -> the module it lives in, absolute or relative to the package (`.module`).
+        package: the `__name__` of the package.
+        homes: public name -> the module that defines it, absolute or relative to the package (`.module`).
         modules: modules of the package that are public names themselves.
     """
     public = vars(sys.modules[package])["__all__"] = sorted([*homes, *modules])

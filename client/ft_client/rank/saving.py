@@ -1,4 +1,8 @@
-"""When to save: the same answer on all ranks, by a clock that only rank 0 reads.
+"""Decides when to save: the same answer on all ranks, by the clock of rank 0 alone.
+
+All ranks must save after the same step, and their clocks differ. So rank 0 decides and broadcasts. A broadcast in each
+step would cost too much: with each answer rank 0 also says for how many further calls no rank needs to ask, by the mean
+time of a call so far.
 
 `RankMonitorClient` owns one schedule for each call of the training's function. Who writes the checkpoint is not known
 here.
@@ -12,22 +16,20 @@ from ft_client.rank.agreement import group
 from rank_monitor.contract import env
 
 _SHARE = 0.5
-"""Of the calls that are left by the mean so far: then rank 0 looks again."""
+"""The part of the calls that are left, by the mean so far, after which rank 0 looks at its clock again."""
 _MAX_CALLS = 64
-"""Without a look at the clock. Steps may become much slower than those so far; a save is late by so many at most. One
-broadcast of a number in 64 steps is not noticed: it takes as long as a small gradient."""
-
-
+"""Calls without a look at the clock. Steps may become much slower than those so far; a save is late by so many steps at
+most. One broadcast of a number in 64 steps is not noticed: it takes as long as a small gradient."""
 _NEVER = -1
-"""In the place of the number of calls that need not ask: none will ever ask."""
+"""Stands in the place of the number of calls that need not ask: no call will ever ask."""
 
 
 def interval_of(setting: float | str | None, environ: Mapping[str, str]) -> float | None:
     """Returns the seconds between two saves; None: never.
 
     Args:
-        setting: that of the launcher. With `auto` it has chosen the interval for this cycle.
-        environ: of this process.
+        setting: the launcher's setting. With `auto` the launcher has chosen the interval for this cycle.
+        environ: the environment of this process, which has the chosen interval.
     """
     if isinstance(setting, str):
         try:
@@ -42,16 +44,19 @@ class SaveSchedule:
 
     def __init__(self) -> None:
         self._skip = 0
+        """How many further calls need not ask rank 0."""
         self._calls = 0
+        """Calls since `_since`."""
         self._since: float | None = None
+        """The first call after the last save (monotonic seconds of this rank); None: there was none yet."""
 
     def is_due(self, interval_s: float | None, now: float) -> bool:
-        """Whether `interval_s` seconds have passed since the first call after the last save, or since the first of all.
-
-        The same on all ranks. Collective, but not in every call: rank 0 also says how many calls need not ask.
+        """Returns whether `interval_s` seconds have passed since the first call after the last save, or since the first
+        call of all. The same on all ranks. Collective, but not in every call.
 
         Args:
-            interval_s: None: never. That of rank 0 counts: a rank whose monitor did not answer knows of none.
+            interval_s: seconds; None: never. The value of rank 0 counts: a rank whose monitor did not answer knows
+                none.
             now: monotonic seconds of this rank; those of rank 0 count.
         """
         if self._skip == _NEVER:

@@ -3,7 +3,8 @@
 Example: `rank:2,kind:sigkill,step:12`; several faults are separated by `;`. Each fault has a `kind` and further parts:
 which rank (`rank`, `node`), when (`step`, `section`, `delay`, `mtbf`, `p`, `cycle`), and how (`code`, `factor`, `for`,
 `interface`). Launcher and client read the same text. The client carries a fault out in the rank; the faults of
-`OF_SYSTEM` are carried out by the launcher of the rank's node, which the rank tells when it is time (`InjectionReport`).
+`OF_SYSTEM` are carried out by the launcher of the rank's node, which the rank tells when it is time
+(`InjectionReport`).
 """
 
 from __future__ import annotations

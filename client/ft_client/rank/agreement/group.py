@@ -1,7 +1,11 @@
 """One value over all ranks of the default process group, by torch's collectives on the group's own device.
 
-Without a process group, or in one of its own, a rank is alone and asks nobody. torch is used when the script has loaded
-it; this file never loads it.
+A *collective* function must be called by all ranks of the group, in the same order; it blocks until they have, and then
+returns the same on all (`gather_on_rank0` on rank 0). Without a process group, or in a group of its own, a rank is
+alone and asks nobody.
+
+torch is used when the script has loaded it; this file never loads it. Numbers travel as float64, so whole numbers are
+exact up to 2**53.
 """
 
 from __future__ import annotations
@@ -14,13 +18,14 @@ from functools import lru_cache
 from typing import Any
 
 _last: deque[Any] = deque(maxlen=8)
-"""The tensors of the last collectives. With torch 2.6, a group of gloo that ends right after a collective whose tensor
-is gone hangs (all-reduce: 7 of 8 runs; gather: 2 of 2): a thread of the group, which frees it, needs the GIL for that.
-With forty processes that want to run that thread was several collectives late."""
+"""The tensors of the last collectives, which are kept alive here. With torch 2.6, a group of gloo that ends right after
+a collective whose tensor is gone hangs (all-reduce: 7 of 8 runs; gather: 2 of 2): a thread of the group frees the
+tensor, and needs the GIL for that. With forty processes that wanted to run, that thread was several collectives
+late."""
 
 
 def rank() -> int:
-    """This rank in the group; 0 when alone."""
+    """Returns the number of this rank in the group; 0 when alone. Asks no other rank."""
     dist = _distributed()
     if dist is None:
         return 0
@@ -28,7 +33,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many ranks the group has; 1 when alone."""
+    """Returns how many ranks the group has; 1 when alone. Asks no other rank."""
     dist = _distributed()
     if dist is None:
         return 1
@@ -36,17 +41,18 @@ def size() -> int:
 
 
 def max_over_ranks(values: Sequence[float]) -> list[float]:
-    """The maximum of each value over all ranks, by one all-reduce; every rank gives as many, in the same order."""
+    """Returns the maximum of each value over all ranks. Collective: one all-reduce. Every rank gives as many values."""
     return _reduced(values, "MAX")
 
 
 def min_over_ranks(values: Sequence[float]) -> list[float]:
-    """The minimum of each value over all ranks, by one all-reduce; every rank gives as many, in the same order."""
+    """Returns the minimum of each value over all ranks. Collective: one all-reduce. Every rank gives as many values."""
     return _reduced(values, "MIN")
 
 
 def gather_on_rank0(values: Sequence[float]) -> list[list[float]] | None:
-    """The values of all ranks by rank, by one gather; None on other ranks than 0. Every rank gives as many."""
+    """Returns the values of all ranks, by rank; None on other ranks than 0. Collective: one gather. Every rank gives as
+    many values."""
     dist = _distributed()
     if dist is None:
         return [list(values)]
@@ -63,7 +69,7 @@ def gather_on_rank0(values: Sequence[float]) -> list[list[float]] | None:
 
 
 def from_rank0(value: float) -> float:
-    """What rank 0 gives, on every rank, by one broadcast."""
+    """Returns on every rank what rank 0 gives. Collective: one broadcast."""
     dist = _distributed()
     if dist is None:
         return value
@@ -73,7 +79,8 @@ def from_rank0(value: float) -> float:
 
 
 def union_over_ranks(names: Iterable[str]) -> list[str]:
-    """All names that any rank gives, sorted: one reduction of a length, one gathering of bytes."""
+    """Returns all names that any rank gives, sorted. Collective: one all-reduce of a length, one all-gather of
+    bytes."""
     own = sorted(set(names))
     dist = _distributed()
     if dist is None:
@@ -98,7 +105,7 @@ def _reduced(values: Sequence[float], operation: str) -> list[float]:
 
 
 def _kept(tensors: Any) -> Any:
-    """Returns the tensors of a collective, which live for the next few."""
+    """Returns the tensors of a collective, and keeps them alive during the next few; see `_last`."""
     _last.append(tensors)
     return tensors
 
@@ -109,7 +116,7 @@ def _tensor(dist: Any, values: Sequence[float]) -> Any:
 
 
 def _distributed() -> Any:
-    """`torch.distributed` if this process is in a group with others."""
+    """Returns `torch.distributed` if this process is in a group with others; otherwise None."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
@@ -117,13 +124,14 @@ def _distributed() -> Any:
 
 
 def _device(dist: Any) -> Any:
-    """The device of the default group's backend."""
+    """Returns the device whose tensors the default group can reduce."""
     return _device_of(str(dist.get_backend_config()))
 
 
 @lru_cache(8)
 def _device_of(backend_config: str) -> Any:
-    """From a form like `cpu:gloo,cuda:nccl`: cpu when it serves that."""
+    """Returns the device for a group with such backends, `cpu:gloo,cuda:nccl` for example: cpu if the group serves
+    it."""
     kinds = [pair.partition(":")[0] for pair in backend_config.split(",")]
     if "cpu" in kinds:
         kind = "cpu"

@@ -1,7 +1,9 @@
-"""Which modules of installed packages a rank's program has imported after torch, and which variables have changed: what
-the launcher must know to import the same before it forks the ranks of the next cycle. Pure.
+"""Finds which modules of installed packages a rank's program has imported after torch, and which variables of the
+environment have changed. Pure.
 
-`watchdog.py` asks for both, once, in the rank that the zygote has asked for them.
+By that the launcher can import the same before it forks the ranks of the next cycle, so that these start faster.
+`watchdog.py` asks for both, once, in the one rank of a node that the launcher has chosen for it, and sends them
+(`ModulesImported`).
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from typing import TypeVar
 from rank_monitor.contract.installed import is_installed
 
 MAX_NAMES = 2000
-"""DDP's import of `torch._dynamo` brings 800."""
+"""Names that are reported. DDP's import of `torch._dynamo` brings 800."""
 MAX_BYTES, MAX_CHANGED_BYTES = 40_000, 15_000
-"""Of the names, and of the variables, as JSON: a message has at most 60,000. Those 800 names have 23,000."""
+"""Of the names, and of the variables, as JSON: a message has at most 60,000 bytes. Those 800 names have 23,000."""
 MAX_CHANGED = 200
+"""Variables that are reported; a program changes a few."""
 _T = TypeVar("_T")
 _OURS = frozenset({"ft_client", "ft_launcher", "rank_monitor", "__main__", "__mp_main__"})
 
@@ -34,14 +37,19 @@ def after_torch(modules: Mapping[str, object]) -> list[str]:
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns variables that were set, changed or removed (None), with their values, cut as the names are."""
+    """Returns the variables that were set, changed or removed, with their values (None: removed). Cut as the names are.
+
+    Args:
+        before: the environment at the start of the rank.
+        now: the present one.
+    """
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     values = ((name, now.get(name)) for name in names[:MAX_CHANGED])
     return dict(_within(MAX_CHANGED_BYTES, values))
 
 
 def _within(most: int, parts: Iterable[_T]) -> Iterator[_T]:
-    """Passes on what comes first, up to so many bytes as JSON."""
+    """Yields the first of `parts`, up to `most` bytes together as JSON."""
     for part in parts:
         most -= len(json.dumps(part)) + 2
         if most < 0:
@@ -50,8 +58,9 @@ def _within(most: int, parts: Iterable[_T]) -> Iterator[_T]:
 
 
 def _all_after_torch(modules: Mapping[str, object]) -> Iterator[str]:
+    """Yields the names of modules that come after torch and are of installed packages, ours excepted."""
     names = iter(modules)
-    if "torch" not in names:  # this goes on to torch, or to the end
+    if "torch" not in names:  # the test itself moves the iterator to torch, or to the end
         return
     for name in names:
         root = name.partition(".")[0]
@@ -63,9 +72,10 @@ def _all_after_torch(modules: Mapping[str, object]) -> Iterator[str]:
 
 
 def _origin(module: object) -> str | None:
+    """Returns the file that a module was loaded from; None: it has none, as a namespace package."""
     if not isinstance(module, ModuleType):
         return None
-    # Not by the module's own way of access: that loads a lazy one, and this thread must import nothing.
+    # Not by the module's own `__getattribute__`: a lazy module would load itself, and this thread must import nothing.
     spec = ModuleType.__getattribute__(module, "__dict__").get("__spec__")
     origin = getattr(spec, "origin", None)
     if isinstance(origin, str):

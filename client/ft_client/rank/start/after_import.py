@@ -1,13 +1,15 @@
-"""Calls a function once a module has been imported, without importing it: at once if it is loaded already.
+"""Calls a function once a module has been imported, without importing it: at once if the module is loaded already.
 
-`bootstrap.py` has two things done so before the script, as the environment of this rank asks for them. The default
-timeout of process groups is set: torch's names are set once their module has run, or is given to a fork. A group that
-is made with a timeout of its own keeps that.
+`bootstrap.py` has two things done in this way before the script, where the environment of this rank asks for them:
 
-And torch's worker server answers this rank's monitor, which asks for the flight recorder when a rank may hang. The
-server is a thread in C++: it answers also while the main thread holds the GIL. It is started once the script has
-imported torch.distributed, on a socket in the run's private folder, never on a port. Nothing here may keep the script
-from running.
+1. The default timeout of process groups is set (`set_collective_timeout`): torch's names get the value once their
+   module has run, or is given to a fork. A group that is made with a timeout of its own keeps that.
+2. torch's worker server is started (`answer_monitor`), which answers this rank's monitor when it asks for the flight
+   recorder: a rank may hang then. The server is a thread in C++, so it answers also while the main thread holds the
+   GIL. It is started once the script has imported torch.distributed, on a socket in the run's private folder, and never
+   on a port.
+
+Nothing here may keep the script from running, and torch must not be imported for it: a script without torch stays one.
 """
 
 from __future__ import annotations
@@ -27,17 +29,20 @@ from typing import Any
 from rank_monitor.contract import env
 
 _CONSTANTS = "torch.distributed.constants"
-# It imports the names of the timeouts from there, and so has variables of its own.
 _C10D = "torch.distributed.distributed_c10d"
-# The first is for groups made without naming a backend, the second for those of NCCL.
+"""This module imports the names of the timeouts from the one above, and so has variables of its own."""
 _NAMES = ("default_pg_timeout", "default_pg_nccl_timeout")
+"""The first is for groups that are made without naming a backend, the second for those of NCCL."""
 _IN_C = "torch._C._distributed_c10d"
 _ERROR = 2
 """c10's level of log lines: 0 info, 1 warning, 2 error. The server says at level 1 that it listens."""
 
 
 def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Calls `action` with the module: now if it is loaded, else right after its code has run."""
+    """Calls `action` with the module: now if the module is loaded, otherwise right after its code has run.
+
+    What `action` raises is raised into the import of the script.
+    """
     if name in sys.modules:
         action(sys.modules[name])
     else:
@@ -45,13 +50,17 @@ def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 def act_on_loaded() -> None:
-    """Calls the actions for modules that were put into `sys.modules`, as a fork gets what its zygote has imported."""
+    """Calls the actions for modules that were put into `sys.modules` without an import: so a fork gets the modules that
+    its zygote has imported."""
     for waiting in [finder for finder in sys.meta_path if isinstance(finder, _Later)]:
         waiting.act_if_loaded()
 
 
 class _Later(MetaPathFinder):
-    """A finder that waits for one module. The usual finders and loader load it; then the action is called."""
+    """A finder that waits for one module. The usual finders and the usual loader load it; then the action is called.
+
+    It finds the module once, and removes itself from `sys.meta_path`.
+    """
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self._name, self._action = name, action
@@ -74,7 +83,7 @@ class _Later(MetaPathFinder):
         loader, action = spec.loader, self._action
 
         def exec_module(module: ModuleType) -> None:
-            # The loader's own method is in its class; the attribute of the instance hid it.
+            # The loader's own method is in its class; the attribute of the instance, this function, hides it.
             del loader.exec_module
             loader.exec_module(module)
             action(module)
@@ -94,6 +103,7 @@ def set_collective_timeout() -> None:
 
 
 def _asked_timeout() -> datetime.timedelta | None:
+    """Returns the timeout that the environment asks for; None: none, or an invalid one."""
     text = os.environ.get(env.NCCL_COLLECTIVE_TIMEOUT)
     if text is None:
         return None
@@ -117,13 +127,14 @@ def _replace_defaults(timeout: datetime.timedelta) -> None:
 
 
 def answer_monitor() -> None:
-    """Starts the server once torch.distributed is imported, if the launcher named a socket."""
+    """Has torch's worker server started once torch.distributed is imported, if the launcher named a socket."""
     path = os.environ.get(env.FLIGHT_RECORDER_SOCKET)
     if path:
         after_import(_C10D, lambda module: _serve(path))
 
 
 def _serve(path: str) -> None:
+    """Starts the server at `path`. Does nothing where this torch has none, or where it cannot be started unseen."""
     kind = getattr(sys.modules.get(_IN_C), "_WorkerServer", None)
     if kind is None:  # a torch without it
         return
@@ -141,10 +152,10 @@ def _serve(path: str) -> None:
 
 @contextlib.contextmanager
 def _without_warnings(torch: ModuleType) -> Iterator[None]:
-    """Context in which c10 logs errors only.
+    """A context in which c10 logs errors only: the server would print a line at its start.
 
     Raises:
-        OSError, ValueError: this torch has no such level; nothing may be started then, since it would be seen.
+        OSError, ValueError: this torch has no such level. Then nothing may be started, since the line would be seen.
     """
     folder = os.path.dirname(str(torch.__file__))  # noqa: PTH120
     level: Any = ctypes.c_int.in_dll(ctypes.CDLL(f"{folder}/lib/libc10.so"), "FLAGS_caffe2_log_level")

@@ -1,8 +1,11 @@
 """Runs a function as the rank's main program: receives it from the agent, calls it, sends back what it returned.
 
-Why it is safe to unpickle what is received is in `rank_monitor/contract/wire/sealed_pickle.py`; it is read as
-multiprocessing reads what it sends to a new process. Of monitoring it only knows that a rank is not watched any more
-when its function has returned.
+The Python API of the launcher starts such ranks, as torch's `elastic_launch` does. A fork that has the function already
+gets it as `entry`; any other process receives it from the agent.
+
+Why it is safe to unpickle what is received is explained in `rank_monitor/contract/wire/sealed_pickle.py`. It is read as
+multiprocessing reads what it sends to a new process: first this process is made like the caller's, then the function is
+loaded. Of monitoring, this file knows one thing: a rank is not watched any more when its function has returned.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from rank_monitor.contract.wire import sealed_pickle
 
 
 class Function:
-    """The function to be run.
+    """The function to be run: one of the two kinds of `script.Main`.
 
     Args:
         channel: to the agent; closed when the function has returned.
@@ -36,11 +39,12 @@ class Function:
 
     @classmethod
     def from_agent(cls, descriptor: int, pickle_at: int | None = None) -> Function:
-        """The function that is to be received from a descriptor, in a process that has done nothing else yet.
+        """Returns a function that is yet to be received, in a process that has done nothing else so far.
 
         Args:
-            pickle_at: descriptor from which to receive it instead, in a rank that received it before and was started
-                again by exec.
+            descriptor: of the channel to the agent.
+            pickle_at: descriptor from which to receive the function instead, in a rank that had received it and was
+                started again by exec.
         """
         function = cls(socket.socket(fileno=descriptor))
         if pickle_at is not None:
@@ -48,14 +52,16 @@ class Function:
         return function
 
     def prepare_program(self) -> Callable[[], object]:
-        """Returns what runs the function."""
+        """Returns the callable that runs the function."""
         return self.run
 
     def run(self) -> None:
-        """Runs the function. What it raises is raised here, with our frames at the top of the traceback: see `below`.
+        """Runs the function, and sends what it returned to the agent. Blocks until both are done.
+
+        What the function raises is raised here, with our frames at the top of the traceback: see `below`.
 
         Raises:
-            TypeError: what it returned cannot be pickled.
+            TypeError: what the function returned cannot be pickled.
         """
         function, args = self._entry or self._unpack()
         value = None
@@ -75,11 +81,13 @@ class Function:
         self._channel.close()
 
     def below(self, trace: TracebackType | None) -> TracebackType | None:
-        """The part of a traceback that is the function's: what is below our frames."""
+        """Returns the part of a traceback that is the function's: what is below our frames."""
         return below(trace, {Function.run.__code__})
 
     def _unpack(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Receives the function from the agent. Before it is unpickled, this process is made like the caller's.
+        """Receives the function and its arguments from the agent. Blocks. Exits where the agent is gone.
+
+        Before the function is unpickled, this process is made like the caller's (`multiprocessing.spawn.prepare`).
 
         Raises:
             Exception: what importing the caller's modules raises.
@@ -94,10 +102,10 @@ class Function:
         setattr(process.current_process(), "_inheriting", True)  # noqa: B010 (multiprocessing's own mark)
         try:
             spawn.prepare(pickle.load(stream))
-            taken: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.load(stream)
+            entry: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.load(stream)
         finally:
             delattr(process.current_process(), "_inheriting")
-        return taken
+        return entry
 
 
 def _end_watch() -> None:

@@ -1,13 +1,18 @@
 """Runs the user's script in this process as `python` would: same names, same paths, same messages at its end.
 
 `bootstrap.py` calls it. What an interpreter does for `python SCRIPT` and `python -m MODULE` is written in C;
-`_run_module_as_main` of runpy is the part of it in Python, for modules, folders and zip files. Knows nothing of
+`_run_module_as_main` of runpy is the part of that in Python, for modules, folders and zip files. Knows nothing of
 monitoring.
 
-A rank has loaded packages of ours before its script begins. The script may have a `rank_monitor.py` beside it, or in a
-folder that it puts first into `sys.path`. So ours are removed from `sys.modules` (`release_own_names`), and `sys.path`
-decides what the first import of such a name gets, as in a fresh interpreter: the loaded modules, or what is found
-there.
+**What must be as under `python`**: `sys.argv`, `sys.orig_argv` and `sys.path`; the names in `__main__`; the modules
+that are loaded; the traceback of an exception; and the frames on the stack, each of which counts towards the recursion
+limit.
+
+**Our own modules.** A rank has loaded packages of ours before its script begins. The script may have a file
+`rank_monitor.py` beside it, or in a folder that it puts first into `sys.path`. So our modules are removed from
+`sys.modules` (`release_own_names`), and `sys.path` decides what the first import of such a name gets, as in a fresh
+interpreter: our modules, which are loaded already, or what is found there. Modules of the standard library that we have
+loaded are treated alike (`_uncover`).
 """
 
 from __future__ import annotations
@@ -48,11 +53,15 @@ class Script:
         self._first_path = first_path
 
     def prepare_program(self) -> Callable[[], object]:
-        """Makes this process what it is when an interpreter begins the script. Returns what runs the script."""
+        """Makes this process what it is when an interpreter begins the script. Returns the callable that runs the
+        script.
+
+        Exits with 2 and Python's own message where the file cannot be read.
+        """
         forget_bootstrap()
         sys.orig_argv[:] = without_bootstrap(sys.orig_argv, self._arguments)
         if self._is_module:
-            # runpy replaces the first entry by the path of the module, once it has found that.
+            # runpy replaces the first entry by the path of the module, once the module is found.
             sys.argv = ["-m", *self._script_arguments]
             self._look_first_in(self._first_path)
             return partial(runpy._run_module_as_main, self._name)  # type: ignore[attr-defined]
@@ -64,15 +73,18 @@ class Script:
         return self._file()
 
     def below(self, trace: TracebackType | None) -> TracebackType | None:
-        """The part of a traceback that `python` would have shown: what is below our frames."""
+        """Returns the part of a traceback that `python` would have shown: what is below our frames."""
         return below(trace, _OUR_FRAMES)
 
     def _look_first_in(self, folder: str | None, always: bool = False) -> None:
+        """Puts a folder first into `sys.path`; in safe-path mode only where `always` is set, as the interpreter
+        does."""
         if folder is not None and (always or self._first_path is not None):
             sys.path.insert(0, folder)
             _uncover(folder)
 
     def _file(self) -> Callable[[], object]:
+        """Compiles the script, or loads its bytecode. Returns what executes it in `__main__`."""
         path = _absolute(self._name)
         compiled = path.endswith(".pyc")
         loader: SourcelessFileLoader | SourceFileLoader
@@ -101,7 +113,7 @@ _OUR_FRAMES = frozenset({Script.prepare_program.__code__, Script._file.__code__}
 
 
 def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackType | None:
-    """The part of a traceback below the last frame that runs one of `codes`; all of it where there is no such frame."""
+    """Returns the part of a traceback below the last frame that runs one of `codes`; all of it where there is none."""
     found = trace
     while trace is not None:
         if trace.tb_frame.f_code in codes:
@@ -111,19 +123,20 @@ def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackT
 
 
 class Main(Protocol):
-    """The main program of this process: a script, or a function."""
+    """The main program of this process: a `Script`, or a `function.Function`."""
 
     def prepare_program(self) -> Callable[[], object]:
-        """Returns what runs it. What that raises is not handled."""
+        """Makes this process ready, and returns the callable that runs the program. What that raises is not handled."""
 
     def below(self, trace: TracebackType | None) -> TracebackType | None:
-        """The part of a traceback without our frames."""
+        """Returns the part of a traceback without our frames."""
 
 
 def hide_frames(theirs: TracebackType | None) -> None:
     """Has the interpreter show `theirs` as the traceback of the exception that is about to end this process.
 
-    The hook in force, which may be the script's own, gets the same arguments as under `python`.
+    `sys.excepthook` is replaced once for that. The hook in force, which may be the script's own, is then called with
+    the same arguments as under `python`.
     """
     show = sys.excepthook
 
@@ -137,7 +150,8 @@ def hide_frames(theirs: TracebackType | None) -> None:
 
 
 def without_bootstrap(argv: list[str], arguments: list[str]) -> list[str]:
-    """`sys.orig_argv` as if the interpreter had been given `arguments` itself, not by `-m MODULE` or a file of ours."""
+    """Returns `sys.orig_argv` as if the interpreter had been given `arguments` itself, and not our module before
+    them."""
     head = argv[: len(argv) - len(arguments)]
     if head[-2:-1] == ["-m"]:
         return head[:-2] + arguments
@@ -145,7 +159,7 @@ def without_bootstrap(argv: list[str], arguments: list[str]) -> list[str]:
 
 
 def forget_bootstrap() -> None:
-    """Makes `__main__` what it is at the start of an interpreter."""
+    """Makes the module `__main__`, which was ours, what it is at the start of an interpreter."""
     main = sys.modules["__main__"].__dict__
     nothing = dict.fromkeys(("__doc__", "__package__", "__loader__", "__spec__"))
     fresh: dict[str, object] = {"__name__": "__main__", **nothing}
@@ -157,7 +171,7 @@ def forget_bootstrap() -> None:
 
 
 def _absolute(name: str) -> str:
-    """The path joined to the current folder, not normalised, as the interpreter does it."""
+    """Returns the path joined to the current folder, not normalised, as the interpreter does it."""
     if name.startswith("/"):
         return name
     return f"{Path.cwd()}/{name}"
@@ -179,7 +193,7 @@ def _uncover(folder: str) -> None:
 
 
 def release_own_names() -> None:
-    """Removes our modules from `sys.modules` until one of them is imported."""
+    """Removes our modules from `sys.modules`. A finder puts those of a package back when that package is imported."""
     packages: dict[str, dict[str, ModuleType]] = {}
     for name in list(sys.modules):
         package = name.partition(".")[0]
@@ -190,7 +204,8 @@ def release_own_names() -> None:
 
 
 class _OwnNames(MetaPathFinder):
-    """Finds each of the packages once, and removes itself after the last. Modules that are never found still work."""
+    """Finds each of our packages once, and removes itself after the last. Modules that are never imported again work
+    all the same: our own code has references to them."""
 
     def __init__(self, packages: dict[str, dict[str, ModuleType]]) -> None:
         self._packages = packages
@@ -221,7 +236,7 @@ class _Loaded(Loader):
         self._spec = module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module itself."""
+        """Returns the module itself, which exists already."""
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -230,6 +245,7 @@ class _Loaded(Loader):
 
 
 def _is_file_of(module: ModuleType, origin: str | None) -> bool:
+    """Whether the file that an import has found is that of a module of ours."""
     if origin is None or module.__file__ is None:
         return False
     try:
