@@ -1,6 +1,6 @@
-"""The requests of a training to the launcher. `RankMonitorClient` sends them.
+"""The requests of a training to the launcher. `RankMonitorClient.send_workload_control_request` sends them.
 
-What follows a request is decided by the launcher, not here.
+What follows a request is decided by the launcher, not here. The names are NVIDIA's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class WorkloadAction(Enum):
-    """The request. The names are NVIDIA's; the values are those of `ControlRequest`."""
+    """What is asked for. The values are those of the message `ControlRequest`."""
 
     Continue = "restart"
     """End this cycle and start the next one as usual."""

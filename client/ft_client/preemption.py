@@ -1,8 +1,18 @@
-"""An agreed stop: after a signal to any rank all ranks save and end after the same step.
+"""An agreed stop: after a signal to any rank, all ranks save and end after the same step.
 
 The training calls it at the end of each step. Who sends the signal and how a checkpoint is written is not known here.
-The handler only sets a flag; the log line is written at the end of the step, since a handler that logs can deadlock
+The handler only sets a flag. The log line is written at the end of the step, since a handler that logs can deadlock
 when it interrupts a log call (a `logging` handler's lock).
+
+Example:
+
+    with PreemptionGuard(save=lambda: save_checkpoint(step)) as guard:
+        for step in range(steps):
+            train(step)
+            guard.check()
+
+Threads: signals and `with` need the main thread. A worker of a data loader gets a thread `ft-signal` that waits for the
+signal (`ignore_but_from_parent`).
 """
 
 from __future__ import annotations
@@ -25,16 +35,22 @@ logger = logging.getLogger(__name__)
 
 _H = TypeVar("_H", bound="DistributedSignalHandler")
 _LOADER = "torch.utils.data"
+"""The package of what runs in a data loader's worker."""
 _NEVER = {signal.SIGKILL, signal.SIGSTOP}
+"""Signals that no process can catch."""
 
 
 class DistributedSignalHandler:
-    """Notes a signal while its `with` block runs; the ranks of the default process group agree on it.
+    """Notes a signal while its `with` block runs; the ranks of the default process group agree on it. The names are
+    Megatron-LM's.
+
+    A scheduler sends the signal to every process of a job, workers of data loaders too, whose end would fail the step
+    that runs.
 
     Args:
         sig: any signal that a process can catch.
         exit_signal_handler_for_dataloader: True: a data loader's workers are left as torch has them, and SIGTERM ends
-            them. False: workers forked meanwhile ignore the signal, unless this process sends it.
+            them. False: workers that are forked in the block ignore the signal, unless this process sends it.
 
     Raises:
         ValueError: `sig` cannot be caught.
@@ -50,7 +66,7 @@ class DistributedSignalHandler:
         """Installs the handler.
 
         Raises:
-            RuntimeError: in a thread other than the main one, or when it is installed already.
+            RuntimeError: called in a thread other than the main one, or the handler is installed already.
         """
         thread = threading.current_thread()
         if thread is not threading.main_thread():
@@ -69,18 +85,18 @@ class DistributedSignalHandler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Gives the signal its former handler."""
+        """Gives the signal its previous handler back."""
         self.release()
 
     def release(self) -> bool:
-        """Gives the signal its former handler, once; returns whether this call did.
+        """Gives the signal its previous handler back. Returns whether this call did; a second one does nothing.
 
         Raises:
-            ValueError: Python's, in a thread other than the main one.
+            ValueError: called in a thread other than the main one (Python's own error).
         """
         if not self._in_force:
             return False
-        if self._before is None:  # it was not installed from Python
+        if self._before is None:  # the previous handler was not installed from Python, and cannot be set from Python
             signal.signal(self.sig, signal.SIG_DFL)
         else:
             signal.signal(self.sig, self._before)
@@ -88,27 +104,30 @@ class DistributedSignalHandler:
         return True
 
     def should_stop(self) -> bool:
-        """Whether any rank got the signal; the same on all ranks. Collective: one all-reduce of one number."""
+        """Returns whether any rank got the signal; the same on all ranks. Collective: one all-reduce of one number."""
         self._say()
         return group.max_over_ranks([float(self._received)])[0] > 0
 
     def signals_received(self) -> list[bool]:
-        """For each rank, whether it got the signal; the same on all ranks. Collective: one all-reduce."""
+        """Returns for each rank whether it got the signal; the same on all ranks. Collective: one all-reduce."""
         self._say()
         own = group.rank()
         flags = [float(self._received and rank == own) for rank in range(group.size())]
         return [flag > 0 for flag in group.max_over_ranks(flags)]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """The handler. Only sets a flag; see the top of this file."""
         self._received = True
 
     def _say(self) -> None:
+        """Logs once that this rank got the signal."""
         if self._received and not self._logged:
             self._logged = True
             logger.warning("Received signal %d, initiating graceful stop", self.sig)
 
     def worker_init_fn(self) -> Callable[..., None]:
-        """The same for workers that are not forked: give it as `DataLoader(worker_init_fn=guard.worker_init_fn())`."""
+        """Returns what makes a worker ignore the signal, for workers that are not forked:
+        `DataLoader(worker_init_fn=guard.worker_init_fn())`."""
         return functools.partial(ignore_but_from_parent, self.sig)
 
 
@@ -117,7 +136,8 @@ class PreemptionGuard(DistributedSignalHandler):
 
     Args:
         save: writes the checkpoint; called on every rank after the same step. None: the caller saved before.
-        exit_code: what the ranks exit with then; under `ft_launcher` the launcher has a code of its own.
+        sig, exit_signal_handler_for_dataloader: as for `DistributedSignalHandler`.
+        exit_code: what the ranks exit with then. Under `ft_launcher` the launcher exits with a code of its own.
 
     Raises:
         ValueError: `sig` cannot be caught, or `exit_code` is not from 0 to 255.
@@ -139,7 +159,7 @@ class PreemptionGuard(DistributedSignalHandler):
         """To be called at the end of each step on all ranks. Returns if no rank got the signal. Collective.
 
         Raises:
-            SystemExit: a rank got the signal; the checkpoint is saved. What `save` raises is raised instead.
+            SystemExit: a rank got the signal, and the checkpoint is saved. What `save` raises is raised instead.
         """
         if not self.should_stop():
             return
@@ -153,32 +173,36 @@ class PreemptionGuard(DistributedSignalHandler):
 def ignore_but_from_parent(sig: int, worker: int = 0) -> None:
     """Makes this process, a data loader's worker, ignore a signal unless its parent sends it: then it exits with 0.
 
-    The signal is blocked, and a thread waits for it: after a fork torch installs its own handler of SIGTERM in workers.
-    Programs that this process starts inherit the blocked signal. The kernel holds one signal of a number only: the
-    parent's is lost if it comes before the thread, a millisecond later, has taken another sender's.
+    The signal is blocked, and a thread waits for it: a handler would not do, since torch installs its own handler of
+    SIGTERM in workers after the fork. Programs that this process starts inherit the blocked signal. The kernel holds
+    one pending signal of a number only: the parent's signal is lost if it comes before the thread has received that of
+    another sender, a millisecond before.
 
     Args:
-        worker: its number, which torch passes; not used.
+        sig: the signal.
+        worker: the number of the worker, which torch passes; not used.
     """
     number = _catchable(sig)
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
-    def take() -> None:
+    def wait_for_parent() -> None:
         while signal.sigwaitinfo({number}).si_pid != os.getppid():
             pass
         os._exit(0)
 
-    threading.Thread(target=take, name="ft-signal", daemon=True).start()
+    threading.Thread(target=wait_for_parent, name="ft-signal", daemon=True).start()
 
 
 def _in_fork(handler: DistributedSignalHandler) -> None:
-    """Called in each process that multiprocessing forks. Acts in workers of a data loader only, not in pools."""
+    """Called in each process that multiprocessing forks. Acts in workers of a data loader only, not in those of
+    pools."""
     target = getattr(process.current_process(), "_target", None)
     if handler._in_force and str(getattr(target, "__module__", "")).startswith(_LOADER):
         ignore_but_from_parent(handler.sig)
 
 
 def _catchable(sig: int) -> int:
+    """Returns the signal. Raises ValueError: it is none that a process can catch."""
     if isinstance(sig, bool) or not isinstance(sig, int) or sig not in signal.valid_signals():
         raise ValueError(f"sig={sig!r} is not a signal; give one of the module signal, as signal.SIGUSR1")
     if sig in _NEVER:
@@ -187,7 +211,7 @@ def _catchable(sig: int) -> int:
 
 
 def _name(sig: int) -> str:
-    """SIGTERM for 15; `signal 36` for one of the real-time signals, most of which have no name."""
+    """Returns `SIGTERM` for 15, and `signal 36` for a real-time signal: most of these have no name."""
     try:
         return signal.Signals(sig).name
     except ValueError:

@@ -1,8 +1,22 @@
 """`RankMonitorClient`: the training's side of the watch, with NVIDIA's names, as the training calls it.
 
-Signs of life are in `rank/monitoring/signs_of_life.py`, learned limits in `rank/monitoring/limits_in_force.py`; only
-the monitor judges by a limit. Only `init_workload_monitoring` waits for the monitor, for a bounded time; only misuse is
-raised into the training.
+Signs of life are in the base class (`rank/monitoring/signs_of_life.py`), learned limits in
+`rank/monitoring/limits_in_force.py`. The monitor alone judges by a limit.
+
+Two rules protect the training: `init_workload_monitoring` alone waits for the monitor, and for a bounded time; and only
+misuse is raised. Where no monitor answers, the training goes on unwatched, with a warning.
+
+Example:
+
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    for batch in loader:
+        client.start_section("step")
+        train(batch)
+        client.end_section("step")
+    client.shutdown_workload_monitoring()
+
+`short_forms.py` has the same in two lines.
 """
 
 from __future__ import annotations
@@ -31,25 +45,26 @@ from rank_monitor.contract.wire.messages import Attach, ControlRequest, Detach, 
 
 logger = logging.getLogger("ft_client")
 
-# A training whose monitor does not answer begins without it after this.
 _WELCOME_WAIT_S = 5.0
-# A request to the launcher is worth a longer wait than a message that the next one replaces.
+"""How long the training waits for its monitor's answer; then it begins without."""
 _REQUEST_TIMEOUT_S = 1.0
-# The training is over: a monitor that does not read must not hold up its end.
+"""How long a request to the launcher is tried: longer than a message that the next one replaces anyway."""
 _DETACH_TIMEOUT_S = 0.1
-# In JSON at most 24,000 bytes: it fits into one message.
+"""The training is over: a monitor that does not read must not hold up its end."""
 _MAX_DESCRIPTION = 4000
+"""Characters: in JSON at most 24,000 bytes, which fit into one message."""
 
 _warned_unwatched = False
+"""Whether this process has warned that nobody watches it: once is enough."""
 
 
 class SettingsInForce(MonitorSettings):
     """The monitor's settings as `RankMonitorClient.cfg` has them."""
 
     def to_yaml_file(self, cfg_path: str) -> None:
-        """Writes what differs from the defaults as a file that the launcher and NVIDIA's configuration read.
+        """Writes what differs from the defaults as a file that the launcher and NVIDIA's configuration can read.
 
-        JSON, which is YAML: our package needs no library for it.
+        The file is JSON, which is YAML too: our package needs no library for that.
         """
         defaults = vars(MonitorSettings())
         given = {key: value for key, value in to_json(self).items() if vars(self)[key] != defaults[key]}
@@ -57,7 +72,7 @@ class SettingsInForce(MonitorSettings):
 
 
 class RankMonitorClient(SignsOfLife):
-    """The client of a training. In a process only the one that was initialised last is in use.
+    """The client of a training. In a process only the client that was initialised last is in use.
 
     Attributes:
         is_initialized: between `init_workload_monitoring` and `shutdown_workload_monitoring`.
@@ -74,34 +89,39 @@ class RankMonitorClient(SignsOfLife):
         self.cfg: SettingsInForce | None = None
         self._limits = LimitsInForce()
         self._limits_to_send = False
+        """Whether the monitor was sent limits, and needs them again after a reconnection."""
         self._warmup_steps: int | None = None
+        # `_watched`: there is a monitor. `_attached`: it was asked to watch. `_knows_limits`: it has sent its settings.
         self._watched = self._attached = self._knows_limits = False
         self._of_call = 0
+        """The number of the call of a wrapped function in which this client was initialised."""
         self._saves, self._saves_by_setting = SaveSchedule(), SaveSchedule()
 
     @classmethod
     def call_began(cls, now_ns: int) -> None:
-        """Called when an in-process wrapper calls the training's function: it may initialise its client again."""
+        """Called when an in-process wrapper calls the training's function: the function may initialise its client
+        again, or go on with the one that there is."""
         RankMonitorClient._calls += 1
         if cls.active is not None:
             cls.active.begin_anew(now_ns)
-            # Ranks were interrupted after different steps.
+            # The ranks were interrupted after different steps, so their counts differ.
             cls.active._saves, cls.active._saves_by_setting = SaveSchedule(), SaveSchedule()
 
     def init_workload_monitoring(
         self, num_warmup_iters: int | None = None, *, get_state_dict_cb: object = None, chkpt_manager: object = None
     ) -> None:
-        """Asks the monitor to watch this training, and takes over its settings. Blocks for up to 5 s.
+        """Asks the monitor to watch this training, and puts its settings in force. Blocks for up to 5 s.
 
-        Without a launcher nothing is watched.
+        Without a launcher nothing is watched: all calls do nothing, and one warning says so.
 
         Args:
             num_warmup_iters: first steps that are not judged by a learned limit; None: as configured.
             get_state_dict_cb: accepted, with a warning, for code written against release 0.1 of NVIDIA's package.
-            chkpt_manager: accepted for the same.
+            chkpt_manager: accepted for the same reason.
 
         Raises:
-            RankMonitorClientError: called twice in a call of a wrapped function, or `num_warmup_iters` is not a count.
+            RankMonitorClientError: the watch has begun already, in this call of a wrapped function; or
+                `num_warmup_iters` is no whole number of at least 0.
         """
         if self.is_initialized and self._of_call == RankMonitorClient._calls:
             raise RankMonitorClientError("init_workload_monitoring() was called twice")
@@ -122,16 +142,17 @@ class RankMonitorClient(SignsOfLife):
         self._settle(settings or MonitorSettings())
 
     def should_save(self, interval_s: float | None = None) -> bool:
-        """Whether to save after this step: the same on all ranks of the default process group. Collective now and then.
+        """Returns whether to save after this step: the same on all ranks of the default process group. Collective now
+        and then (`rank/saving.py`).
 
         To be called after the same steps on every rank. Time is that of rank 0, and the time of a save does not count.
 
         Args:
             interval_s: seconds of training between two saves; None: `--ft-save-interval`, as rank 0 knows it. Without
-                either, never. All ranks give it, or none does.
+                either, the result is always False. All ranks give an interval, or none does.
 
         Raises:
-            RankMonitorClientError: not initialised, or the interval is not above zero.
+            RankMonitorClientError: the watch has not begun, or the interval is not above zero.
         """
         if not self.is_initialized:
             raise not_initialized("should_save")
@@ -151,10 +172,10 @@ class RankMonitorClient(SignsOfLife):
             skip_if_not_ready: return False instead of raising when a rank has not seen enough.
 
         Returns:
-            Whether they were set. Without a launcher, False.
+            Whether limits were set. Without a launcher, False.
 
         Raises:
-            RankMonitorClientError: not initialised; a rank has not seen two signs of life.
+            RankMonitorClientError: the watch has not begun, or a rank has not seen two signs of life.
         """
         if not self.is_initialized:
             raise not_initialized("calculate_and_set_hb_timeouts")
@@ -163,7 +184,7 @@ class RankMonitorClient(SignsOfLife):
         return self._limits.learn_heartbeats(self._observed.longest(), skip_if_not_ready) and self._set_limits()
 
     calculate_and_set_timeouts = calculate_and_set_hb_timeouts
-    """Its name in releases 0.1 and 0.2 of NVIDIA's package."""
+    """The name of the same method in releases 0.1 and 0.2 of NVIDIA's package."""
 
     def calculate_and_set_section_timeouts(
         self,
@@ -179,11 +200,12 @@ class RankMonitorClient(SignsOfLife):
             skip_if_not_ready: set nothing and return False when something that was asked for was never seen.
 
         Returns:
-            Whether any was set. What was never seen is left out with a warning. Without a launcher, False.
+            Whether any limit was set. A section that no rank has seen is left out, with a warning. Without a launcher,
+            False.
 
         Raises:
-            RankMonitorClientError: not initialised; no rank has seen anything of it; or one of these sections is open
-                on some rank and was not closed before on any.
+            RankMonitorClientError: the watch has not begun; no rank has seen anything that was asked for; or one of the
+                sections is open on some rank and has never been closed on any.
         """
         if not self.is_initialized:
             raise not_initialized("calculate_and_set_section_timeouts")
@@ -194,16 +216,17 @@ class RankMonitorClient(SignsOfLife):
         return learned and self._set_limits()
 
     def state_dict(self) -> dict[str, Any]:
-        """The learned limits, as JSON values; the same on every rank."""
+        """Returns the learned limits as JSON values, to be saved with the checkpoint; the same on every rank."""
         return self._limits.now.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the limits learned by another run. Other limits stay as they are.
+        """Puts the limits in force that another run has learned. Other limits stay as they are. May be called before
+        `init_workload_monitoring` too.
 
         An invalid state, of another version for example, is ignored with a warning: the training goes on.
 
         Raises:
-            RankMonitorClientError: it is not a mapping.
+            RankMonitorClientError: `state` is no mapping.
         """
         self._limits.load(state)
         if self.is_initialized:
@@ -229,10 +252,12 @@ class RankMonitorClient(SignsOfLife):
         return self._limits.now.sections
 
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
-        """Asks the launcher to restart, to exclude this node, or to end the job.
+        """Asks the launcher to restart, to exclude this node, or to end the job. Blocks for up to 1 s.
+
+        Returns when the request is sent; the launcher then ends the ranks. One rank is enough to ask.
 
         Raises:
-            RankMonitorClientError: not initialised.
+            RankMonitorClientError: the watch has not begun.
         """
         if not self.is_initialized:
             raise not_initialized("send_workload_control_request")
@@ -249,9 +274,9 @@ class RankMonitorClient(SignsOfLife):
         self.send_heartbeat()
 
     def get_checkpoint_from_rmon(self) -> dict[str, Any]:
-        """Returns nothing, as at a first start there. Part of release 0.1 of NVIDIA's package.
+        """Returns an empty state, as NVIDIA's monitor does at a first start. Part of release 0.1 of NVIDIA's package.
 
-        The monitor keeps no state of the training; callers load the checkpoint on disk then.
+        Our monitor keeps no state of the training. Callers then load the checkpoint on disk.
         """
         return {}
 
@@ -271,7 +296,10 @@ class RankMonitorClient(SignsOfLife):
     # What the link asks for: a `StateSource`.
 
     def state(self) -> list[tuple[Message, int]]:
-        """The whole state of this training for a monitor."""
+        """Returns the whole state of this training for a monitor that knows nothing: messages, hello first.
+
+        A message carries the moment since which it holds, so that what is sent again is no new sign of life.
+        """
         now_ns, seen, opened = monotonic_ns(), self._observed, self._open.copy()
         hello = Hello(
             pid=os.getpid(),
@@ -285,7 +313,7 @@ class RankMonitorClient(SignsOfLife):
             messages.append((Attach(self._warmup_steps), seen.last_sign_ns))
         if self._limits_to_send:
             messages.append((self._limits.now.message(), now_ns))
-        if seen.got_first_sign:  # what is said again is not a new sign of life
+        if seen.got_first_sign:
             sections = Sections(tuple(opened.items()), self.iteration)
             if opened:
                 messages.append((sections, seen.last_sign_ns))
@@ -294,12 +322,14 @@ class RankMonitorClient(SignsOfLife):
         return messages
 
     def disconnect(self) -> None:
-        """Makes every call do nothing: another client is in use, or this is a forked child."""
+        """Makes every further call do nothing: another client is in use now, or this is a forked child. Called by the
+        link."""
         self._link = None
 
     # Within.
 
     def _attach(self, link: Link) -> MonitorSettings | None:
+        """Asks the monitor to watch. Returns its settings; None: it has not answered, or has refused this process."""
         now_ns = monotonic_ns()
         self._observed.begin(now_ns)
         self._open.clear()
@@ -316,7 +346,7 @@ class RankMonitorClient(SignsOfLife):
         return settings
 
     def _settle(self, settings: MonitorSettings) -> None:
-        """Takes over the settings, and puts limits in force that were loaded before."""
+        """Puts the settings in force, and sends the limits that were loaded before."""
         self.cfg = SettingsInForce(**vars(settings))
         logger.setLevel(settings.log_level)
         if self._warmup_steps is None:
@@ -328,7 +358,11 @@ class RankMonitorClient(SignsOfLife):
             self._set_limits()
 
     def _set_limits(self) -> bool:
-        """Sends the limits in force to the monitor, unless its own limits are not known here. Returns True."""
+        """Sends the limits in force to the monitor. Returns True.
+
+        Sends nothing where the monitor has not sent its settings: limits that were configured there would be replaced
+        by defaults from here.
+        """
         limits, link = self._limits.now, self._link
         if link is not None and self._knows_limits:
             logger.info("limits in force: %s", limits.seconds)
@@ -342,6 +376,7 @@ class RankMonitorClient(SignsOfLife):
 
 
 def _count(value: int | None) -> int | None:
+    """Returns a number of steps, of any integer type. Raises RankMonitorClientError: it is none."""
     try:
         if value is None:
             count = None
@@ -355,6 +390,7 @@ def _count(value: int | None) -> int | None:
 
 
 def _warn_unwatched() -> None:
+    """Warns, once in a process, that there is no monitor. Not in forked children, such as workers of a data loader."""
     global _warned_unwatched
     if not _warned_unwatched and not process.is_forked():
         _warned_unwatched = True

@@ -1,7 +1,15 @@
 """The two-line form: `ft.init()`, `ft.section(name)`, `ft.steps(loader)` over the one client of this process.
 
-They create the client when there is none yet, and use the one that the script created itself when there is. Sockets and
-limits are not known here.
+They create the client when there is none yet, and use the client that the script has created itself when there is one.
+Sockets and limits are not known here.
+
+Example:
+
+    import ft_client as ft
+
+    ft.init()
+    for batch in ft.steps(loader):
+        train(batch)
 """
 
 from __future__ import annotations
@@ -19,7 +27,8 @@ T = TypeVar("T")
 
 
 def init(num_warmup_iters: int | None = None) -> RankMonitorClient:
-    """Starts the watch at the first call. Returns the client of this process, for what has no short form.
+    """Starts the watch at the first call, which blocks for up to 5 s. Returns the client of this process, for what has
+    no short form.
 
     Args:
         num_warmup_iters: first steps that are not judged by a learned limit; None: as configured.
@@ -32,24 +41,28 @@ def init(num_warmup_iters: int | None = None) -> RankMonitorClient:
 
 
 def section(name: str) -> Section:
-    """A context manager: the section is open in its body.
+    """Returns a context manager: the section is open in its body. Starts the watch if that has not begun.
+
+    Example: `with ft.section("checkpoint"): save()`.
 
     Raises:
-        RankMonitorClientError: on entry, when it is open already.
+        RankMonitorClientError: on entry, when the section is open already.
     """
     return init().section(name)
 
 
 def steps(iterable: Iterable[T], start: int | None = None) -> Iterator[T]:
-    """The items, each with the section `step` open while it is fetched and while the loop's body runs.
+    """Yields the items, each with the section `step` open while the item is fetched and while the loop's body runs.
 
-    Reports each finished step as an iteration once the training's iteration is known; the section is closed when the
-    body ends, breaks or raises. A loop inside the body of another is part of that one's step.
+    Each finished step is reported as an iteration, once the training's iteration is known. The section is closed when
+    the body ends, breaks or raises. A loop inside the body of another is part of the outer loop's step.
 
     Args:
-        start: the first step's iteration; a training that resumes gives it, so that progress over restarts shows.
-            None: the one after the last that was reported; when none was, none is: a count that begins anew with each
-            start of the process would look like a training that never gets further.
+        iterable: what gives the items, a data loader for example.
+        start: the iteration of the first step. A training that resumes gives it, so that progress over restarts shows.
+            None: the iteration after the last one that was reported. Where none was reported, no step is reported
+            either: a count that begins anew with each start of the process would look like a training that never gets
+            further.
     """
     client = init()
     if client.is_open(STEP):
@@ -74,12 +87,12 @@ def steps(iterable: Iterable[T], start: int | None = None) -> Iterator[T]:
 
 
 def report_iteration(iteration: int) -> None:
-    """Reports the training's iteration: for progress over restarts, warm-up and verdicts."""
+    """Reports the training's iteration, when it is done: for progress over restarts and for verdicts."""
     init().report_iteration(iteration)
 
 
 def should_save(interval_s: float | None = None) -> bool:
-    """Whether to save after this step: the same on all ranks, which call it after the same steps.
+    """Returns whether to save after this step: the same on all ranks, which call it after the same steps.
 
     Args:
         interval_s: seconds of training between two saves; None: `--ft-save-interval`. Without either, never.
@@ -94,9 +107,10 @@ def shutdown() -> None:
 
 
 class monitored(Generic[T]):
-    """The whole protocol in one word: `for batch in ft.monitored(loader)`, or `with ft.monitored():` around a training.
+    """All of it in one word: `for batch in ft.monitored(loader)`, or `with ft.monitored():` around a training.
 
-    The loop form starts the watch and goes through `steps`; the `with` form starts the watch and ends it.
+    The loop form starts the watch and goes through `steps`; the `with` form starts the watch and ends it. Arguments are
+    those of `steps`.
     """
 
     def __init__(self, iterable: Iterable[T] = (), start: int | None = None) -> None:

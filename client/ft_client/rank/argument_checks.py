@@ -1,6 +1,7 @@
 """Checks of the arguments that a caller gives to a tool. Every error names the argument.
 
-The tools of this package call them first, so that a wrong value raises in the call that brought it.
+The tools of this package call them first, so that a wrong value raises in the call that brought it, and not in a step
+hours later.
 """
 
 from __future__ import annotations
