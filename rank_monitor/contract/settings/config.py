@@ -1,7 +1,11 @@
 """All settings, grouped by concern, with their units and defaults. The only file that holds their defaults.
 
-How a value is read is in `kinds.py`; where values come from, and which one wins, in `ft_launcher/settings/sources.py`.
-Durations are seconds.
+A setting is one field: its default, its kind (`kinds.py`), its help text, and, where it is accepted and does nothing,
+what is done instead. The options and their spellings are in `ft_launcher/settings/options.py`; where values come from,
+and which one wins, in `ft_launcher/settings/sources.py`. Durations are seconds.
+
+The launcher holds a whole `Settings`. A monitor gets `MonitorSettings` when it starts, and passes them on to its rank.
+Of the other groups a rank gets single values through its environment, where it needs them.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from rank_monitor.contract.settings.declaration import setting
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """Limits of the monitor of a rank, and what it does when one is exceeded."""
+    """Limits of the monitor of a rank, and what the monitor does when one is exceeded. The rank gets them with the
+    answer to its first request (`Welcome`)."""
 
     # Both limits, the check interval and the safety factor have NVIDIA's defaults: a job that moves here keeps them.
     initial_rank_heartbeat_timeout: float | None = setting(
@@ -91,10 +96,10 @@ class MonitorSettings:
 
     @property
     def stamp_period(self) -> float:
-        """Seconds from one stamp of a rank's main thread to the next that these limits allow at most.
+        """The longest time in seconds from one stamp of a rank's main thread to the next that these limits allow.
 
         A stall is seen with a quarter of its limit to spare. The limit of a hang counts from the last stamp, so its
-        period is a twentieth: so much later than its limit a hang may end.
+        period is a twentieth of it: by so much later than its limit a hang may end.
         """
         periods = [math.inf]
         if self.stall_warning is not None:
@@ -106,7 +111,7 @@ class MonitorSettings:
 
 @dataclass(frozen=True)
 class StartSettings:
-    """How ranks start."""
+    """How ranks start: as forks or by exec, with which modules, and with which faults on purpose."""
 
     warm_start: str = setting("auto", kinds.choice("auto", "on", "off"), "ranks as forks of one import of torch")
     preload: tuple[str, ...] = setting(
@@ -136,13 +141,13 @@ class StartSettings:
 
     @property
     def learns_modules(self) -> bool:
-        """Whether modules that ranks import are preloaded for those of the next cycle."""
+        """Whether modules that ranks were seen to import are preloaded for the ranks of the next cycle."""
         return kinds.NONE not in self.preload
 
 
 @dataclass(frozen=True)
 class StopSettings:
-    """How ranks end."""
+    """How ranks end: at the end of a cycle, at a preemption, and what is waited for after that."""
 
     workers_stop_timeout: float = setting(
         15.0, kinds.SECONDS, "SIGTERM to SIGKILL at the end of a cycle; how long a rank that has raised may do nothing"
@@ -173,7 +178,7 @@ class StopSettings:
 
 @dataclass(frozen=True)
 class RestartSettings:
-    """When to restart, and when to stop restarting."""
+    """When to restart, and when to stop restarting: by cycles of the launcher, and in process."""
 
     restart_policy: str = setting("any-failed", kinds.choice("any-failed", "min-healthy"), "what ends a cycle")
     restart_window: float | None = setting(None, kinds.LIMIT, "--max-restarts counts within this many seconds")
@@ -200,7 +205,7 @@ class RestartSettings:
         return EscalationLimits(**{name: getattr(self, key) for name, key in OF_IN_PROCESS.items()})
 
     def in_process_limits_set(self, keys: Collection[str]) -> LimitsSet:
-        """Those of these limits that somebody has set; `keys` are of all settings that somebody has set."""
+        """Returns those of these limits that the user has set. `keys`: of all settings that the user has set."""
         return LimitsSet(**{name: getattr(self, key) for name, key in OF_IN_PROCESS.items() if key in keys})
 
 
@@ -215,7 +220,7 @@ OF_IN_PROCESS = {
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """Which nodes take part."""
+    """Which nodes take part in a cycle, and when a silent node is lost."""
 
     spares: int = setting(0, kinds.COUNT, "nodes that wait")
     scale: str = setting("both", kinds.choice("up", "down", "both", "off"), "may the world grow or shrink")
@@ -233,7 +238,7 @@ class MemberSettings:
 
 @dataclass(frozen=True)
 class HealthSettings:
-    """Checks of the node, before a cycle and while one runs."""
+    """Checks of the node, before a cycle and while one runs. Each check is a process of its own, with a deadline."""
 
     health: str = setting("auto", kinds.choice("auto", "off"), "checks of the node before a cycle")
     node_check: str | None = setting(None, kinds.TEXT_OR_NONE, "command that must exit 0")
@@ -265,7 +270,8 @@ class HealthSettings:
 
 @dataclass(frozen=True)
 class NcclSettings:
-    """NCCL's timeouts in the ranks. A variable that the user set wins over each of these."""
+    """NCCL's timeouts in the ranks, set through the variables of torch and NCCL. A variable that the user has set
+    wins."""
 
     nccl_collective_timeout: float | None = setting(
         None, kinds.LIMIT, "timeout of process groups that are made without one; none: torch's"
@@ -340,9 +346,10 @@ class SourceSettings:
 
 
 PREEMPTED_UNDER_ALIAS = 0
-"""Default of `preempted_exit_code` with `alias_nvrx`: loops written for the peer take other codes for a failure."""
+"""The default of `preempted_exit_code` with `alias_nvrx`: loops that were written for NVIDIA's launcher take any other
+code for a failure."""
 PRELOAD_UNDER_ALIAS = (kinds.NONE,)
-"""Default of `preload` with `alias_nvrx`: the peer's ranks import all by themselves."""
+"""The default of `preload` with `alias_nvrx`: ranks under NVIDIA's launcher import everything by themselves."""
 
 GROUPS: dict[str, type] = {
     "monitor": MonitorSettings,
@@ -360,7 +367,7 @@ GROUPS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a job on one node."""
+    """All settings of a job on one node. A value is complete and checked; it never changes."""
 
     monitor: MonitorSettings = MonitorSettings()
     start: StartSettings = StartSettings()
@@ -376,7 +383,7 @@ class Settings:
         """Checks the relations between settings.
 
         Raises:
-            ConfigError: naming both.
+            ConfigError: two settings contradict each other. The text names both.
         """
         beat, timeout = self.members.node_beat, self.members.node_timeout
         if beat >= timeout:
