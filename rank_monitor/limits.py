@@ -245,6 +245,7 @@ def setting(deadline: Deadline) -> str:
 
 
 def _texts(deadline: Deadline) -> tuple[str, str, str]:
+    """Returns the row of `_TEXTS` for a deadline: all sections share one."""
     if deadline.limit.startswith(SECTION):
         return _TEXTS[SECTION]
     return _TEXTS[deadline.limit]

@@ -144,9 +144,12 @@ class MonitorServer:
         self._recorder = FlightRecorder(self._loop)
         self._lease = lease
         self._process: RankProcess | None = None
+        """The process that is watched as the rank; None: between two cycles, or once it has ended."""
         self._connected_pid = 0
+        """The last process that sent a hello in this cycle; 0: none did."""
         self._complaints = Complaints(self._log.warning)
         self._done = False
+        """The agent has said goodbye, or is gone: `run` returns."""
 
     def run(self) -> None:
         """Serves until the agent sends `Bye`. If the agent's channel closes without `Bye`, the launcher was killed, and
@@ -276,6 +279,7 @@ class MonitorServer:
             self._loop.watch(self._lease, self._on_lease_over)
 
     def _unwatch_process(self) -> None:
+        """Watches no process any more, and closes what was open for it."""
         if self._lease is not None:  # a timer that has run out stays readable: the loop would spin
             self._loop.unwatch(self._lease)
         if self._process is not None:
@@ -489,6 +493,7 @@ class MonitorServer:
         return dataclasses.replace(verdict, pid=self._process.pid, frames=frames, process=self._process.facts())
 
     def _signal(self, number: int) -> None:
+        """Sends a signal to the rank, if there is a process; through its pidfd, so never to another one."""
         if self._process is not None:
             self._process.signal(number)
 

@@ -77,7 +77,7 @@ class DistributedSignalHandler:
             raise RuntimeError(f"the handler of sig={_name(self.sig)} is installed already; release() it first")
         self._received = self._logged = False
         self._before = signal.getsignal(self.sig)
-        signal.signal(self.sig, self._note)
+        signal.signal(self.sig, self._on_signal)
         self._in_force = True
         if not self.exit_signal_handler_for_dataloader:
             util.register_after_fork(self, _in_fork)
@@ -105,21 +105,21 @@ class DistributedSignalHandler:
 
     def should_stop(self) -> bool:
         """Returns whether any rank got the signal; the same on all ranks. Collective: one all-reduce of one number."""
-        self._say()
+        self._log_signal()
         return group.max_over_ranks([float(self._received)])[0] > 0
 
     def signals_received(self) -> list[bool]:
         """Returns for each rank whether it got the signal; the same on all ranks. Collective: one all-reduce."""
-        self._say()
+        self._log_signal()
         own = group.rank()
         flags = [float(self._received and rank == own) for rank in range(group.size())]
         return [flag > 0 for flag in group.max_over_ranks(flags)]
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """The handler. Only sets a flag; see the top of this file."""
         self._received = True
 
-    def _say(self) -> None:
+    def _log_signal(self) -> None:
         """Logs once that this rank got the signal."""
         if self._received and not self._logged:
             self._logged = True
