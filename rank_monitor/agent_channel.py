@@ -1,6 +1,6 @@
 """The monitor's end of the channel to the node agent, or to the companion that stands in for the agent.
 
-`server.py` uses it. It sends and receives messages and does not interpret them. Nothing here blocks while the agent
+`server.py` uses it. Messages are sent and received here, and not interpreted. Nothing here blocks while the agent
 does not read: the agent may be stopped, or busy with another rank, and the watch must go on. What the agent does not
 read is queued up to a bound; beyond the bound the oldest message is dropped.
 
@@ -118,7 +118,7 @@ class AgentChannel:
     def _flush(self) -> None:
         """Sends what is queued as long as the agent reads, and has the loop call again when there is room.
 
-        That the agent is gone is not noticed here: reading shows it.
+        An agent that is gone is not noticed here: reading shows that.
         """
         try:
             while self._unsent and channel.send(self._connection, self._unsent[0]):

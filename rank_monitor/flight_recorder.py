@@ -8,9 +8,9 @@ answer (`_read`). `groups` interprets the last answer when somebody needs it, an
 on its way.
 
 The answer comes from a thread in C++ that torch's worker server has in the rank (`rank/start/after_import.py` starts
-it), also while the rank holds the GIL. It takes 0.5 ms, or 40 ms where the recorder's 2,000 entries are full (torch
-2.13, 2 cores, both ranks computing). An answer that has not come in time is left out. Interpreting an answer of that
-length takes 30 ms, and a deadline may be due when the answer arrives: so an answer is interpreted only on demand.
+it), also while the rank holds the GIL. An answer takes 0.5 ms, or 40 ms where the recorder's 2,000 entries are full
+(torch 2.13, 2 cores, both ranks computing). An answer that has not come in time is left out. To interpret an answer of
+that length takes 30 ms, and a deadline may be due when the answer arrives: so an answer is interpreted only on demand.
 
 What the recorder says is a rank's word: it is bounded, and any of it may be wrong.
 """
@@ -38,7 +38,8 @@ have something else listen there."""
 _READ_BYTES = 1 << 18
 """Of one read: 1 MB takes four turns of the loop, none of which is long."""
 _MAX_GROUPS = 32
-"""A rank of a model with every kind of parallelism is in about ten groups. Those that it waits in come first."""
+"""A rank of a model with every kind of parallelism is in about ten groups. The groups that the rank waits in come
+first."""
 _MAX_NUMBER = 1 << 62
 """Of a collective: torch counts in 64 bits."""
 _MAX_TEXT = 120
@@ -162,7 +163,7 @@ class FlightRecorder:
 def groups_of(answer: bytes) -> dict[str, Any]:
     """Returns what an answer of torch's worker server says of each process group, by the group's name. Pure.
 
-    Those that the rank waits in come first. Each group has:
+    The groups that the rank waits in come first. Each group has:
 
     - `entered`, `started`, `finished`: the numbers of the last collective of the group that the rank has entered, that
       the GPU has begun (0 where the recorder does not know, as with gloo), and that is finished

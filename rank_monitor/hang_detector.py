@@ -130,7 +130,7 @@ class Note:
 Action: TypeAlias = (
     DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | AskUsualGap | AskLookUp | NotifyStandstill | Note
 )
-"""What the server is to do. It performs them in their order."""
+"""What the server is to do. The server performs the actions of one call in their order."""
 
 
 class DetectorState(Enum):

@@ -1,6 +1,7 @@
 """The rank as a process of the operating system: signals through its pidfd, its stacks, its state in /proc.
 
-`server.py` uses it, in the monitor's only thread. It decides nothing, and blocks only as long as a docstring says.
+`server.py` uses it, in the monitor's only thread. Nothing is decided here. A method blocks only as long as its
+docstring says.
 
 **Stacks** are asked for by a signal (`ask_stacks`). faulthandler, which the client has registered in the rank, then
 appends a dump to the rank's stack file, also while the rank holds the GIL. `frames` reads from where the file ended
@@ -125,8 +126,8 @@ class RankProcess:
         """Returns the fields of the process's status, and the function of the kernel that it waits in; empty: it runs,
         or the kernel does not tell.
 
-        A process that goes to sleep or wakes up between the two readings seems to sleep nowhere. It is then read again,
-        at most `_READINGS` times; at last the stack of the process in the kernel is read, which root alone may.
+        A process that goes to sleep or wakes up between the two readings seems to sleep nowhere. Its state is then read
+        again, at most `_READINGS` times; at last the stack of the process in the kernel is read, which root alone may.
         """
         for _ in range(_READINGS):
             status, wchan = proc.status(self.pid), proc.waits_in(self.pid)
@@ -179,7 +180,7 @@ class RankProcess:
         status, wchan = self._at_rest()
         state = status.get("State", "gone")
         was_asked = self.has_stacks_since(time.monotonic() - 2 * _ANSWERS_S)
-        # A process that has ended since is described as it was, too. That a process is stopped now counts more.
+        # A process that has ended since is described as it was, too. One that is stopped now is described as it is.
         if self._before is not None and was_asked and state[:1] not in ("T", "t"):
             state, wchan = self._before
         facts: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """The monitor's end of the rank's socket: accepts one connection, of the same user, that begins with a hello.
 
-`server.py` uses it. It receives messages and does not interpret them, apart from the hello.
+`server.py` uses it. Messages are received here and not interpreted, apart from the hello.
 
 **Who is the rank.** Any process of the same user can connect to the socket. A connection is first one without a hello;
 the first valid hello makes a connection the rank's, and every other connection is refused with the reason. A stray
@@ -126,7 +126,7 @@ class RankSocket:
             self._close(self._client)
 
     def reply(self, message: Message) -> None:
-        """Sends a message to the rank. It is dropped if there is no connection or its queue is full."""
+        """Sends a message to the rank. Without a connection, or with a full queue, the message is dropped."""
         if self._client is not None:
             self._send(self._client, message)
 

@@ -1,7 +1,7 @@
 """The two-line form: `ft.init()`, `ft.section(name)`, `ft.steps(loader)` over the one client of this process.
 
-They create the client when there is none yet, and use the client that the script has created itself when there is one.
-Sockets and limits are not known here.
+The functions create the client when there is none yet, and use the client that the script has created itself when there
+is one. Sockets and limits are not known here.
 
 Example:
 

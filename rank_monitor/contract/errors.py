@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from rank_monitor.contract.exit_codes import ExitCode
 
 LEFT_OUT = "[...]"
-"""Stands where a text was cut. It is a line of its own, so that no pattern for one line matches across the gap."""
+"""Stands where a text was cut, as a line of its own, so that no pattern for one line matches across the gap."""
 
 
 _NO_PROCESS = (

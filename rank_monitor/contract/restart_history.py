@@ -5,7 +5,7 @@ in-process wrapper keep one `History` each. The policy's goes from node to node,
 in the ranks' store. As a record a history contains ages instead of times, so that another node, whose clock differs,
 can go on with it.
 
-`History.ended` returns the history with one more failed run. It counts; what follows from a count is decided elsewhere
+`History.ended` returns the history with one more failed run. What follows from its counts is decided elsewhere
 (`ft_launcher/decide/policy/restart_policy.py`, `contract/rounds/escalation.py`).
 """
 

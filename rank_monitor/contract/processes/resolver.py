@@ -76,7 +76,7 @@ def unasked() -> Iterator[None]:
 
 @contextmanager
 def towards(host: str, port: int) -> Iterator[str]:
-    """A context in which to make a client of torch's store at `host`. It gives the address to use, as `address_of`
+    """A context in which to make a client of torch's store at `host`. Gives the address to use, as `address_of`
     finds it.
 
     With an address, torch looks up nothing but the name of the peer, and that look-up is bounded.

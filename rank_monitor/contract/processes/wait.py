@@ -33,7 +33,7 @@ def end_of(pid: int) -> int:
     """Returns a descriptor that is readable once a process has ended: its pidfd. The caller closes it.
 
     A process that its parent has reaped already has no pidfd any more; a fork server may be that fast. The result is
-    then a descriptor that is readable at once. It is no pidfd, so a signal sent through it raises OSError.
+    then a descriptor that is readable at once, and no pidfd: a signal sent through that descriptor raises OSError.
     """
     try:
         return os.pidfd_open(pid)

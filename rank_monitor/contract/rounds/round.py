@@ -11,7 +11,7 @@ step is one atomic operation, so that a process killed between two of them leave
 2. The function runs. A rank whose function returns reports it (`announce_return`); the last one releases `outcome` as
    "done", and the call is over on all ranks.
 3. Or a fault is written (`interrupt`): by the rank that has it, by a rank whose monitor asks for a restart, or by the
-   process that speaks for a dead rank. It releases `outcome`, and `started` if the round had not started, as "fault".
+   process that speaks for a dead rank. This releases `outcome`, and `started` if the round had not started, as "fault".
    Every rank waits for `outcome` in a thread, and is interrupted.
 4. Each rank that is ready to go on accounts for itself (`account`); a dead one is accounted for by the process that
    speaks for it. When all are, `closed` says who takes part in the next round.

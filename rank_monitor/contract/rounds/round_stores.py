@@ -37,7 +37,7 @@ def serve_rounds(
 
     Args:
         store: the keys of the call.
-        serve: makes a server; returns the server and its port. It serves as long as the object lives.
+        serve: makes a server; returns the server and its port. The server serves as long as the object lives.
         host: the address under which all ranks reach the server.
         servers: where the servers are stored, by their round. Servers that may be in use are left there at the end.
 

@@ -1,6 +1,6 @@
 """Unix sockets of whole messages (SOCK_SEQPACKET), with descriptors passed along (SCM_RIGHTS).
 
-Launcher, monitor and client use it. It handles bytes and credentials and does not interpret messages. Nothing here
+Launcher, monitor and client use it. Bytes and credentials are handled here; messages are not interpreted. Nothing here
 blocks on the sockets that it makes, which are all non-blocking.
 """
 

@@ -5,8 +5,8 @@ rank, as torch's `elastic_launch` does, and function, arguments and result must 
 (`ft_launcher/node/ranks/`), the rank receives (`rank/start/function.py`), and the result goes back in the same way.
 What is sent is not interpreted here.
 
-**Why that is safe.** A pickle runs code when it is read, so it must not be where another process can write. It lies in
-a memory file without a name, which is sealed before it is sent: no process can change it any more. The descriptor of
+**Why that is safe.** A pickle runs code when it is read, so it must not be where another process can write. So it lies
+in a memory file without a name, which is sealed before it is sent: no process can change it any more. The descriptor of
 that memory goes to one receiver, through a socket without a name. A process that could reach either could also trace
 the two.
 

@@ -3,7 +3,7 @@
 `bootstrap.py` calls `start` before the script begins, so a rank is connected even if its program never asks to be
 watched. `RankMonitorClient` calls it again, and gets the same link.
 
-On a signal of the monitor, faulthandler appends this process's stacks to a file. It works in C, so also while the GIL
+On a signal of the monitor, faulthandler appends this process's stacks to a file: in C, so also while the GIL
 is held.
 
 A forked child of a rank, such as a worker of a data loader, is not the rank: it must not speak for it, nor keep its

@@ -1,6 +1,6 @@
 """The hot path: heartbeats, sections and iterations of the training in this process.
 
-Base class of `RankMonitorClient`. It keeps the open sections and sends them through the link. Each call also notes the
+Base class of `RankMonitorClient`. The open sections are kept here and sent through the link. Each call also notes the
 interval since the last one, from which limits can be learned (`learned_limits.py`).
 
 No call blocks, and a fault of the monitor raises nothing. Only misuse is raised, before anything is sent.
@@ -171,9 +171,8 @@ class SignsOfLife:
             self._observed.last_sign_ns = self._open[name] = monotonic_ns()
 
     def stop_learning(self) -> None:
-        """Excludes intervals that end from now on from learned limits. Called by the in-process wrapper, from any
-        thread,
-        when the training is interrupted: what follows is no usual interval."""
+        """Excludes intervals that end from now on from learned limits: the training is interrupted, and what follows is
+        no usual interval. Called by the in-process wrapper, from any thread."""
         if self._observed_before_fault is None:
             seen = copy.copy(self._observed)
             seen.sections_ns = seen.sections_ns.copy()

@@ -2,10 +2,10 @@
 
 `process.py` starts it, one for each rank process.
 
-**A stamp** is the moment at which the main thread last executed bytecode. It is taken by a call that the interpreter
-makes in the main thread between two bytecodes (`Py_AddPendingCall`). That call only posts a semaphore, so it runs no
-Python in the main thread. While the main thread is stuck in a call, or holds the GIL in one, there is no new stamp; the
-old one is sent again, and by that the monitor knows how long the main thread stands still.
+**A stamp** is the moment at which the main thread last executed bytecode. The stamp is taken by a call that the
+interpreter makes in the main thread between two bytecodes (`Py_AddPendingCall`). That call only posts a semaphore, so
+it runs no Python in the main thread. While the main thread is stuck in a call, or holds the GIL in one, there is no new
+stamp; the old one is sent again, and by that the monitor knows how long the main thread stands still.
 
 **The link.** This thread receives what the monitor sends, and restores a lost connection. So a replaced monitor gets
 the whole state also while the main thread hangs. The state itself is not interpreted here.
@@ -13,8 +13,8 @@ the whole state also while the main thread hangs. The state itself is not interp
 With each stamp the watchdog also looks for what a program does that reports nothing itself: its first process group,
 the iteration of a Megatron training, and, where the launcher asked for it, the modules that were imported.
 
-Threads: all but `__init__` and `start` runs in the watchdog's hidden thread (`hidden_thread.py`). It needs the GIL for
-each turn, so it stands still, too, while the main thread holds the GIL in a call.
+Threads: all but `__init__` and `start` runs in the watchdog's hidden thread (`hidden_thread.py`). That thread needs the
+GIL for each turn, so it stands still, too, while the main thread holds the GIL in a call.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
    module has run, or is given to a fork. A group that is made with a timeout of its own keeps that.
 2. torch's worker server is started (`answer_monitor`), which answers this rank's monitor when it asks for the flight
    recorder: a rank may hang then. The server is a thread in C++, so it answers also while the main thread holds the
-   GIL. It is started once the script has imported torch.distributed, on a socket in the run's private folder, and never
-   on a port.
+   GIL. The server is started once the script has imported torch.distributed, on a socket in the run's private folder,
+   and never on a port.
 
 Nothing here may keep the script from running, and torch must not be imported for it: a script without torch stays one.
 """

@@ -3,9 +3,10 @@
 The Python API of the launcher starts such ranks, as torch's `elastic_launch` does. A fork that has the function already
 gets it as `entry`; any other process receives it from the agent.
 
-Why it is safe to unpickle what is received is explained in `rank_monitor/contract/wire/sealed_pickle.py`. It is read as
-multiprocessing reads what it sends to a new process: first this process is made like the caller's, then the function is
-loaded. Of monitoring, this file knows one thing: a rank is not watched any more when its function has returned.
+Why it is safe to unpickle what is received is explained in `rank_monitor/contract/wire/sealed_pickle.py`. The pickle is
+read as multiprocessing reads what it sends to a new process: first this process is made like the caller's, then the
+function is loaded. Of monitoring, this file knows one thing: a rank is not watched any more when its function has
+returned.
 """
 
 from __future__ import annotations
