@@ -1,7 +1,14 @@
 """ft_launcher: torchrun's command line, with ranks that are watched and restarted.
 
-Attributes are imported at their first use: importing this package must not import torch, since the environment for
-torch's import is prepared first (`cli.py`).
+From Python the same job is started by `launch`:
+
+    from ft_launcher import LaunchConfig, launch
+
+    if __name__ == "__main__":
+        losses = launch(train, LaunchConfig(nproc_per_node=2))("config.yaml")  # global rank -> what train returned
+
+Attributes are imported at their first use. Importing this package must not import torch: `cli.py` first prepares the
+environment for torch's import.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdServer", "LaunchConfig", "__version__", "launch"]
 
+# Attribute -> the module that has it. `EtcdServer` is torch's, for programs that import it from their launcher.
 _MODULE_OF = {
     "EtcdServer": "torch.distributed.elastic.rendezvous.etcd_server",
     "LaunchConfig": "ft_launcher.python_api",

@@ -1,8 +1,16 @@
 """The program `ft_launcher`: from the arguments of a command line to an exit code.
 
-Called by the script of that name and by `__main__.py`. Does its steps in the order that matters: what must happen
-before torch is imported comes first, so nothing at the top of this file may import it. Parsing, settings and the run
-are in files of their own.
+The script of that name calls `program`, and `__main__.py` calls `launch`. A launch does its steps in the order that
+matters:
+
+1. standard streams and SIGCHLD, which a parent may have left in a state that breaks children;
+2. `prescan`, which reads what must be known before torch is imported;
+3. the fork of the zygote, before our own modules are loaded, so that a rank finds none of them;
+4. torch, the command line, the settings and the job (`make_job`);
+5. the run (`composition.py`).
+
+So nothing at the top of this file may import torch. A rank that is forked later comes back out of step 3: `launch`
+returns in the rank, and only there.
 """
 
 from __future__ import annotations
@@ -45,10 +53,12 @@ SUBCOMMANDS = {
 }
 """Subcommand -> the module with the command of that name."""
 _PEER = "nvidia_resiliency_ext"
+"""The package of NVIDIA that also installs a program `ft_launcher`."""
 
 
 def program() -> NoReturn:
-    """The entry point. Ranks that are forked run here, in the outermost frame of ours; see `launch`."""
+    """The entry point of the script `ft_launcher`. A forked rank runs here, in the outermost of our frames; see
+    `launch`."""
     rank = launch()
     with rank:
         rank.prepare_program()()
@@ -56,12 +66,18 @@ def program() -> NoReturn:
 
 
 def launch() -> ForkedRank:
-    """Runs the launcher and ends this process; returns only in ranks, which have the stack of the caller.
+    """Runs the launcher and ends this process. Returns only in a forked rank, which has the stack of the caller.
 
-    Ends by `os._exit`: to finalize an interpreter with torch loaded takes 0.4 s.
+    The process is ended by `os._exit`: to finalize an interpreter with torch loaded takes 0.4 s. What a normal end does
+    is done here: exit functions, and the flushing of logs and streams.
+
+    Returns:
+        In a rank: what prepares the rank and gives the user's program. The caller runs the program in its own frame, so
+            that a traceback of the user has no more frames of ours than necessary.
     """
     _open_standard_streams()
-    # Where it is ignored, the kernel takes the exit codes of children. The zygote and the ranks get it from here.
+    # Where a parent ignores SIGCHLD, the kernel drops the exit codes of children. Zygote and ranks inherit the default
+    # from here.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     arguments = sys.argv[1:]
     zygotes = ZygotePool()
@@ -78,7 +94,7 @@ def launch() -> ForkedRank:
         main(arguments, seen, zygotes)
     except SystemExit as ended:
         code = ended.code
-    # `os._exit` skips what a normal end of the interpreter does: exit functions, and flushing logs and streams.
+    # `os._exit` skips all of this.
     atexit._run_exitfuncs()
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -90,10 +106,10 @@ def launch() -> ForkedRank:
 
 
 def _open_standard_streams() -> None:
-    """Opens the null device where descriptors 0 to 2 are closed.
+    """Opens the null device where one of the descriptors 0 to 2 is closed.
 
-    Otherwise a socket could get such a number, and output would be written to it. Python sets these streams to None,
-    which log handlers and the zygote cannot write to.
+    Otherwise a socket could get such a number, and output would be written into it. Python sets these streams to None,
+    which neither log handlers nor the zygote can write to.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -114,7 +130,11 @@ def main(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> N
 
     Args:
         arguments: the command line without the program's name.
-        seen: the result of its scan before torch was imported.
+        seen: what was guessed before torch was imported.
+        zygotes: the zygote that has been forked, if one has.
+
+    Raises:
+        SystemExit: always, with the exit code.
     """
     with _errors_shown(is_subcommand(arguments)):
         if is_subcommand(arguments):
@@ -126,13 +146,16 @@ def main(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> N
 
 @contextlib.contextmanager
 def _errors_shown(is_command: bool) -> Iterator[None]:
-    """Turns errors into lines on the console and exit codes.
+    """Context that turns errors into lines on the console and exit codes.
+
+    An error that names its cause (`FtError`, or a refusal of the system) becomes one line; any other error is a bug and
+    shows its traceback.
 
     Args:
-        is_command: the lines are the answer of a command, without a time; else those of a job.
+        is_command: whether the lines answer a command, so that they have no time; else they are lines of a job.
 
     Raises:
-        SystemExit: with the code.
+        SystemExit: with the exit code, where there was an error.
     """
     try:
         yield
@@ -155,6 +178,7 @@ def _errors_shown(is_command: bool) -> Iterator[None]:
 
 
 def _show(text: str, is_command: bool) -> None:
+    """Prints a line to stderr, in the form of a command or of a job."""
     if is_command:
         line = f"ft_launcher: {text}"
     else:
@@ -163,7 +187,10 @@ def _show(text: str, is_command: bool) -> None:
 
 
 def _reply(error: Exception) -> None:
-    """Writes torch's reply file, if the launcher was given one; torch is imported only then."""
+    """Writes torch's reply file where the launcher was given one. Imports torch, and only then.
+
+    A wrong command line gets no reply, as under torchrun.
+    """
     if os.environ.get("TORCHELASTIC_ERROR_FILE") and not isinstance(error, UsageError):
         from ft_launcher.composition import write_reply
 
@@ -171,7 +198,8 @@ def _reply(error: Exception) -> None:
 
 
 def _must_have_folder() -> None:
-    """Checks that the current folder exists: in a removed one, the import of torch ends the process silently (by MKL).
+    """Checks that the current folder exists. In a removed folder the import of torch ends the process silently (by
+    MKL).
 
     Raises:
         UsageError: the current folder is gone.
@@ -184,7 +212,8 @@ def _must_have_folder() -> None:
 
 
 def is_subcommand(arguments: Sequence[str]) -> bool:
-    """Whether the first argument is a subcommand and not a script. `ft_launcher -- validate` always runs a script."""
+    """Returns whether the first argument is a subcommand. A script of that name wins, and `ft_launcher -- validate`
+    always runs a script."""
     return bool(arguments) and arguments[0] in SUBCOMMANDS and not Path(arguments[0]).exists()
 
 
@@ -192,7 +221,8 @@ def _subcommand(arguments: Sequence[str]) -> int:
     """Runs a subcommand. Returns the exit code.
 
     Raises:
-        UsageError: its command line is wrong.
+        UsageError: the subcommand's command line is wrong.
+        SystemExit: the subcommand ends with another code than 0.
     """
     import click
 
@@ -206,12 +236,12 @@ def _subcommand(arguments: Sequence[str]) -> int:
 
 
 def _job(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> int:
-    """Runs a job, or describes it for a dry run. Returns the exit code."""
+    """Runs a job, or describes it for a dry run. Returns the exit code. Blocks until the end of the job."""
     from ft_launcher.node.ranks.runtime import Runtime
     from ft_launcher.record.console import console
     from rank_monitor.contract.processes import resolver
 
-    resolver.bound_process()  # the zygote was forked before: ranks have nothing of it, nor of the next
+    resolver.bound_process()  # for the launcher alone: the zygote was forked before, so ranks have the usual limits
     console.quiet_torch()
     if seen.starts_ranks:
         runtime = Runtime.start()
@@ -219,6 +249,7 @@ def _job(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> i
         runtime = None
 
     def prepare(parsed: Parsed, resolved: Resolved) -> None:
+        """Has the zygote import torch and the preloaded modules, while the launcher goes on with its own imports."""
         if runtime is not None and not resolved.settings.start.dry_run:
             source = resolved.sources.get("warm_start", "the default")
             zygotes.prepare(parsed.script_arguments(), resolved.settings.start, source, runtime.tag)
@@ -243,14 +274,18 @@ def make_job(
     environ: MutableMapping[str, str],
     once_read: Callable[[Parsed, Resolved], None] = lambda parsed, resolved: None,
 ) -> Job:
-    """Makes the job of a command line. Imports torch.
+    """Returns the job of a command line. Imports torch.
 
     Args:
-        once_read: called when command line and settings are known, and torch has not examined this machine yet.
+        arguments: the command line without the program's name.
+        seen: what was guessed before torch was imported.
+        environ: the environment, which may be changed.
+        once_read: called when command line and settings are known, and torch has not yet looked at this machine, which
+            takes a while on a node with GPUs.
 
     Raises:
         ConfigError: an option or setting is wrong.
-        SystemExit: it asked for help, which was printed.
+        SystemExit: the user asked for help, which was printed.
     """
     from ft_launcher.settings import command_line, job_settings, sources
 
@@ -261,7 +296,7 @@ def make_job(
 
 
 def _peer_note() -> tuple[str, ...]:
-    """Returns a note on which program this is, where another package installs one of the same name."""
+    """Returns a note on which program this is, where NVIDIA's package is installed too; else none."""
     if file_of(importlib.util.find_spec(_PEER)) is None:
         return ()
     from ft_launcher import __version__
@@ -270,6 +305,7 @@ def _peer_note() -> tuple[str, ...]:
 
 
 def _describe(job: Job) -> int:
+    """Prints what would be started, and warnings. Returns the exit code."""
     from ft_launcher.tools.commands.dry_run import describe
 
     for warning in job.warnings:

@@ -1,6 +1,15 @@
-"""Makes the parts of the launcher, runs it, and turns its outcome into an exit code. The composition root.
+"""Makes the parts of the launcher, runs them, and turns the outcome into an exit code: the composition root.
 
-`agent/torch_launch.py` runs the agent as torch's launcher does; what it runs is put together here.
+`cli.py` calls `run`, `python_api.py` calls `conduct`. Here, and only here, parts of different wings meet: the agent
+gets its rendezvous, its recorder and the tools that watch it, and knows none of the files that make them.
+`agent/torch_launch.py` then runs the agent as torch's own launcher would.
+
+The order of a run: logging, the folder of logs, recorder and time ledger; then whatever listens to the journal (traces,
+status); then rendezvous, parts and agent; at the end the event `job_end`, and all that was opened is closed in the
+opposite order.
+
+Threads: everything here runs in the main thread. In `launch()` of a program it may be another one, in which Python
+allows no handlers of signals. `EndLimit` and the writers of files have threads of their own.
 """
 
 from __future__ import annotations
@@ -75,18 +84,26 @@ from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger("ft_launcher")
 
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's, before it had an option for them
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""torch's signals to handle, from before it had an option for them."""
 _OWN_STORE = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is not needed here, where each cycle has a fresh store. It has rank 0 make "
     "the ranks' store, and a rank that looks for it too early waits 0.3 to 0.8 s longer: about one restart in three"
 )
 _LAST_FILES_S = 1.0
-"""Seconds at the end for lines of the log file; journal and logs have had their time."""
+"""Seconds at the end for lines of the log file. Journal and logs have been closed by then."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run: exit code and reason, return values of functions by global rank, and the error, if any."""
+    """The outcome of a run.
+
+    Attributes:
+        code: the exit code.
+        reason: why the run ended.
+        values: global rank -> what the function returned, for a function.
+        error: what ended the run; None: all ranks succeeded.
+    """
 
     code: int
     reason: str
@@ -95,14 +112,12 @@ class Outcome:
 
 
 def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
-    """Runs the job on this node until its end.
+    """Runs the job on this node until its end, as the program of this process. Returns the launcher's exit code.
 
-    The handlers of ending signals stay in place: a late signal must not break the way out.
-
-    Returns:
-        The launcher's exit code.
+    The handlers of ending signals stay in place after the end: a late signal must not break the way out.
     """
-    # Before threads exist that start ranks: orphans become this process' children, and ranks get the user's limit.
+    # Before there are threads that start ranks: orphans become children of this process, and ranks get the user's limit
+    # of descriptors and not the launcher's.
     become_subreaper()
     descriptor_limit.raise_soft()
     console.install()
@@ -120,14 +135,22 @@ def run(job: Job, runtime: Runtime, zygotes: ZygotePool) -> int:
         console_text.show_lines(console_line(str(error), time.time()))
         write_reply(error)
         return error.exit_code
-    # The user can replace that of a preemption; journal and nodes use the fixed codes of docs/exit_codes.md.
+    # The user can choose the exit code of a preemption. Journal and other nodes use the fixed codes of
+    # docs/exit_codes.md.
     if code == ExitCode.PREEMPTED:
         return job.settings.stop.preempted_exit_code
     return code
 
 
 def _leave(number: int, runtime: Runtime) -> NoReturn:
-    """Ends this process while its main thread stands still. The template ends the ranks."""
+    """Ends this process at once, since its main thread stands still after an ending signal. The template ends the
+    ranks.
+
+    Called by `EndLimit`, in its thread.
+
+    Args:
+        number: the signal.
+    """
     code = int(ExitCode.PREEMPTED_KILLED)
     if number == signal.SIGINT:
         code = INTERRUPTED
@@ -141,7 +164,7 @@ def _leave(number: int, runtime: Runtime) -> NoReturn:
 
 
 def ending_signals(job: Job) -> tuple[int, ...]:
-    """Returns the signals to the launcher that end the job."""
+    """Returns the numbers of the signals to the launcher that end the job."""
     return numbers_of(getattr(job.launch_config, "signals_to_handle", _SIGNALS))
 
 
@@ -149,10 +172,11 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
     """Runs the job and records it. Blocks until its end.
 
     Args:
-        within: inside a user's program, whose children are not the launcher's; the caller reports what ended the run.
+        within: whether this is inside a user's program. Its children are then not the launcher's, and the caller
+            reports what ended the run.
 
     Raises:
-        FtError: it cannot begin.
+        FtError: the job cannot begin.
     """
     files = FileThread()
     _set_up_logging(job, files)
@@ -192,6 +216,8 @@ def _run_recorded(
     asked: tuple[NodeStatus, Asking],
     within: bool,
 ) -> Outcome:
+    """Runs the job with everything that records it in place. Returns the outcome. Reports an error to the console and
+    to torch's reply file."""
     config = job.launch_config
     nccl_bound = nccl.detection(os.environ | nccl.variables(job.settings.nccl, os.environ), config.max_restarts)
     recorder.job_started(
@@ -200,9 +226,10 @@ def _run_recorded(
     agents: list[NodeAgent] = []
 
     def launch() -> Mapping[int, Any]:
+        """Makes rendezvous, parts and agent, and runs the agent. Returns the values of functions by global rank."""
         peer_names.look_up_no_more(torch)
         if not config.run_id:
-            # As torch's launcher does where a program gave none.
+            # As torch's launcher does for a program that gave no run id.
             config.run_id = str(uuid.uuid4().int)
         rendezvous = _choose_rendezvous(job, signals)
         together = bool(job.settings.record.per_cycle_applog_prefix)
@@ -244,6 +271,7 @@ def _run_recorded(
         return run_agent(agents[0], config)
 
     def summary(error: ChildFailedError) -> str:
+        """Returns the block about the failed ranks. If that fails, one line has to do."""
         hidden, text = agents[0].results.hidden if agents else (), f"{error.name} FAILED"
         with contained("the summary of the ranks that failed cannot be shown"):
             text = console_text.failed_ranks(error.name, error.failures, recorder.shown, hidden)
@@ -260,9 +288,15 @@ def _run_recorded(
 def _more_sources(
     status: NodeStatus, asking: Asking, ranks: Ranks, rendezvous: NodeRendezvous | None
 ) -> list[EventSource]:
-    """Plugs the tools into the agent: returns the sources of events by which they see the ranks of this node.
+    """Plugs the tools into the agent: returns the event sources by which status and `--ft-watch-log` see the ranks.
 
-    Called by the node agent once, when it is made. `rendezvous`: None where it is not ours.
+    Called once by the node agent, when it is made.
+
+    Args:
+        status: gets the readings of ranks.
+        asking: has the requests of the status servers.
+        ranks: the ranks of this node.
+        rendezvous: None where it is not ours; then other nodes cannot be asked.
     """
     parts = ranks.parts
     if rendezvous is not None:
@@ -278,20 +312,25 @@ def _more_sources(
 
 
 def _more_environment(settings: Settings, recorder: Recorder) -> Callable[[int, bool], Mapping[str, str]]:
-    """Returns what says which variables the tools add for the ranks of a cycle."""
+    """Returns a function that says which variables the tools add for the ranks of a cycle.
+
+    Its arguments: the cycle, and whether rank 0 starts on this node.
+    """
     if settings.monitor.save_interval != AUTO:
         return lambda cycle, has_rank0: {}
     from ft_launcher.tools.report.save_intervals import SaveIntervals  # 12 ms, which other jobs need not wait
 
     intervals = SaveIntervals(settings.record.journal_dir, recorder)
-    # Rank 0's clock counts for all, and it runs on the node of this rank until a restart in process numbers anew.
+    # Every node chooses, though only the choice for rank 0 counts: a restart in process may make another rank rank 0
+    # later.
     return lambda cycle, has_rank0: {env.SAVE_INTERVAL: str(intervals.choose(cycle, has_rank0))}
 
 
 def write_reply(error: BaseException) -> None:
     """Writes the file that TORCHELASTIC_ERROR_FILE names for the launcher, as torchrun's `@record` does.
 
-    Schedulers read it: the error file of the rank that failed first, with its exit code, or what ended the launcher.
+    Schedulers read it. It has the error file of the rank that failed first, with its exit code, or the error that ended
+    the launcher. A failure to write it is logged, and changes no exit code.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
@@ -303,6 +342,7 @@ def write_reply(error: BaseException) -> None:
 
 
 def _reply(handler: ErrorHandler, error: BaseException) -> None:
+    """Writes the reply by torch's error handler, which looks at the exception that is being handled."""
     try:
         raise error
     except ChildFailedError as failed:
@@ -316,7 +356,13 @@ def _reply(handler: ErrorHandler, error: BaseException) -> None:
 def _outcome(
     launch: Callable[[], Mapping[int, Any]], show: Callable[[str], None], summary: Callable[[ChildFailedError], str]
 ) -> Outcome:
-    """Runs `launch` and returns the outcome, with the exit code to use where the agent has none."""
+    """Runs `launch`, and returns the outcome with the exit code to use where the agent has none. Catches everything.
+
+    Args:
+        launch: runs the agent; returns the values of functions.
+        show: prints lines to the console.
+        summary: returns the block about failed ranks.
+    """
 
     def say(text: str) -> None:
         show(console_line(text, time.time()))
@@ -326,7 +372,7 @@ def _outcome(
     except ChildFailedError as error:
         show(summary(error))
         return Outcome(int(ExitCode.RANKS_FAILED), "ranks failed", error=error)
-    except SignalException as error:  # no rank was started where no agent says otherwise
+    except SignalException as error:  # before an agent was made; else the agent has the exit code
         return Outcome(died_of(error.sigval), str(error), error=error)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         reason = f"the rendezvous failed: {one_line(error)}"
@@ -351,9 +397,12 @@ def _outcome(
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The rendezvous of a job: the holder of the ranks' port, and what makes the handler, which may connect to a store.
+    """The rendezvous of a job.
 
-    `has_several_nodes`: other nodes may take part.
+    Attributes:
+        ports: holds the port of the ranks' store.
+        has_several_nodes: whether other nodes may take part.
+        make: makes torch's handler. May connect to a store, and so block or fail.
     """
 
     ports: PortHolder
@@ -362,16 +411,17 @@ class Rendezvous:
 
 
 def _choose_rendezvous(job: Job, signals: SignalPipe) -> Rendezvous:
-    """Chooses a rendezvous of ours where there is one.
+    """Chooses the rendezvous of a job: one of ours where there is one.
 
-    A job of one node needs no rendezvous. Several nodes run ours over torch's store. A backend that torch does not
-    ship is used unchanged.
+    The only node of a job needs no store to find others. Several nodes run our protocol over torch's store or etcd. A
+    backend that is none of these is used as it is.
 
     Raises:
-        RendezvousConnectionError: the endpoint's host does not resolve, and there are several nodes.
+        RendezvousConnectionError: there are several nodes, and the host of the endpoint does not resolve.
     """
     config, port_range = job.launch_config, job.settings.start.port_range
-    # Under torchrun the ranks' store is at the given endpoint with the static rendezvous only.
+    # Under torchrun the ranks' store is at the given endpoint with the static rendezvous only, so only there address
+    # and port are promised.
     static = config.rdzv_backend == "static"
     if not static and not shares_store(os.environ):
         logger.warning("%s", _OWN_STORE)
@@ -398,7 +448,8 @@ def _choose_rendezvous(job: Job, signals: SignalPipe) -> Rendezvous:
 
 
 def _host_of_one_node(name: str) -> str:
-    """Returns what the ranks of a job of one node get as MASTER_ADDR: the given name, if they can find it."""
+    """Returns MASTER_ADDR for the ranks of a job of one node: the given name where it resolves, else a loopback
+    address."""
     problem = _look_up_problem(name)
     if not problem:
         return name
@@ -408,13 +459,19 @@ def _host_of_one_node(name: str) -> str:
 
 
 def _must_resolve(host: str, endpoint: str) -> None:
+    """Checks that the host of the endpoint resolves.
+
+    Raises:
+        RendezvousConnectionError: it does not.
+    """
     problem = _look_up_problem(host)
     if problem:
         raise RendezvousConnectionError(f"the host of {endpoint!r} does not resolve ({problem})")
 
 
 def _look_up_problem(host: str) -> str:
-    """Looks a host up. Returns why no address is found; empty: one is."""
+    """Looks up a host. Returns why no address is found; empty: one is found. Blocks for as long as the resolver
+    takes."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
@@ -423,7 +480,14 @@ def _look_up_problem(host: str) -> str:
 
 
 def _set_up_logging(job: Job, files: FileThread) -> None:
-    """Sends our own log lines to stderr, and to a file, by its thread, if one is configured."""
+    """Sends our own log lines to stderr, and to a file where one is configured.
+
+    Args:
+        files: the thread that writes the file, so that a slow file system delays no line on the console.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     handlers[0].setFormatter(console_text.ConsoleFormatter())
     logfile = job.settings.record.nvrx_logfile

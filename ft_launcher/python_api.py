@@ -1,9 +1,21 @@
 """`launch` and `LaunchConfig`: the whole launcher inside a user's program, for a function or a script.
 
-Restores signal handlers, environment and log handlers of the program afterwards, and leaves its children alone.
-`composition.py` runs the job, with parts that suit a program that already has torch, threads and children. The contract
-declares which settings exist; `settings/sources.py` merges keywords with YAML and environment in the same way as
-options of a command line. Uses torch's underscored attributes of `DefaultLogsSpecs`.
+`composition.py` runs the job, with parts that suit a program that already has torch, threads and children of its own.
+Signal handlers, environment and log handlers of the program are restored afterwards, and its children are left alone.
+
+Which settings exist is declared in the contract. `LaunchConfig` gives its keywords the form of a parsed command line
+(`Keywords`), so that `settings/sources.py` merges them with YAML and environment in the same way as options, and the
+same checks apply. Uses torch's underscored attributes of `DefaultLogsSpecs`.
+
+    from ft_launcher import LaunchConfig, launch
+
+    def train(path):
+        ...
+        return loss
+
+    if __name__ == "__main__":
+        config = LaunchConfig(nproc_per_node=2, max_restarts=3, rank_heartbeat_timeout=600)
+        losses = launch(train, config)("config.yaml")  # {0: ..., 1: ...}
 """
 
 from __future__ import annotations
@@ -43,11 +55,14 @@ from rank_monitor.contract.errors import ConfigError, FtError, nearest
 from rank_monitor.contract.settings.config import GROUPS
 
 _SOURCE = "LaunchConfig"
+"""The source of a setting that a keyword gave, as errors name it."""
 _FIELDS = tuple(field.name for field in fields(TorchLaunchConfig))
+"""The fields of torch's `LaunchConfig`, as far as the installed torch has them."""
 _VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-"""torch sets it in this process for its own use."""
+"""A variable that torch sets in this process for its own use. It is restored afterwards."""
 
 _running = threading.Lock()
+"""Held during a run: one process has one set of signal handlers and one console."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +77,17 @@ class Keywords(Parsed):
 class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
     """How a job is launched: the fields of torch's class, and every setting of ours by its key.
 
-    As on the command line, a setting that is not given comes from the environment (`FT_<KEY>`), the YAML that
-    `cfg_path` names, or its default; `none` or None means no limit. Of torch's fields all have defaults: one node with
-    one rank, the rendezvous c10d, no log files. Settings can be read and set as attributes, too. Copy it by
-    `copy.copy`: `dataclasses.replace` knows torch's fields only.
+    As on the command line, a setting that is not given comes from the environment (`FT_<KEY>`), from the YAML file that
+    `cfg_path` names, or from its default. `none` or None means no limit. All fields of torch have defaults here: one
+    node with one rank, the rendezvous c10d, no log files. Settings can also be read and set as attributes. Copy a
+    configuration by `copy.copy`: `dataclasses.replace` knows torch's fields only.
 
     Raises:
         TypeError: there is no such keyword.
-        ConfigError: a value is wrong.
+        ConfigError: a value is wrong. Values are checked when the object is made and at each assignment.
+
+    Example:
+        `LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=8, max_restarts=3, rank_section_timeouts="step:600")`
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -88,15 +106,15 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
         self.resolved()
 
     def resolved(self) -> sources.Resolved:
-        """Returns the merged settings, with the source of each.
+        """Returns the merged settings, with the source of each. Reads environment and YAML anew.
 
         Raises:
-            ConfigError: every wrong value of any source.
+            ConfigError: names every wrong value of any source.
         """
         return sources.resolve(self.keywords(), os.environ)
 
     def keywords(self) -> Keywords:
-        """Returns the values in the form of a parsed command line, torch's options by their names there."""
+        """Returns the values in the form of a parsed command line; torch's fields get the names of its options."""
         ours: dict[str, Any] = {key: _plain(value) for key, value in vars(self)["_settings"].items()}
         theirs = {name: getattr(self, name) for name in _FIELDS}
         more = {
@@ -110,12 +128,14 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
         return Keywords(Namespace(**theirs | more), ours, dict.fromkeys(ours, _SOURCE), frozenset(_FIELDS))
 
     def __getattr__(self, name: str) -> Any:
+        """Returns the value of a setting, merged from all sources."""
         key = _key(name)
         if key is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(getattr(self.resolved().settings, _ATTRIBUTE_OF[key]), key)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Sets a field of torch, or a setting. A wrong value of a setting leaves the configuration as it was."""
         key = _key(name)
         if key is None:
             super().__setattr__(name, value)
@@ -130,7 +150,8 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
 
 
 class LaunchError(FtError):
-    """The job failed although no rank of this node did; `exit_code` is that of the command `ft_launcher`."""
+    """The job failed although no rank of this node did. `exit_code` is that of the command `ft_launcher` in the same
+    case."""
 
 
 class RankTraceback(Exception):
@@ -181,6 +202,13 @@ def launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig) -> Callab
 
 
 def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: Any) -> dict[int, Any]:
+    """Runs one job. Raises what ended it, with the exit code of the command as its attribute `exit_code`.
+
+    Raises:
+        RuntimeError: a rank that was spawned imports the user's program, which calls `launch` outside of its main
+            guard.
+        FtError: another run is under way in this process.
+    """
     if getattr(process.current_process(), "_inheriting", False):
         raise RuntimeError(
             "launch() was called while a rank imports the program: "
@@ -199,11 +227,15 @@ def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: A
         return dict(outcome.values)
     error = outcome.error or LaunchError(outcome.reason)
     error.exit_code = outcome.code  # type: ignore[attr-defined]
-    # Without our frames: they hold the launcher's sockets for as long as somebody keeps the error.
+    # Without our frames, which hold the launcher's sockets for as long as somebody keeps the error.
     raise error.with_traceback(None) from _cause(error)
 
 
 def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: Sequence[Any]) -> composition.Outcome:
+    """Runs a job with parts for a program. Returns the outcome; what it started has ended then, and all is closed.
+
+    A signal that arrives when nothing is left to end goes to the program's own handler, after ours have been removed.
+    """
     job = job_of(entrypoint, args, config)
     zygotes = ZygotePool(apart=True)
     runtime = Runtime.start()
@@ -239,7 +271,7 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
 
 @contextlib.contextmanager
 def _as_found() -> Iterator[None]:
-    """Context that restores environment and log handlers at its end."""
+    """Context that restores environment and log handlers of the program at its end."""
     value = os.environ.get(_VARIABLE)
     logger = logging.getLogger("ft_launcher")
     handlers, propagate, level = logger.handlers, logger.propagate, logger.level
@@ -258,7 +290,7 @@ def _as_found() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Returns the traceback of the rank that failed first, if it left one."""
+    """Returns the traceback of the rank that failed first, if the rank left one; else the cause that the error has."""
     if isinstance(error, ChildFailedError):
         message = error.get_first_failure()[1].message
         if isinstance(message, dict):
@@ -272,7 +304,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: LaunchConfig) -> Job:
-    """Makes the job that `launch` runs.
+    """Returns the job that `launch` runs.
 
     Raises:
         ConfigError: a value is wrong, the script does not exist, or the function cannot be sent to another process.
@@ -313,6 +345,11 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
 
 
 def _check(config: LaunchConfig, resolved: sources.Resolved) -> Settled:
+    """Checks a configuration as a command line is checked. Returns the keys of the rendezvous that apply, and warnings.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
     keywords = config.keywords()
     check_numbers(keywords)
     check_event_handler(keywords)
@@ -327,7 +364,7 @@ def _check(config: LaunchConfig, resolved: sources.Resolved) -> Settled:
 
 
 def _named_signals(config: LaunchConfig) -> frozenset[int]:
-    """Returns the signals that a configuration names, if they are not torch's default."""
+    """Returns the signals that a configuration names; none where it has torch's default."""
     default: Any = {field.name: field.default for field in fields(config)}.get(SIGNALS, "")
     asked = getattr(config, SIGNALS, default)
     with config.keywords().errors_of(SIGNALS):
@@ -339,7 +376,14 @@ def _named_signals(config: LaunchConfig) -> frozenset[int]:
 def _what_runs(
     entrypoint: Callable[..., Any] | str, args: Sequence[Any], start_method: str
 ) -> tuple[Any, Sequence[Any], str, bool]:
-    """Returns entry point and arguments for torch, the name of the program, and whether no Python of ours runs it."""
+    """Returns entry point and arguments as torch takes them, the name of the program, and whether it is no Python
+    script.
+
+    A script runs by this interpreter, a function by our own entry, everything else as a command.
+
+    Raises:
+        ConfigError: it cannot be run, or the function cannot be sent to another process.
+    """
     if not isinstance(entrypoint, str):
         entry = function_rank.FunctionEntry(entrypoint)
         if start_method != "fork":
@@ -358,9 +402,12 @@ def _what_runs(
 _ATTRIBUTE_OF = {
     key: attribute for key, group in options.GROUP_OF.items() for attribute, of in GROUPS.items() if of is group
 }
+"""Key of a setting -> the attribute of `Settings` with its group."""
 
 
 def _key(name: str) -> str | None:
+    """Returns the key that a keyword or attribute means, also by another name of the setting; None: it is no
+    setting."""
     key = options.ALIASES.get(name, name)
     if key in options.GROUP_OF:
         return key
@@ -368,7 +415,7 @@ def _key(name: str) -> str | None:
 
 
 def _plain(value: object) -> object:
-    """Returns a value as YAML would have it: the value of an enum, text for a path."""
+    """Returns a value as YAML would have it: an enum's value, and text for a path."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, os.PathLike):
@@ -377,7 +424,7 @@ def _plain(value: object) -> object:
 
 
 def log_places(specs: DefaultLogsSpecs) -> tuple[str | None, Any, Any, set[int] | None]:
-    """Returns log folder (None for no logs), redirects, tee and filter of torch's own log specifications."""
+    """Returns log folder (None: no logs), redirects, tee and filter of torch's own log specifications."""
     if specs._root_log_dir in (None, os.devnull):
         folder = None
     else:

@@ -220,8 +220,9 @@ def parse(arguments: Sequence[str], script_if_none: str | None = None) -> Parsed
         SystemExit: the user asked for help, which was printed.
 
     Example:
-        `parse(["--nproc-per-node=2", "--ft-restart-policy", "any", "train.py", "--lr", "0.1"])`: `namespace` has
-        `training_script` "train.py" and `training_script_args` ["--lr", "0.1"]; `texts` is {"restart_policy": "any"}.
+        `parse(["--nproc-per-node=2", "--ft-restart-policy", "min-healthy", "train.py", "--lr", "0.1"])`: `namespace`
+        has `training_script` "train.py" and `training_script_args` ["--lr", "0.1"]; `texts` is {"restart_policy":
+        "min-healthy"}.
     """
     parser = make_parser()
     table = parser._option_string_actions
