@@ -69,6 +69,9 @@ class Timeouts:
         barrier_timeout: how long ranks wait for each other at the start and at the end of a round.
         completion_timeout: how long ranks on which the function returned wait for the other active ranks.
         last_call_wait: how long a round waits for further faults after the first, before it is interrupted.
+        monitor_process_interval, monitor_thread_interval: accepted, and checked, for code written for NVIDIA's wrapper:
+            our monitor sleeps until a deadline, and our watcher waits in the store.
+        heartbeat_interval: without a launcher, the time between two increases of a node's counter.
         heartbeat_timeout: without a launcher, a node counts as lost when its counter stands still for so long.
         termination_grace_time: from SIGTERM to SIGKILL.
         progress_watchdog_interval: the longest time between two stamps of the main thread.

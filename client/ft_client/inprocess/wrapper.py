@@ -86,7 +86,8 @@ class Wrapper:
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> _T | None:
-            parameters.bind(None, args, kwargs)  # what does not fit fails here, and not in every round
+            # Arguments that do not fit the function fail here, once, and not in every round.
+            parameters.bind(None, args, kwargs)
 
             def once(wrapper: CallWrapper) -> _T:
                 bound, named = parameters.bind(wrapper, args, kwargs)
@@ -98,6 +99,11 @@ class Wrapper:
         return wrapped
 
     def _call(self, function: Callable[[CallWrapper], Any]) -> Any:
+        """Makes one call of the wrapped function. Blocks until the call has ended on this rank.
+
+        Connects to the ranks' store, logs warnings about NCCL, and runs the call. Where the function hung again after
+        each restart, the process ends.
+        """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 "a wrapped function is to be called in the main thread, which is the one that is interrupted"
@@ -129,25 +135,37 @@ class Wrapper:
                 log.debug("rank %s of %s: the wrapped call has ended", state.initial_rank, state.initial_world_size)
 
     def _call_at(self, coordination: Coordination, function: Callable[[CallWrapper], Any], state: State) -> Any:
+        """Runs the call over the stores of `coordination`. A rank that was started again alone joins first.
+
+        The link to the monitor comes before the call, since a rank that joins reports its phase by it. A request of the
+        monitor that comes before there is a call is dropped: nothing runs yet that could hang.
+        """
         call: Call | None = None
 
         def interrupted(reason: str) -> None:
             if call is not None:
                 call.soft_timeout(reason)
 
-        link = MonitorLink(self.arguments, interrupted, state.rank or 0, coordination.call_prefix, coordination.logfile)
+        link = MonitorLink(
+            self.arguments,
+            interrupted=interrupted,
+            entry_rank=state.rank or 0,
+            call_prefix=coordination.call_prefix,
+            logfile=coordination.logfile,
+        )
         closed = None
         if is_respawned():
             link.report(RestartPhase.JOINING, 0)
             closed = join(coordination.watched, state)
-            if closed is None:  # all is done
+            if closed is None:  # the function was done on all ranks before
                 link.over(RestartPhase.DONE, 0)
                 return None
-        call = Call(self.arguments, function, coordination, state, closed, link)
+        call = Call(self.arguments, function, coordination, state, closed=closed, link=link)
         try:
             return call.run()
         finally:
-            call = None  # the link keeps `interrupted`, which must not keep the connections to the store
+            # The link keeps `interrupted`, which keeps this variable: the call's connections to the store must end.
+            call = None
 
 
 def _nccl_version() -> tuple[int, ...] | None:

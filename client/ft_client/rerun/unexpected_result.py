@@ -52,7 +52,12 @@ SKIPPED = frozenset({judgement.TOLERATED, judgement.CORRECT})
 
 @dataclass(frozen=True)
 class Device:
-    """A device of a node. Both names stay the same when a job is started again."""
+    """A device of a node. Both names stay the same when a job is started again.
+
+    Attributes:
+        node: the node's name.
+        device: `cpu`, or `cuda:` and the GPU's UUID.
+    """
 
     node: str
     device: str

@@ -98,6 +98,7 @@ class Kernels:
         return summaries(samples)
 
     def _warn_full(self, name: str) -> None:
+        """Logs, once in a process, that further kinds of kernels are not counted."""
         if not self._warned_full:
             self._warned_full = True
             logger.warning("more than %d kinds of kernels: %.80s and further ones are not counted", MAX_KERNELS, name)

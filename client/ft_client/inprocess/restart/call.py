@@ -99,7 +99,9 @@ class Call:
         first = state.iteration
         if closed is not None:
             first += 1
-        self._watcher = StoreWatcher(coordination.watched, first, self._entry_rank, self._interrupt)
+        self._watcher = StoreWatcher(
+            coordination.watched, number=first, entry_rank=self._entry_rank, interrupt=self._interrupt
+        )
         self._server: Any = None
         self._store_address = ""
         self._faulted = -1

@@ -94,6 +94,16 @@ def _variables(environment: Mapping[str, str]) -> list[str]:
 def _watchdog(
     environment: Mapping[str, str], hard: datetime.timedelta, collective: datetime.timedelta | None
 ) -> list[str]:
+    """Returns warnings about settings by which NCCL's watchdog ends the process before a restart does.
+
+    The watchdog has two ways: it handles errors and timeouts of collectives, and its own monitor ends a process whose
+    watchdog shows no heartbeat.
+
+    Args:
+        environment: the rank's variables.
+        hard: the wrapper's `hard_timeout`.
+        collective: the timeout of NCCL groups that are made without one of their own; None: not known.
+    """
     found = []
     enough = hard + _MARGIN
     why = f"hard_timeout={_seconds(hard)} + {_seconds(_MARGIN)}"

@@ -96,6 +96,10 @@ class FaultToleranceSectionsCallback(FitWatch):
         self._on(FitEvent.STEP)
 
     def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
+        """Ends the section `step`. The first batch after a save learns from the save, on all ranks together.
+
+        Not in the hook of the save: it comes before the checkpoint is written, when the save has no duration yet.
+        """
         self._on(FitEvent.STEP_OVER)
         super().on_train_batch_end(trainer, *batch)
         if self._client is not None and not self._taught_by_save:
@@ -106,6 +110,11 @@ class FaultToleranceSectionsCallback(FitWatch):
         self._on(FitEvent.STEP_OVER)  # of a batch that ended the epoch by returning -1 at its start
 
     def on_validation_batch_start(self, *batch: Any) -> None:
+        """Opens a section for a batch of evaluation.
+
+        The first batches of evaluation may take longer than steps of training. Where the limit of `step` was learned from
+        training, they are in a section of their own, which no learned limit judges.
+        """
         client = self._client
         if client is None:
             return
@@ -126,6 +135,10 @@ class FaultToleranceSectionsCallback(FitWatch):
         self._taught_by_save = False
 
     def _began(self, client: RankMonitorClient, trainer: Any) -> None:
+        """Wraps what saves and removes checkpoints, so that each such call is in the section `checkpointing`.
+
+        Lightning has no hook for these: `on_save_checkpoint` comes before the file is written.
+        """
         self._now, self._evaluated, self._taught_by_save = None, 0, True
         writer = trainer.strategy.checkpoint_io
         finalizes = hasattr(writer, "maybe_finalize_save_checkpoint")
@@ -170,7 +183,10 @@ class FaultToleranceSectionsCallback(FitWatch):
 
 
 class _Saving:
-    """A context around each save, in which the section `checkpointing` is open. Saves may be nested."""
+    """A context around each save, in which the section `checkpointing` is open.
+
+    Saves may be nested: `Wrapped` enters the context only for the outermost.
+    """
 
     def __init__(self, on: Callable[[FitEvent], None]) -> None:
         self._on, self.is_open = on, False

@@ -32,8 +32,8 @@ from rank_monitor.contract.settings.declaration import declarations, from_json, 
 from rank_monitor.contract.wire import channel
 from rank_monitor.contract.wire.launcher_messages import CycleStart
 
-# For a new interpreter that imports from a slow file system.
 _START_S = 60.0
+"""Seconds for the child to listen: a new interpreter may import from a slow file system."""
 _numbers = itertools.count()
 
 
@@ -89,6 +89,11 @@ class RankMonitorServer:
 
 
 def _settings(cfg: Any) -> MonitorSettings:
+    """Returns the monitor's settings: from FT_<KEY> variables, else from `cfg`, else their defaults.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
     values = {}
     for key in declarations(MonitorSettings):
         variable = env.of_setting(key)
@@ -96,7 +101,8 @@ def _settings(cfg: Any) -> MonitorSettings:
             values[key] = parse(MonitorSettings, key, os.environ[variable], variable)
         elif hasattr(cfg, key):
             values[key] = parse(MonitorSettings, key, getattr(cfg, key), "FaultToleranceConfig")
-    values["connect_timeout"] = None  # who the rank will be, nobody knows before it connects
+    # No limit for a first connection: which process will be the rank is not known before it connects.
+    values["connect_timeout"] = None
     return MonitorSettings(**values)
 
 
@@ -161,6 +167,7 @@ class _Station:
             self._sidecar.close()
 
     def _check_rank(self) -> None:
+        """Follows the process that is connected now: its end is what the next rank waits for."""
         pid = self._sidecar.client_pid
         if not pid or (self._rank is not None and self._rank[0] == pid):
             return
@@ -176,12 +183,19 @@ class _Station:
         self._sidecar.begin(self._start)
 
     def _let_go(self) -> None:
+        """Closes the pidfd of the rank that was followed."""
         if self._rank is not None:
             os.close(self._rank[1])
             self._rank = None
 
 
 def _listen(path: Path) -> socket.socket:
+    """Returns a listening socket at `path`. A socket file at which nobody listens is removed first.
+
+    Raises:
+        FileExistsError: another monitor listens there.
+        OSError: the socket cannot be made.
+    """
     try:
         channel.connect(path).close()
     except OSError:  # nobody listens
