@@ -1,4 +1,4 @@
-"""`Wrapper`: makes of a function one that is called again on every rank, in the same processes, after a fault on any.
+"""`Wrapper` has a function called again on every rank, in the same processes, after a fault on any rank.
 
 Users make a `Wrapper`. It checks its arguments, connects this rank to the ranks' store (`restart/coordination.py`) and
 hands over to `restart/call.py`, which runs the call. `restart/machine.py` explains how a restart goes.

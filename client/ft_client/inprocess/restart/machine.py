@@ -89,7 +89,7 @@ class RestartAction(Enum):
     WAIT = auto()
     """Waits as a spare."""
     REPORT = auto()
-    """Reports a fault of this rank to the others."""
+    """Writes a fault of this rank to the store, which interrupts the round on every rank."""
     AWAIT_ABORT = auto()
     """Waits until what ran on this rank was aborted. A rank whose function failed by itself comes here before its
     watcher has read the fault in the store, and must not call `finalize` while collectives are still being aborted."""

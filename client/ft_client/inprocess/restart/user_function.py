@@ -342,7 +342,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def release_frames(error: BaseException | None) -> None:
-    """Frees what the frames of an exception refer to, such as a model, before the next round makes another one.
+    """Frees what the frames of an exception refer to, such as a model, before the next round makes another model.
 
     Without this, the GPU would hold two models while the exception is kept. The traceback keeps its lines for the log.
     """

@@ -112,8 +112,8 @@ class FaultToleranceSectionsCallback(FitWatch):
     def on_validation_batch_start(self, *batch: Any) -> None:
         """Opens a section for a batch of evaluation.
 
-        The first batches of evaluation may take longer than steps of training. Where the limit of `step` was learned from
-        training, they are in a section of their own, which no learned limit judges.
+        The first batches of evaluation may take longer than steps of training. Where the limit of `step` was learned
+        from training, they are in a section of their own, which no learned limit judges.
         """
         client = self._client
         if client is None:
