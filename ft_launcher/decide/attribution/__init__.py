@@ -1,8 +1,13 @@
-"""Evidence of a failed cycle in, a fault out: who failed first, what, where, why, its class, and a hint. Pure.
+"""Attribution: the evidence of a failed cycle in, a fault out, with class, likely cause and hint. Pure.
 
-`cycle_evidence` holds what is known, `first_failure` finds the cause among the ranks, `known_errors` and
-`error_text` read what exceptions say, `fault` is the result. Knows no process and no file; `agent/cycle/evidence.py`
-gathers.
+`agent/cycle/evidence.py` gathers the evidence; nothing here reads a file, a clock or a process. In the order of use:
+
+- `triage.py`: before the ranks are stopped, whether stacks are needed.
+- `cycle_evidence.py`: what is known of each rank; `scene.py` and `rank_view.py`: where a rank was at a hang.
+- `first_failure.py`: finds the rank that failed first, and makes the `Fault` of `fault.py`.
+- `collective.py` by `wait_graph.py`: for whom the ranks wait; `nccl_view.py` adds what NCCL knows, `own_lock.py` what
+  the program's text shows, `all_nodes.py` puts the nodes together, `hang_clocks.py` decides while ranks still run.
+- `known_errors.py`, `error_text.py`, `wrapped_errors.py`: what exceptions say; `hints.py`: signals and exit codes.
 """
 
 from ft_launcher.decide.attribution.cycle_evidence import RankEvidence, iteration, signal_name, where

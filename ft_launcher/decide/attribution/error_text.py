@@ -1,7 +1,9 @@
 """Parses what Python and torch write about an exception: tracebacks with their chains, torch's error files. Pure.
 
-Called by `first_failure.py`, `known_errors.py` and `agent/cycle/evidence.py`. What an error means is left to
-`known_errors.py`. A rank chooses these texts, so every pattern is bounded and every result is cut.
+An exception reaches the launcher in one of three ways: as a report of `ft_client` (whole), in torch's error file
+(`of_error_file`), or only as the last lines that the rank printed (`of_output`). Each becomes a `RankException`.
+Callers: `first_failure.py`, `known_errors.py` and `agent/cycle/evidence.py`. What an error means is decided in
+`known_errors.py`, not here. A rank chooses these texts, so every pattern is bounded and every result is cut.
 """
 
 from __future__ import annotations
@@ -18,40 +20,50 @@ from rank_monitor.contract.wire.messages import RankException
 # The two lines that Python's traceback module puts between the exceptions of a chain (PEP 3134).
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 _MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n"
-# 4096 is Linux' PATH_MAX. Bounded, so that the search stays linear in the text.
+# 4096 is Linux's PATH_MAX. The bound keeps the search linear in the length of the text.
 _FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|<frozen |/ft_client/")
-# Python 3.11 and later mark the failing expression on a line of its own (PEP 657). It says nothing without its source.
+# Python 3.11 and later mark the failing expression by a line of carets below the source line (PEP 657). In an excerpt
+# the carets would point at nothing.
 _CARETS = re.compile(r"[\s~^]*")
-# Characters of one line of an excerpt: the message of an exception can put a whole tensor on one line.
+# Characters of one line of an excerpt. The message of an exception can put a whole tensor on one line.
 _LONGEST = 200
 _MAX_LINES = 5
-"""Of an excerpt: it stands in the block on the console."""
+"""Lines of an excerpt, which stands in the block of at most ten lines on the console."""
 _TRACEBACK = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
-"""torch puts it before what an uncaught exception prints."""
+"""The prefix that torch puts before each line of an uncaught exception."""
 _ERROR_LINE = re.compile(r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception): .")
 _GROUP_END = re.compile(r"^ +\+-{4,}$")
 _USAGE_ERROR = re.compile(r"[^\s:]{1,200}: error: (.{1,1000})")
-"""The last line of what argparse prints of a wrong command line, after its usage."""
+"""The last line that argparse prints about a wrong command line, after its usage."""
 _NEAR_END = 12
-"""hydra prints two lines after a traceback, click its usage before the error."""
-# Characters. What a program printed after its error is part of the text; the beginning and the end name the error.
+"""Lines at the end of a rank's output in which the error that ended it must be: an error further up was handled, and
+the rank went on. hydra prints two lines after a traceback, click its usage before the error."""
+# Characters of a message from a rank's output. Lines that the program printed after its error may be part of the text;
+# the beginning and the end name the error.
 _MAX_MESSAGE = 2000
 
 
 @dataclass(frozen=True)
 class ChainLink:
-    """One exception of a chain: its type and message (`ValueError: bad`), and whether it is the next one's cause."""
+    """One exception of a chain.
+
+    Attributes:
+        text: its type and message: `ValueError: bad`.
+        caused_next: it is the direct cause of the next exception (`raise ... from ...`); False: the next exception was
+            raised while this one was handled.
+    """
 
     text: str
     caused_next: bool = False
 
 
 def chain(exception: RankException) -> list[ChainLink]:
-    """Returns the chain of exceptions, oldest first. The last is `exception` itself, with its message in full.
+    """Returns the chain of exceptions of a traceback, the oldest first. The last is `exception`, with its whole
+    message.
 
-    The text of an exception group is followed by the tracebacks of its members: its message only counts them.
+    The text of an exception group is followed by the tracebacks of its members, since its own message only counts them.
     """
     blocks = re.split(f"({_CAUSED}|{_MEANWHILE})", exception.traceback)
     last = ChainLink(_with_members(f"{exception.type}: {exception.message}", blocks[-1]))
@@ -61,20 +73,21 @@ def chain(exception: RankException) -> list[ChainLink]:
 
 
 def _with_members(text: str, block: str) -> str:
+    """Returns a text, followed by the tracebacks of its members if it is that of an exception group."""
     if is_group(block):
         return f"{text}\n{without_margins(block)}"
     return text
 
 
 def _type_and_message(block: str) -> str:
-    """Returns the type and message of one printed traceback: the lines after its frames."""
+    """Returns the type and message of one printed traceback, which are the lines after its frames."""
     lines = block.strip("\n").splitlines()
     at = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=0)
     return "\n".join(line for line in lines[at:] if not line.startswith(("  ", "Traceback ")))
 
 
 def location(traceback: str) -> str:
-    """Returns `file:line` of the innermost frame; empty when the text has no frame."""
+    """Returns `FILE:LINE` of the innermost frame of a traceback; empty when the text has no frame."""
     frames = _FRAME.findall(traceback)
     if frames:
         return "{}:{}".format(*frames[-1])
@@ -82,7 +95,7 @@ def location(traceback: str) -> str:
 
 
 def raised_by_program(traceback: str) -> bool:
-    """Whether the innermost frame is a `raise` or `assert` in a file of the user's, not of a library."""
+    """Returns whether the innermost frame is a `raise` or an `assert` in a file of the user's, not of a library."""
     lines = without_margins(traceback).splitlines()
     at = max((number for number, line in enumerate(lines) if _FRAME.search(line)), default=None)
     if at is None or _LIBRARY.search(lines[at]):
@@ -91,7 +104,8 @@ def raised_by_program(traceback: str) -> bool:
 
 
 def excerpt(traceback: str) -> tuple[str, ...]:
-    """Returns the most telling lines of a traceback: innermost frame of the program, innermost of all, the message."""
+    """Returns at most five lines of a traceback for the console: the innermost frame of the program with its source
+    line, the innermost frame of all, and the message."""
     last = without_margins(traceback.rpartition(_CAUSED)[2].rpartition(_MEANWHILE)[2])
     lines = [line.rstrip()[:_LONGEST] for line in last.splitlines()]
     lines = [line for line in lines if line and not _CARETS.fullmatch(line)]
@@ -109,13 +123,13 @@ def excerpt(traceback: str) -> tuple[str, ...]:
 
 
 def of_output(text: str) -> RankException | None:
-    """Finds the exception that a program printed itself before it exited with an error.
+    """Returns the exception that a rank printed before it exited with an error; None: its last lines have none.
+
+    For ranks whose exception was not reported: `--no-python`, a program that prints and calls `sys.exit(1)`, argparse.
+    Tried in this order: a group, a traceback, argparse's error after its usage, a single line `SomeError: text`.
 
     Args:
-        text: the end of its output. An exception followed by more than `_NEAR_END` lines is not what ended it.
-
-    Returns:
-        None when the last lines contain no exception.
+        text: the end of the rank's output. An exception followed by more than `_NEAR_END` lines did not end the rank.
     """
     lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     while lines and not lines[-1]:
@@ -126,7 +140,7 @@ def of_output(text: str) -> RankException | None:
     starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
     for start in starts[-1:]:
         after = _from_message(lines[start:])
-        # The message may end with the traceback of another process.
+        # The message may itself end with the traceback of another process, so its last error line counts as its end.
         last = max((number for number, line in enumerate(after) if _ERROR_LINE.match(line)), default=0)
         if after and len(lines) - len(after) + last >= near_end:
             return _printed(lines[_first_of_chain(lines, starts) :], after)
@@ -140,7 +154,11 @@ def of_output(text: str) -> RankException | None:
 
 
 def _from_message(lines: list[str]) -> list[str]:
-    """Returns the lines from the one with type and message on; `lines` begin with the traceback's first."""
+    """Returns the lines of a traceback from its type and message on; empty: there are none.
+
+    Args:
+        lines: begin with the first line of the traceback.
+    """
     at = next((number for number in range(1, len(lines)) if lines[number] and not lines[number].startswith(" ")), None)
     if at is None:
         return []
@@ -148,7 +166,7 @@ def _from_message(lines: list[str]) -> list[str]:
 
 
 def _printed_group(lines: list[str]) -> RankException | None:
-    """Returns the last exception group of printed lines; None where its beginning is not among them."""
+    """Returns the last exception group among printed lines; None where its first line was cut off."""
     start = max((number for number, line in enumerate(lines) if line == GROUP), default=None)
     if start is None:
         return None
@@ -160,7 +178,11 @@ def _printed_group(lines: list[str]) -> RankException | None:
 
 
 def _first_of_chain(lines: list[str], starts: list[int]) -> int:
-    """Returns the line number at which the chain of the last traceback begins."""
+    """Returns the index of the line at which the chain of the last traceback begins.
+
+    Args:
+        starts: indexes of the first lines of all tracebacks.
+    """
     joints = {_CAUSED.strip(), _MEANWHILE.strip()}
     first = starts[-1]
     for start in reversed(starts[:-1]):
@@ -171,9 +193,12 @@ def _first_of_chain(lines: list[str], starts: list[int]) -> int:
 
 
 def _printed(traceback: list[str], after: list[str]) -> RankException:
-    """Returns the exception of printed lines; `after`: those from its type and message on, up to an empty line.
+    """Returns the exception of printed lines.
 
-    The type ends with the first line: below an exception without a message stands what the program printed next.
+    Args:
+        traceback: the lines of its traceback; may be empty.
+        after: the lines from its type and message on. They count up to the first empty line. The type stands on the
+            first line even without a message: the next line may be something that the program printed.
     """
     if "" in after:
         end = after.index("")
@@ -185,7 +210,7 @@ def _printed(traceback: list[str], after: list[str]) -> RankException:
 
 
 def of_error_file(content: bytes) -> RankException | None:
-    """Parses an error file of torch's `record` decorator, or of ours; None when it contains no exception."""
+    """Returns the exception in an error file of torch's `record` decorator, or of ours; None: it contains none."""
     # torch writes `message` either as text or as an object with `message` and `extraInfo`.
     try:
         error: Any = parse_json(content)["message"]

@@ -1,7 +1,9 @@
-"""Hints: the likely cause of a death by signal or exit code, and of a hang by its stack and the node's evidence.
+"""Hints: the class and likely cause of a death by signal or exit code, and of a hang by its stack. Pure.
 
-Pure; knows no rank. Called by `first_failure.py`, and by `known_errors.py`, which reads exceptions, for signals and
-full memory.
+A signal number says little to a user: SIGKILL may be the kernel's memory killer, a scheduler or a person. The tables
+here say what each usually means in a training, with what the node counted (`NodeEvidence`). One end is looked at alone:
+the module knows no ranks. Called by `first_failure.py`, and by `known_errors.py`, which reads exceptions, for the
+signals and exit codes that messages of exceptions name.
 """
 
 from __future__ import annotations
@@ -13,15 +15,19 @@ from dataclasses import dataclass
 from ft_launcher.decide.attribution.fault import NO_CAUSE, Cause, FaultClass
 from rank_monitor.contract.exit_codes import ExitCode
 
-# Bytes: what a container of Docker has in all without --shm-size. With less free, a full /dev/shm is a likely cause.
 _SHM_LOW = 64 << 20
+"""Bytes free in /dev/shm below which a full /dev/shm is the likely cause. Docker gives a container 64 MiB in all unless
+`--shm-size` says more."""
 
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """Evidence of the node: memory kills that its cgroup counted in this cycle, free bytes of /dev/shm.
+    """Evidence of the node itself, read when the cycle ended.
 
-    None: the value cannot be read here.
+    Attributes:
+        oom_kills: how many processes the kernel's memory killer ended in the launcher's cgroup during this cycle; None:
+            the counter cannot be read here.
+        shm_free: free bytes of /dev/shm; None: it cannot be read here.
     """
 
     oom_kills: int | None = 0
@@ -52,7 +58,8 @@ _OF_SIGNALS: dict[int, Cause] = {
 
 ALL_ABORTED = Cause(FaultClass.HANG, f"all ranks aborted: {_OF_SIGNALS[signal.SIGABRT].hint}")
 
-# A script may start ft_launcher itself; its exit codes (docs/exit_codes.md) then reach this launcher as a rank's.
+# A script may start ft_launcher itself. The exit codes of that launcher (docs/exit_codes.md) then reach this one as the
+# exit code of a rank.
 _NESTED = "by its code a launcher inside it "
 _OF_CODES = {
     ExitCode.BAD_CONFIG: Cause(FaultClass.USER_ERROR, "by its code wrong arguments, or a script that is not there"),
@@ -81,7 +88,8 @@ _OF_CODES = {
     127: Cause(FaultClass.USER_ERROR, "by its code a command was not found"),
 }
 
-# Names of files and functions in the stacks of torch's data loader, its rendezvous and its checkpoints.
+# Files and functions in the innermost frames of a hang -> the hint. They are those of torch's data loader, of its
+# rendezvous, and of its checkpoints.
 _OF_STACKS = (
     (("dataloader.py", "queue.py", "_try_get_data", "_next_data"), "it waits for its data loader"),
     (("_store_based_barrier", "init_process_group", "rendezvous.py"), "it waits for peers that did not come"),
@@ -90,7 +98,8 @@ _OF_STACKS = (
 
 
 def of_signal(number: int, node: NodeEvidence) -> Cause:
-    """Returns the likely cause of a death by a signal that the launcher did not send."""
+    """Returns class and likely cause of a death by a signal that the launcher did not send; NO_CAUSE for a signal that
+    says nothing."""
     if number == signal.SIGKILL:
         return _of_kill(node)
     if number == signal.SIGBUS and full(node):
@@ -99,7 +108,10 @@ def of_signal(number: int, node: NodeEvidence) -> Cause:
 
 
 def of_exit(code: int, node: NodeEvidence) -> Cause:
-    """Returns the likely cause of an exit code. A shell reports a command that died of signal n as 128 + n."""
+    """Returns class and likely cause of an exit code; NO_CAUSE for a code that says nothing, such as 1.
+
+    A code above 128 may be a shell's: it reports a command that died of signal n as 128 + n.
+    """
     known = _OF_CODES.get(code)
     if known is not None:
         return known
@@ -112,11 +124,11 @@ def of_exit(code: int, node: NodeEvidence) -> Cause:
 
 
 def of_hang(frames: Sequence[str], state: str) -> Cause:
-    """Returns the likely cause of a hang.
+    """Returns the likely cause of a hang by the rank alone; its class is always HANG, its hint may be empty.
 
     Args:
-        frames: of its main thread, the innermost first.
-        state: its state in `/proc`, for instance `S`.
+        frames: of the main thread, the innermost first; the first four count.
+        state: of the process, as `/proc/PID/status` has it, for instance `S (sleeping)`.
     """
     if state.startswith("T"):
         return Cause(FaultClass.HANG, "the process is stopped (SIGSTOP or a debugger)")
@@ -127,19 +139,24 @@ def of_hang(frames: Sequence[str], state: str) -> Cause:
 
 
 def full(node: NodeEvidence) -> str:
-    """Returns the message about a /dev/shm with less than 64 MiB free; empty: it has more, or that cannot be read."""
+    """Returns the message about a full /dev/shm (less than 64 MiB free); empty: it has more free, or cannot be read."""
     if node.shm_free is None or node.shm_free >= _SHM_LOW:
         return ""
     return f"/dev/shm is full ({node.shm_free >> 20} MiB free)"
 
 
 def number_of(description: str) -> int:
-    """Returns the signal whose C library description (strsignal) begins with this text; 0 for none."""
+    """Returns the number of the signal whose description in the C library (`strsignal`) begins with this text; 0: none.
+
+    torch's data loader writes the description of a worker's signal into its message, and not the number.
+    """
     found = (number for number in signal.Signals if (signal.strsignal(number) or "").startswith(description))
     return next(found, 0)
 
 
 def _of_kill(node: NodeEvidence) -> Cause:
+    """Returns class and likely cause of a SIGKILL that the launcher did not send. Only the counter of the cgroup can
+    prove that it was the kernel's memory killer."""
     if node.oom_kills:
         hint = f"out of memory: the kernel killed {node.oom_kills} process(es) of this group in this cycle"
         return Cause(FaultClass.MEMORY, hint)

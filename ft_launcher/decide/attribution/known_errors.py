@@ -1,9 +1,21 @@
 """Classifies exceptions of Python, torch, NCCL, gloo and CUDA: class and hint by message, then by type. Pure.
 
-`first_failure.py` and what it is made of call `of_exception`. The first row of the table that fits counts. Sees one
-exception at a time, and no rank. A rank chooses the text, so it is cut before it is searched, and every repetition in a
-pattern is bounded: the time grows linearly with the text. (A pattern with `.*` held the launcher for a minute over 140
-KB of "NVLink".)
+`first_failure.py` asks `of_exception` for the exception of the rank that failed first. `cycle_evidence.py` and
+`rank_view.py` ask `is_about_peers` of every rank, to tell a cause from its consequences. One exception is looked at
+alone: the module knows no ranks.
+
+Order of the decision, for each exception of a chain, the last one first (`_by_text`):
+
+1. Errors of the program that no text can excuse: a syntax error, a missing import.
+2. A worker of a data loader or a spawned process that died: by its signal or exit code (`hints.py`).
+3. Full shared memory, then a collective that timed out.
+4. The first row of the table `_BY_TEXT` that fits. The order of rows matters: special texts stand before general ones.
+5. A lost peer.
+
+Where no text says anything, the type decides (`_by_type`).
+
+A rank chooses the text, so it is cut before it is searched, and every repetition in a pattern is bounded: the time
+grows linearly with the text. (A pattern with `.*` once held the launcher for a minute over 140 KB of "NVLink".)
 """
 
 from __future__ import annotations
@@ -33,13 +45,17 @@ _WAITED = re.compile(
     r"|Application timeout caused pair closure",
     re.IGNORECASE,
 )
+"""Texts of a collective, a send or a receive that timed out: another rank did not take part in time."""
 BAD_LOSS = "loss is not finite"
-"""In the place of an exception's type: nothing was raised, but the launcher read such a loss in the rank's output."""
+"""Stands in the place of an exception's type where nothing was raised, but the launcher read a loss of nan or inf in
+the rank's output (`--ft-watch-log-nan=fault`)."""
 _GAVE_UP = "ft_client.inprocess.exception.RestartAbort"
-"""What all ranks raise when restarts in process end; that of the rank whose fault it was has a cause."""
+"""The exception that all ranks raise when restarts in process end. On the rank whose fault it was it has a cause in its
+chain; on each other rank it is a consequence."""
 # torch's data loader puts the text of strsignal into its message, not the number.
 _LOADER = re.compile(r"DataLoader worker .{0,200}killed by signal: (.{1,40}?)\.")
-# torch.multiprocessing.spawn; the text of a child that raised has its traceback instead.
+# torch.multiprocessing.spawn, of a child that died. The text about a child that raised has its traceback instead, which
+# `wrapped_errors.py` reads.
 _SPAWNED = re.compile(r"ProcessExitedException: .{0,40}terminated with (?:signal (SIG\w{1,12})|exit code (\d{1,3}))")
 _SHARED_MEMORY = re.compile(
     r"(/torch_|/dev/shm|shared memory).{0,400}No space left|No space left.{0,400}/dev/shm"
@@ -97,6 +113,7 @@ _BY_TEXT: tuple[tuple[str, Cause], ...] = (
     # torch's SignalException; 1, 10 and 15 are SIGHUP, SIGUSR1 and SIGTERM.
     (r"got signal: 1[05]?\b|SignalException", Cause(FaultClass.PREEMPTION, "somebody outside the launcher ended it")),
 )  # fmt: skip
+"""Pattern -> class and hint. Case is ignored, and `.` matches line ends. The first row that fits counts."""
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), cause) for pattern, cause in _BY_TEXT)
 
 _VAGUE = {
@@ -108,18 +125,26 @@ _VAGUE = {
     "FileNotFoundError",
     "PermissionError",
 }
-"""Types that libraries raise for many reasons, and those of files that may be missing because their mount is."""
+"""Types that say nothing about who has to act: libraries raise them for many reasons, and a file may be missing because
+its mount is. They count as errors of the program only if the program itself raised them."""
 
 _SERVICES = re.compile(
     r"(urllib3?|requests|http|ssl|socket|aiohttp|httpx|botocore|huggingface_hub|google\.api_core|etcd3gw)\."
 )
+"""Modules whose exceptions are about a service: a library of HTTP, of sockets, of a cloud."""
 _PROGRAM = {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "NameError"}
 
 
 def of_exception(exception: RankException, node: NodeEvidence) -> Cause:
-    """Returns class and likely cause: by the message of any exception of its chain, the last first, else by type.
+    """Returns class and likely cause of an exception: by the texts of its chain, the last exception first, else by
+    type.
 
-    Of an exception that wraps others, a group for instance, those are asked before the text as a whole, the last first.
+    An exception may carry others inside its text: a group, or the error of a data loader's worker. The errors inside
+    are asked before the text as a whole, the last one first. Errors about lost peers among them are left out, since
+    they may be consequences of the others.
+
+    Args:
+        node: decides what a SIGKILL or a SIGBUS of a worker means.
     """
     links = chain(exception)
     for link in reversed(links):
@@ -136,17 +161,18 @@ def of_exception(exception: RankException, node: NodeEvidence) -> Cause:
 
 
 def _own_errors(text: str) -> list[str]:
-    """Returns the errors inside a text, the last first, without those about a lost peer, which may be consequences."""
+    """Returns the errors inside a text, the last one first, without errors about a lost peer."""
     return [error for error in reversed(errors_inside(text)) if not _mentions_peers(error)]
 
 
-# Asked several times of each rank while the ranks are compared.
+# Cached: while ranks are compared, this is asked several times for the exception of each rank.
 @functools.lru_cache(maxsize=64)
 def is_about_peers(exception: RankException) -> float:
     """Rates whether an exception is the consequence of another rank's end: 1 certainly, 0.5 possibly, 0 not.
 
-    The first exception of the chain of causes decides. One raised while another was handled is only possibly a
-    consequence: the other may be the real error, and this one a collective in its `finally`, or raised without `from`.
+    The first exception of the chain of causes (`raise ... from ...`) decides. An exception that was raised while
+    another one was handled is only possibly a consequence (0.5). The earlier one may be the real error of this rank,
+    and the lost peer a collective in its `finally` that nobody else came to.
     """
     links = chain(exception)
     first = len(links) - 1
@@ -163,7 +189,8 @@ def is_about_peers(exception: RankException) -> float:
 
 
 def _share_about_peers(text: str) -> float:
-    """Rates one exception of a chain as `is_about_peers` does: of several that it wraps, each may be the real error."""
+    """Rates one exception of a chain as `is_about_peers` does. Of several errors inside its text each may be the real
+    one: 1 only if all are about peers."""
     inside = [_mentions_peers(error) for error in errors_inside(text)] or [_mentions_peers(text)]
     if all(inside):
         return 1.0
@@ -173,13 +200,15 @@ def _share_about_peers(text: str) -> float:
 
 
 def _mentions_peers(text: str) -> bool:
+    """Returns whether a text is about a lost peer, a collective that timed out, or the end of restarts in process."""
     text = both_ends(text, MAX_SEARCHED)
     return bool(is_lost_peer(text) or _WAITED.search(text) or text.startswith(_GAVE_UP))
 
 
 def _by_text(text: str, node: NodeEvidence) -> Cause | None:
+    """Returns class and hint by a text that begins with the type of the exception; None: the text says nothing."""
     text = both_ends(text, MAX_SEARCHED)
-    # An ImportError for want of a shared library may be a fault of the node and is decided by the table.
+    # An ImportError for want of a shared library may be a fault of the node. The table decides about it.
     if text.partition(":")[0] in _PROGRAM and "shared object file" not in text:
         return Cause(_USER)
     worker = _LOADER.search(text)
@@ -206,6 +235,7 @@ def _by_text(text: str, node: NodeEvidence) -> Cause | None:
 
 
 def _of_spawned(signal_name: str, exit_code: int, node: NodeEvidence) -> Cause:
+    """Returns class and hint of a spawned process that died of a signal, or ended with an exit code."""
     number = signal.Signals.__members__.get(signal_name)
     if number is not None:
         cause = hints.of_signal(number, node)
@@ -217,6 +247,11 @@ def _of_spawned(signal_name: str, exit_code: int, node: NodeEvidence) -> Cause:
 
 
 def _by_type(exception: RankException) -> FaultClass:
+    """Returns the class of an exception whose text says nothing, by its type and where it was raised.
+
+    A plain builtin type such as ValueError is an error of the program. A vague type, or one of a library, is that only
+    where the innermost frame is a `raise` in a file of the user's.
+    """
     module, _, name = exception.type.rpartition(".")
     kind = getattr(builtins, exception.type, None)
     if isinstance(kind, type) and issubclass(kind, (ConnectionError, TimeoutError)):

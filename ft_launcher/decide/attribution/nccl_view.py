@@ -1,10 +1,13 @@
-"""What NCCL's own watch (RAS) says of a job, and what that adds to a hang in which all wait in one collective. Pure.
+"""What NCCL's RAS says of a job, and what that adds to a hang in which all ranks wait in one collective. Pure.
 
-The RAS threads of all processes that use NCCL connect to each other, beside the network that carries the collectives,
-and watch each other. `ras_answer.py` reads their answer, `agent/cycle/nccl_ras.py` asks for it.
+RAS is NCCL's own watch: a thread in each process that uses NCCL connects to the others, beside the network that carries
+the collectives. `agent/cycle/nccl_ras.py` asks one of these threads, `ras_answer.py` reads the answer as an `NcclView`,
+and `refined` uses it in `first_failure.py` and `all_nodes.py`.
 
-A process that did not answer in time may be one that the launcher has just ended. So a rank is named only where NCCL
-has given it up: it does so when it has not reached a process for 60 s (NVIDIA's NCCL user guide, "RAS").
+In a TRANSPORT finding every rank did its part, so the collectives name nobody. RAS may: it knows which processes it
+does not reach. A process that did not answer in time may be one that the launcher has just ended. So a rank is named
+only where NCCL has given its process up, which NCCL does after 60 s without a connection (NVIDIA's NCCL user guide,
+"RAS").
 """
 
 from __future__ import annotations
@@ -18,20 +21,21 @@ from rank_monitor.contract.rounds.barrier import ranges_of
 from rank_monitor.contract.wire.json_record import from_json, to_json
 
 _MAX_KEPT = 64
-"""Processes of one kind in an answer: more are a part of the network that is cut off, of which no rank is named."""
+"""Processes of one kind that are kept of an answer. More than that are a part of the network that is cut off, and then
+no rank is named anyway."""
 _MAX_SHOWN = 4
-"""The text is one line on the console; further ranks are counted."""
+"""Nodes whose ranks a text names. The text is one line on the console; further nodes are counted."""
 
 
 @dataclass(frozen=True)
 class NcclProcess:
-    """A process that uses NCCL, as NCCL names it.
+    """A process that uses NCCL, as NCCL names it: by host and pid, since NCCL does not know torch's global ranks.
 
     Attributes:
-        host: an address, as text.
-        rank: its number in the largest communicator of which the answer says it; -1: it says none.
-        size: of that communicator.
-        is_dead: NCCL has given it up; else it did not answer in time.
+        host: its address as text; not a node's name.
+        rank: its number in the largest communicator for which the answer gives one; -1: the answer gives none.
+        size: the number of ranks of that communicator.
+        is_dead: NCCL has given the process up; False: the process did not answer in time.
     """
 
     host: str
@@ -46,10 +50,10 @@ class Late:
     """A rank that has launched fewer collectives of a kind than others of its communicator have.
 
     Attributes:
-        peer: its process; `rank` and `size` are those of this communicator.
-        operation: the kind; empty: the answer counts all kinds together.
-        launched: how many it has launched.
-        others: how many the one has that has launched most.
+        peer: the process of the rank; `rank` and `size` are those of this communicator.
+        operation: the kind of collective; empty: the answer counts all kinds together.
+        launched: how many the rank has launched.
+        others: how many the rank with the most has launched.
     """
 
     peer: NcclProcess
@@ -60,14 +64,14 @@ class Late:
 
 @dataclass(frozen=True)
 class NcclView:
-    """One answer of NCCL.
+    """One answer of NCCL's RAS about the whole job.
 
     Attributes:
-        processes: how many processes it knows, those included that it does not reach.
-        missing: those that it does not reach, at most 64.
-        missing_count: how many these are in all.
-        late: at most 64.
-        answered_at: when the answer was there (monotonic seconds of the node that asked); 0: not known.
+        processes: how many processes NCCL knows, reached or not.
+        missing: processes that NCCL does not reach, at most 64.
+        missing_count: how many processes NCCL does not reach in all.
+        late: ranks that have launched fewer collectives than others, at most 64.
+        answered_at: when the answer was complete (monotonic seconds of the node that asked); 0: not known.
     """
 
     processes: int
@@ -78,25 +82,26 @@ class NcclView:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the one that answered reaches half of the job or less, so that the fault may be its own."""
+        """Whether the process that answered reaches half of the job or less. Then its own network may be the fault, and
+        its answer names nobody."""
         return 2 * self.missing_count >= self.processes
 
 
 def view_of(processes: int, missing: Sequence[NcclProcess], missing_count: int, late: Sequence[Late]) -> NcclView:
-    """Returns an answer, with as much of it as is kept."""
+    """Returns the view of an answer, with at most 64 of the missing and of the late processes."""
     return NcclView(processes, tuple(missing[:_MAX_KEPT]), missing_count, tuple(late[:_MAX_KEPT]))
 
 
 def to_record(view: NcclView) -> dict[str, Any]:
-    """Returns an answer as JSON values."""
+    """Returns a view as JSON values, for the journal and for the coordinator."""
     return to_json(view)
 
 
 def of_record(record: Any) -> NcclView:
-    """Reads a record of `to_record`, with as much of it as is kept.
+    """Returns the view in a record of `to_record`. Another node wrote the record, so its lists are cut again.
 
     Raises:
-        ProtocolError: it does not fit.
+        ProtocolError: the record is not one of `to_record`.
     """
     view = from_json(NcclView, record)
     return replace(view, missing=view.missing[:_MAX_KEPT], late=view.late[:_MAX_KEPT])
@@ -109,19 +114,23 @@ def refined(
     nodes: Mapping[int, str] | None = None,
     ended: Collection[int] = (),
 ) -> HangFinding:
-    """Returns who holds up the others, by what NCCL says of a collective that all have entered and none finished.
+    """Returns a TRANSPORT finding with what NCCL adds to it; each other finding unchanged.
 
-    Names the ranks that NCCL has given up, in all answers of processes that reach most of the job. Otherwise the text
-    says whom it does not reach, or that all are in it. Any other finding is returned as it is. So is any finding where
-    there are several nodes and an answer knows other processes than the ranks: one that died and was replaced in
-    process is given up for ever, and in containers a rank of another node has its pid.
+    The culprits are the ranks that NCCL has given up, if all answers name them and they are less than half of the job.
+    Answers of processes that reach half of the job or less do not count. Where nobody is named, the text says what NCCL
+    knows: whom it does not reach, who launched fewer operations, or that it reaches all ranks.
+
+    On several nodes the finding stays unchanged if an answer counts more or fewer processes than there are ranks. NCCL
+    gives up a process that died and was replaced in process for ever, and in containers a rank of another node may have
+    its pid.
 
     Args:
         finding: by the collectives that each rank has entered and finished.
-        answers: of any nodes; none: nothing is added.
+        answers: of any nodes; empty: nothing is added.
         pids: of all ranks of the job, by global rank.
-        nodes: names of their nodes, for the text; None: it is one node, on which each pid is that of one process.
-        ended: ranks that may have been ended before an answer: that it has none from them means nothing.
+        nodes: global rank -> name of its node, for the text; None: all ranks are on one node, where a pid names one
+            process.
+        ended: ranks that the launcher may have ended before an answer. That such a rank did not answer means nothing.
     """
     answers = [answer for answer in answers if not answer.is_cut_off]
     if finding.kind is not HangKind.TRANSPORT or not answers:
@@ -146,6 +155,8 @@ def refined(
 def _remark(
     answers: Sequence[NcclView], pids: Mapping[int, int], nodes: Mapping[int, str] | None, ended: Collection[int]
 ) -> str:
+    """Returns what NCCL knows where it names no culprit, as the end of the text: first a rank that has launched fewer
+    operations, then whom NCCL does not reach. Empty: nothing."""
     is_one_node = nodes is None
     nodes = nodes or {}
     for late in (one for view in answers for one in view.late):
@@ -154,7 +165,7 @@ def _remark(
             kind = f"{late.operation} operations".strip()
             counts = f"has launched {late.launched} {kind} where another of its communicator has launched {late.others}"
             return f"; by NCCL's RAS {_who([rank], nodes)} {counts}"
-    # The first answer is worth most: later ones may miss ranks because they were being ended.
+    # One answer that reaches all ranks is enough: a later answer may miss ranks that were just being ended.
     if any(not view.missing_count and view.processes == len(pids) for view in answers):
         return f"; NCCL's RAS reaches all {len(pids)}"
     missing = set.intersection(*(_ranks_of(view.missing, pids, is_one_node) for view in answers)).difference(ended)
@@ -169,10 +180,11 @@ def _ranks_of(peers: Sequence[NcclProcess], pids: Mapping[int, int], is_one_node
 
 
 def _rank_of(peer: NcclProcess, pids: Mapping[int, int], is_one_node: bool) -> int | None:
-    """The global rank of a process; None if no rank of the job has this pid, or several may have it.
+    """Returns the global rank of a process; None if no rank of the job has this pid, or several ranks may have it.
 
-    In containers ranks of different nodes have the same pids, and nothing says which node is at NCCL's address: there
-    only the number in a communicator of all ranks counts, which is torch's.
+    In containers ranks of different nodes have the same pids, and nothing says which node has the address that NCCL
+    gives. So on several nodes a process is known only by its number in a communicator of all ranks, which is torch's
+    global rank. On one node the pid alone is enough.
     """
     same = [rank for rank, pid in pids.items() if pid == peer.pid]
     if peer.size == len(pids) and peer.rank in same:
@@ -183,7 +195,7 @@ def _rank_of(peer: NcclProcess, pids: Mapping[int, int], is_one_node: bool) -> i
 
 
 def _who(ranks: Sequence[int] | set[int], nodes: Mapping[int, str]) -> str:
-    """Names ranks, with their nodes where these are known: `ranks 8-15 on node52`."""
+    """Returns names of ranks, with their nodes where these are known: `ranks 8-15 on node52`."""
     by_node: dict[str, list[int]] = {}
     for rank in sorted(ranks):
         by_node.setdefault(nodes.get(rank, ""), []).append(rank)

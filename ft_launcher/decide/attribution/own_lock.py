@@ -1,10 +1,20 @@
-"""Whether a line of a program certainly waits for a lock that only threads of its own process can release. Pure.
+"""Decides whether a source line certainly waits for a lock that only threads of its own process can release. Pure.
 
-A stack shows the line of `lock.acquire()` as it shows that of torch's `work.wait()`: both are calls of C code without a
-frame. So the text of the program decides, and only where it leaves no doubt: the statement must be nothing but
-`NAME.acquire()` or `with NAME:`, and everywhere in the file the name must be that of a `threading.Lock()` or `RLock()`
-that is never passed on. A lock between processes, or one that another function releases, may wait for a rank.
-`agent/cycle/evidence.py` reads the text.
+A stack shows `lock.acquire()` exactly as it shows torch's `work.wait()`: a line of the program that sleeps in C code,
+without a frame below. The first makes the rank the cause of the hang, the second its victim. So the program's text
+decides, and only where it leaves no doubt. All of these must hold for the name of the lock, anywhere in the file:
+
+- The statement is nothing but `NAME.acquire()` or `with NAME:`.
+- The name is only ever bound to `threading.Lock()` or `threading.RLock()`.
+- The lock is never passed on: no use but in a `with` statement, or with `.acquire`, `.release`, `.locked`.
+- Each function that releases the lock also takes it, and none of them is a coroutine or a generator.
+
+A lock between processes, or one that another function releases as a signal, may in fact wait for a rank.
+`agent/cycle/evidence.py` reads the file and asks `waits_in_own_lock`; the answer becomes `Scene.in_own_lock`.
+
+    with lock:         # True, if `lock = threading.Lock()` above and the rest of the conditions hold
+    queue.get()        # False: not a lock
+    work.wait()        # False: not a lock
 """
 
 from __future__ import annotations
@@ -24,28 +34,28 @@ def waits_in_own_lock(source: str, frame: str) -> bool:
     """Returns whether a thread that sleeps at a frame waits for such a lock; False where that is not certain.
 
     Args:
-        source: the text of the file.
-        frame: `train.py:42 in step`.
+        source: the text of the file, as it was when the ranks were started. It need not be valid Python.
+        frame: the innermost frame, for instance `train.py:42 in step`.
     """
     found = _FRAME.fullmatch(frame)
     if found is None:
         return False
     number, function = int(found[1]), found[2]
-    lines = source.encode(errors="replace").splitlines()  # columns are those of UTF-8
+    lines = source.encode(errors="replace").splitlines()  # `ast` counts columns in bytes of UTF-8
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the program's escapes
+            warnings.simplefilter("ignore")  # SyntaxWarning about the program's own escapes is not ours to print
             program = _Program(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     if not 0 < number <= len(lines):
         return False
-    locks = program.taken_at(number, lines[number - 1], function)
+    locks = program.locks_taken_at(number, lines[number - 1], function)
     return bool(locks) and all(program.is_lock_of_this_file(_name(lock)) for lock in locks)
 
 
 class _Program:
-    """The tree of a file, in which each node's parent can be found."""
+    """The syntax tree of a file, with the parent of each node and the names that imports and definitions bind."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._nodes = list(ast.walk(tree))
@@ -53,18 +63,26 @@ class _Program:
         self._imported = set(self._imports())
         self._bound = set(self._bindings())
 
-    def taken_at(self, number: int, line: bytes, function: str) -> list[ast.expr]:
-        """The locks that the statement takes that fills line `number`; empty if it is any other one, or in another
-        function: then this is not the text that runs."""
+    def locks_taken_at(self, number: int, line: bytes, function: str) -> list[ast.expr]:
+        """Returns the locks that the statement on line `number` takes; empty for any other statement.
+
+        Args:
+            line: the text of that line.
+            function: the name of the function in the frame. A statement in another function shows that the file is not
+                the text that runs.
+        """
         for node in self._nodes:
             if isinstance(node, ast.stmt) and node.lineno == number and not line[: node.col_offset].strip():
-                locks = _taken(node, line)
+                locks = _locks_taken_by(node, line)
                 if all(map(_is_plain, locks)) and self._function(node) == function:
                     return locks
         return []
 
     def is_lock_of_this_file(self, name: str) -> bool:
-        """Whether each variable and attribute of a name is a lock that nothing outside of this file has."""
+        """Returns whether each variable and attribute of this name is a lock that nothing outside of the file has.
+
+        Names are compared without their objects: `a.lock` and `b.lock` count as one.
+        """
         proper = {use for node in self._nodes for use in self._proper_uses(node)}
         uses = [node for node in self._nodes if isinstance(node, ast.Name | ast.Attribute) and _name(node) == name]
         if any(self._is_suspended(self._scope(use)) for use in uses):
@@ -73,12 +91,13 @@ class _Program:
         released = {self._scope(use) for use in uses if self._is_base_of(use, "release")}
         is_made = any(isinstance(use.ctx, ast.Store) for use in uses)
         is_rebound = name in self._bound or any(name == bound for bound, _ in self._imported)
-        # One that is released where it was not taken is a sign to another thread, and a rank may be the cause of it. So
-        # may one be that is only released elsewhere, or held by a coroutine, which has no frame while it waits.
+        # A lock that is released where it was not taken is a signal to another thread, and that thread may wait for a
+        # rank. The same holds for a lock that nothing in this file releases.
         is_let_go = bool(released) or any(isinstance(self._parents[use], ast.withitem) for use in uses)
         return is_made and is_let_go and not is_rebound and proper.issuperset(uses) and released <= taken
 
     def _proper_uses(self, node: ast.AST) -> Iterator[ast.expr]:
+        """Yields the names in a statement or call that are used as such a lock may be: made, in a `with`, or called."""
         match node:
             case ast.Assign(targets=[target], value=value) if self._makes_lock(value):
                 yield target
@@ -90,6 +109,7 @@ class _Program:
                 yield value
 
     def _makes_lock(self, value: ast.expr) -> bool:
+        """Returns whether an expression is `threading.Lock()` or `RLock()`, under whichever name it was imported."""
         match value:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="threading"), attr=kind), args=[], keywords=[]):
                 return kind in _KINDS and self._is_only("threading", "threading")
@@ -98,13 +118,13 @@ class _Program:
         return False
 
     def _is_only(self, name: str, origin: str) -> bool:
-        """Whether a name is bound by this import alone, wherever it is bound."""
+        """Returns whether a name is bound only by the import of `origin`, and by nothing else in the file."""
         origins = {found for bound, found in self._imported if bound in (name, "*")}
         stored = any(isinstance(node, ast.Name) and node.id == name for node in self._nodes if _is_stored(node))
         return origins == {origin} and not stored and name not in self._bound
 
     def _imports(self) -> Iterator[tuple[str, str]]:
-        """Each name that an import binds, and what it is the name of; `*`: any name."""
+        """Yields each name that an import binds, with the full name of what it imports. `*` stands for any name."""
         for node in self._nodes:
             match node:
                 case ast.Import(names=names):
@@ -114,7 +134,8 @@ class _Program:
                     yield from ((alias.asname or alias.name, f"{origin}.{alias.name}") for alias in names)
 
     def _bindings(self) -> Iterator[str]:
-        """Each name that is bound neither by an assignment nor by an import."""
+        """Yields each name that is bound in another way than by an assignment or an import: a parameter, a function, a
+        class, a caught exception, a pattern."""
         for node in self._nodes:
             match node:
                 case ast.arg(arg=name) | ast.MatchMapping(rest=str(name)):
@@ -125,7 +146,8 @@ class _Program:
                     yield name
 
     def _is_suspended(self, scope: ast.AST) -> bool:
-        """Whether a function may wait without a frame: it is a coroutine or a generator."""
+        """Returns whether a function may be suspended while it holds a lock: it is a coroutine or a generator. Such a
+        function has no frame while it waits, so no stack shows who holds the lock."""
         waits = (ast.Await, ast.Yield, ast.YieldFrom)
         has_await = any(isinstance(node, waits) and self._scope(node) is scope for node in self._nodes)
         return isinstance(scope, ast.AsyncFunctionDef) or has_await
@@ -143,7 +165,7 @@ class _Program:
         return node
 
     def _function(self, node: ast.stmt) -> str:
-        """The name that a stack shows for a statement; empty: it is in a class or a coroutine."""
+        """Returns the name that a stack shows for a statement; empty for a statement in a class body or a coroutine."""
         parent = self._parents[node]
         while not isinstance(parent, ast.ClassDef | _Scope):
             parent = self._parents[parent]
@@ -155,8 +177,13 @@ class _Program:
         return ""
 
 
-def _taken(node: ast.stmt, line: bytes) -> list[ast.expr]:
-    """The locks that a statement waits for, if it does nothing else before it has them, and the line ends with it."""
+def _locks_taken_by(node: ast.stmt, line: bytes) -> list[ast.expr]:
+    """Returns the locks that a statement waits for, if it does nothing else before it has them, and nothing follows on
+    its line; else nothing.
+
+    Args:
+        line: the text of the line, as bytes of UTF-8.
+    """
     end: ast.stmt | ast.expr
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=lock, attr="acquire"), args=[], keywords=[])):
@@ -172,7 +199,7 @@ def _taken(node: ast.stmt, line: bytes) -> list[ast.expr]:
 
 
 def _is_plain(node: ast.expr) -> bool:
-    """Whether it is a variable, or an attribute of one, so that nothing is called to get it."""
+    """Returns whether an expression is a variable, or an attribute of one: nothing is called to get its value."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name)
@@ -183,6 +210,7 @@ def _is_stored(node: ast.AST) -> bool:
 
 
 def _name(node: ast.expr) -> str:
+    """Returns the last part of a name: `lock` for `lock` and for `self.lock`; empty for any other expression."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name

@@ -1,8 +1,14 @@
-"""Reads what NCCL's RAS answers to `VERBOSE STATUS`: JSON from release 2.28.7 on, text of earlier ones. Pure.
+"""Parses the answer of NCCL's RAS to `VERBOSE STATUS`: JSON from release 2.28.7 on, text of earlier releases. Pure.
 
-Facts: NVIDIA's NCCL user guide, "RAS", and releases 2.24.3 to 2.30. The text is meant for people, and differs between
-releases: only lines that are known are read, and what is not known is skipped. JSON names every rank of every
-communicator, 0.6 KB each; the text names those that differ.
+`agent/cycle/nccl_ras.py` asks and passes the bytes to `view_in`, which returns an `NcclView` (`nccl_view.py`). The
+facts are from NVIDIA's NCCL user guide, "RAS", and from releases 2.24.3 to 2.30.
+
+- JSON names every rank of every communicator, 0.6 KB each.
+- The text is meant for people and differs between releases. Only known lines are read, unknown ones are skipped. The
+  text names only the processes and ranks that differ from the others.
+
+Whatever listens on the port may answer. So bytes, depth, numbers and texts are bounded, and an answer about another job
+is refused where the answer shows that.
 """
 
 from __future__ import annotations
@@ -16,16 +22,18 @@ from ft_launcher.decide.attribution.nccl_view import Late, NcclProcess, NcclView
 from rank_monitor.contract.wire.foreign import parse_json, whole_number
 
 _MAX_BYTES = 16 << 20
-"""2,048 ranks, each in six communicators, are 7 MB of JSON."""
+"""Bytes of an answer. 2,048 ranks, each in six communicators, are 7 MB of JSON."""
 _FEWEST_BYTES, _BYTES_OF_RANK = 1 << 20, 8 << 10
-"""A rank is 0.6 KB in each of its communicators, and those of a pipeline have one for each peer. To read 16 MB of empty
-lists takes 7 s, in which other threads stand still; the most that a few ranks may send, half a second."""
+"""Bytes that any job may answer, and bytes more for each rank. A rank is 0.6 KB in each of its communicators, and a
+rank of a pipeline has one communicator for each peer. The bound keeps a small job's answer cheap: 16 MB of empty lists
+take 7 s to parse, in which other threads stand still, and 1 MB half a second."""
 _MAX_REPLIES = 4
-"""Lines before the answer itself: one for each command that goes before `VERBOSE STATUS`."""
+"""Lines before the answer itself: the server answers each command that goes before `VERBOSE STATUS` by a line."""
 _MAX_NUMBER = (1 << 31) - 1
+"""Of pids, ranks and sizes: NCCL has them as C ints."""
 _MAX_LAUNCHED = (1 << 63) - 1
 _MAX_HOST = 64
-"""Characters. The longest text of an IPv6 address has 45."""
+"""Characters of an address. The longest text of an IPv6 address has 45."""
 
 _PROCESS = re.compile(r"\s*Process (\d{1,10}) on node (\S{1,64})")
 _RANK = re.compile(
@@ -40,16 +48,17 @@ _HEADINGS = ("Job summary", "Communicators...", "Errors", "Warnings")
 
 
 def most_bytes(ranks: int) -> int:
-    """Returns how many bytes the answer of a job with so many ranks has at most."""
+    """Returns how many bytes of an answer are read for a job with this number of ranks; more is no answer of NCCL's."""
     return min(_MAX_BYTES, _FEWEST_BYTES + ranks * _BYTES_OF_RANK)
 
 
 def view_in(answer: bytes, pids: Collection[int] = ()) -> NcclView:
-    """Returns what an answer says, beginning with the server's answers to the commands before `VERBOSE STATUS`.
+    """Returns what an answer says.
 
     Args:
-        pids: of ranks, of which an answer in JSON must know at least one, so that it is about their job. The text does
-            not name the processes that are well. Empty: any answer is taken.
+        answer: all bytes from the server, with its lines about the commands before `VERBOSE STATUS`.
+        pids: pids of this node's ranks. An answer in JSON must know at least one of them, which shows that it is about
+            this job. An answer in text cannot be checked: it does not name healthy processes. Empty: no check.
 
     Raises:
         ValueError: it is no such answer, or a part of one.
@@ -67,6 +76,11 @@ def view_in(answer: bytes, pids: Collection[int] = ()) -> NcclView:
 
 
 def _of_json(found: Any, pids: Collection[int]) -> NcclView:
+    """Returns the view of an answer in JSON, as parsed. Entries that cannot be read are skipped.
+
+    Raises:
+        ValueError: there are no communicators, or none of `pids` is in them.
+    """
     if not isinstance(found, dict) or not isinstance(found.get("communicators"), list):
         raise ValueError("the answer has no communicators")
     known: set[tuple[str, int]] = set()
@@ -91,11 +105,13 @@ def _of_json(found: Any, pids: Collection[int]) -> NcclView:
 
 
 def _objects(values: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the objects in a list; nothing for any other value."""
     if isinstance(values, list):
         yield from (value for value in values if isinstance(value, dict))
 
 
 def _peer(rank: Mapping[str, Any], size: int) -> NcclProcess | None:
+    """Returns the process of a rank in a communicator of `size` ranks; None: host or pid cannot be read."""
     host, pid = rank.get("host"), _number(rank.get("pid"))
     if not isinstance(host, str) or len(host) > _MAX_HOST or pid <= 0:
         return None
@@ -111,13 +127,18 @@ def _status(rank: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_unreached(rank: Mapping[str, Any]) -> bool:
-    """Whether NCCL does not reach it. Others are in the answer, or answer and are no members of this communicator."""
+    """Returns whether NCCL does not reach the process of a rank. A missing rank with neither mark is reached, and is
+    only no member of this communicator any more."""
     status = _status(rank)
     return status.get("considered_dead") is True or status.get("unresponsive") is True
 
 
 def _late_in(counted: list[tuple[NcclProcess, Any]]) -> list[Late]:
-    """The ranks of a communicator that have launched fewer collectives of a kind than another one."""
+    """Returns the ranks of one communicator that have launched fewer collectives of a kind than the rank with most.
+
+    Args:
+        counted: each process with its counts: kind of collective -> how many it has launched.
+    """
     by_kind: dict[str, list[tuple[NcclProcess, int]]] = {}
     for peer, counts in counted:
         if isinstance(counts, dict):
@@ -131,7 +152,7 @@ def _late_in(counted: list[tuple[NcclProcess, Any]]) -> list[Late]:
 
 
 def _number(value: Any, most: int = _MAX_NUMBER) -> int:
-    """A whole number from 0 on; -1 for anything else."""
+    """Returns `value` if it is a whole number from 0 to `most`; -1 for anything else."""
     if type(value) is int and 0 <= value <= most:
         return value
     return -1
@@ -141,6 +162,11 @@ def _number(value: Any, most: int = _MAX_NUMBER) -> int:
 
 
 def _of_text(text: str) -> NcclView:
+    """Returns the view of an answer in text.
+
+    Raises:
+        ValueError: the answer is cut off, or its numbers contradict each other.
+    """
     parts = _parts(text)
     if "Errors" not in parts or "Warnings" not in parts:
         raise ValueError("the answer is not complete")
@@ -153,7 +179,7 @@ def _of_text(text: str) -> NcclView:
 
 
 def _parts(text: str) -> dict[str, list[str]]:
-    """The lines below each heading."""
+    """Returns the lines below each heading of the answer."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
@@ -166,8 +192,11 @@ def _parts(text: str) -> dict[str, list[str]]:
 
 
 def _processes(lines: list[str]) -> int:
-    """The number of all processes: the last row of numbers. It has one or two columns behind it, and those per node
-    before it where all nodes are alike."""
+    """Returns the number of all processes, which the table of the job's summary has in its last row of numbers.
+
+    The row has 3 columns, or 5 where all nodes are alike and the table has numbers per node too. The number of
+    processes is the last column but one in both.
+    """
     rows = [words for words in (line.split() for line in lines) if words and all(word.isdecimal() for word in words)]
     if rows and len(rows[-1]) in (3, 5):
         return _of_digits(rows[-1][-2])
@@ -175,13 +204,14 @@ def _processes(lines: list[str]) -> int:
 
 
 def _sizes(lines: list[str]) -> dict[str, int]:
-    """The size of the communicators of each group, by the group's number."""
+    """Returns the size of the communicators of each group of communicators, by the group's number."""
     rows = [line.split() for line in lines]
     return {row[0]: _of_digits(row[4]) for row in rows if len(row) == 8 and row[0].isdecimal() and row[4].isdecimal()}
 
 
 def _missing(lines: list[str], sizes: Mapping[str, int]) -> tuple[list[NcclProcess], int]:
-    """The processes that NCCL does not reach, with their ranks where these are said; and how many these are."""
+    """Returns the processes that NCCL does not reach, with their ranks where the lines give these; and how many
+    processes these are in all. The lines may count more than they name."""
     found: dict[tuple[str, int], NcclProcess] = {}
     count, is_dead, group = 0, False, ""
     for line in lines:
@@ -204,23 +234,23 @@ def _missing(lines: list[str], sizes: Mapping[str, int]) -> tuple[list[NcclProce
 
 
 def _late(lines: list[str], sizes: Mapping[str, int]) -> list[Late]:
-    """The ranks that have launched fewer collectives than others, of those that the answer names."""
+    """Returns the ranks that have launched fewer collectives than others, as far as the lines name them."""
     found: list[Late] = []
     named: list[tuple[NcclProcess, int]] = []
-    """Of one kind of operation of one communicator, with their numbers; -1: the line is about something else."""
+    """Ranks of the present communicator and operation, each with its count; -1: the line gives none."""
     group, operation, launched, most = "", "", -1, 0
 
-    def take() -> None:
+    def close_operation() -> None:
         found.extend(Late(peer, operation, count, most) for peer, count in named if 0 <= count < most)
         named.clear()
 
     for line in lines:
         communicator, different, several = _COMMUNICATOR.match(line), _DIFFERENT.match(line), _LAUNCHED.match(line)
         if communicator is not None:
-            take()
+            close_operation()
             group, launched, most = communicator[1], -1, 0
         elif different is not None:
-            take()
+            close_operation()
             operation, launched, most = (different[1] or "").replace("collective", ""), -1, 0
         elif several is not None:
             launched = _of_digits(several[1] or "0")
@@ -234,7 +264,7 @@ def _late(lines: list[str], sizes: Mapping[str, int]) -> list[Late]:
             most = max(most, count)
         size = sizes.get(group, 0)
         named.append((NcclProcess(managed[2], _of_digits(managed[1]), _of_digits(rank[1]), size), count))
-    take()
+    close_operation()
     return found
 
 

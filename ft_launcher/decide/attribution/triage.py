@@ -1,7 +1,9 @@
-"""What the ranks of a node show while some of them still run: whether to take stacks, and whether to wait. Pure.
+"""A first look at a failed cycle while some ranks still run: whether to take stacks, and whether to wait. Pure.
 
-`agent/fault_finding.py` asks it before it stops the ranks. Afterwards each rank has ended, and nothing tells which of
-them hung. Who failed first, and why, `first_failure.py` finds once, after the stop.
+`agent/fault_finding.py` asks `outlook` before it stops the ranks. Stacks must be taken before the stop, since a rank
+that has ended shows none; they take time, so they are taken only where the failure may be a hang. And the first error
+seen may be a consequence whose cause is not reported yet: the agent then waits up to 3 s for the cause. Who failed
+first, and why, `first_failure.py` finds once, after the stop.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from ft_launcher.decide.attribution.hints import NodeEvidence
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is known of a failed cycle before its ranks are stopped.
+    """What to do about a failed cycle before its ranks are stopped.
 
     Attributes:
-        hangs: ranks hang or hold up others, so stacks say more than exit codes.
-        cause_may_come: the first error may be the consequence of another one that no rank has reported yet, or its rank
-            is still printing it.
-        lost_peer: the local rank that failed first, where its error only says that it lost another rank; None: it
+        hangs: ranks may hang or hold up others: take stacks, which say more than exit codes.
+        cause_may_come: wait a moment for another report. The first error may be the consequence of one that no rank has
+            reported yet, or its own rank still runs and may add to it.
+        lost_peer: the local rank that failed first, where its error only says that it lost another rank; None: the rank
             failed by itself, or none has failed.
     """
 
@@ -34,14 +36,15 @@ class Outlook:
 
 
 def outlook(ranks: Sequence[RankEvidence], running: Collection[int], suspected: Collection[int]) -> Outlook:
-    """Returns what the ranks of a node show.
+    """Returns what the ranks of a node show at this moment.
 
     Args:
+        ranks: the evidence so far.
         running: local ranks whose process has not ended.
         suspected: local ranks that were about to exceed a limit of their own a moment ago.
     """
     first = first_failure.earliest(ranks)
-    if first is None:  # the restart in process failed, or no end of a rank can be seen
+    if first is None:  # no rank failed by itself: a restart in process failed, or the ranks are zombies
         return Outlook(hangs=True, cause_may_come=False)
     kind, is_loss = first.fault_kind, first.collateral == 1
     lost_peer = None
@@ -55,6 +58,7 @@ def outlook(ranks: Sequence[RankEvidence], running: Collection[int], suspected: 
 
 
 def _hangs(first: RankEvidence, ranks: Sequence[RankEvidence], suspected: Collection[int]) -> bool:
+    """Returns whether the first failure may be a hang, or the consequence of one."""
     if first.fault_kind is FaultKind.HANG or first.signal_number == signal.SIGABRT:  # NCCL's watchdog aborts
         return True
     if first.collateral == 1 and first.local_rank in suspected:  # what it lost may have been ended for a hang

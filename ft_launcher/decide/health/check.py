@@ -1,7 +1,9 @@
-"""The process of one check: reads its task, makes one check, prints findings as one line of JSON.
+"""The process of one health check: reads its task from the command line, makes one check, prints one line of JSON.
 
-Started by `check_process.py`. It imports one check only, and nothing outside the standard library that this check does
-not need. It exits without finalizing the interpreter: threads of a driver's library might block that.
+Started by `node/health/check_process.py`, one process for each check: a driver or a file system that hangs then hangs
+that process, and not the launcher. `reading.py` reads the line in the launcher. The process imports one check only, and
+nothing outside the standard library that this check does not need. It exits without finalizing the interpreter, since
+threads of a driver's library might block that for ever.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 State: TypeAlias = Literal["ok", "unknown", "warning", "unhealthy", "not present"]
 Finding: TypeAlias = tuple[State, str]
-"""The state of one checked item, and the reason, which names the item; the reason is empty where there is nothing to
-report."""
+"""The state of one item that a check looks at (a GPU, a mount), and the reason. The reason names the item, and is empty
+where there is nothing to report."""
 Answer: TypeAlias = tuple[list[Finding], dict[str, Any]]
-"""The findings of a check, and what it wants to be given as `Task.memory` next time."""
+"""The findings of a check, and JSON values that the next check of this kind gets as `Task.memory`: counters, say, whose
+growth matters."""
 
 CHECKS = {
     "endpoint": ("ft_launcher.node.health.endpoint", "check"),
@@ -31,19 +34,21 @@ CHECKS = {
     "space": ("ft_launcher.node.health.storage", "check_space"),
     "storage": ("ft_launcher.node.health.storage", "check"),
 }
-"""Check -> the module and the function that make it: Task -> Answer."""
+"""Name of a check -> the module and the function that make it. The function gets a `Task` and returns an `Answer`."""
 
-# `unknown` stands above `ok`, so that what could not be read is shown; neither makes a node leave.
+# The order in which states win over each other. `unknown` stands above `ok`, so that an item which could not be read is
+# shown. Only `unhealthy` makes a node leave.
 _WORST_FIRST: tuple[State, ...] = ("unhealthy", "warning", "unknown", "ok", "not present")
 
 
 class Task(NamedTuple):
-    """What a check is given.
+    """What a check gets.
 
     Attributes:
-        work: what to check.
-        memory: what it returned as its memory last time.
-        say: prints its progress; of a check that never answers, only the last such line is known.
+        work: what to check: paths, addresses, limits; its keys depend on the check.
+        memory: what the last check of this kind returned as its memory; empty at first.
+        say: prints a line about the progress. Where a check hangs, its last such line is all that is known, and becomes
+            part of the reason.
     """
 
     work: dict[str, Any]
@@ -52,7 +57,8 @@ class Task(NamedTuple):
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
-    """The worst state, with the reasons of all findings in that state; `not present` when there is none."""
+    """Returns the worst state among findings, with the reasons of all findings in that state; `not present` for
+    none."""
     found = list(findings)
     states = {state for state, _ in found}
     for candidate in _WORST_FIRST:
@@ -62,7 +68,7 @@ def worst(findings: Iterable[Finding]) -> Finding:
 
 
 def main() -> None:
-    """Makes the check that the last argument of the command line describes, as JSON. Never returns."""
+    """Makes the check that the last argument of the command line describes as JSON, and exits. Never returns."""
     order = json.loads(sys.argv[-1])
     sys.path.extend(order["site"])
     module, function = CHECKS[order["check"]]

@@ -1,8 +1,11 @@
-"""What is ordered from the process of a check, the reading that its end gives, and what readings say of the node. Pure.
+"""Readings of health checks: what a check process answered, and what all answers say of the node. Pure.
 
-A check of ours answers with one line of JSON, the last of its output; the lines before it report progress. A command
-of the user answers with its exit code. A round of readings gives the node's state, and what has changed since the round
-before. Knows no check by name, and starts nothing.
+`node/health/check_process.py` starts a process for each `Order` and passes its output here. A check of ours answers by
+one line of JSON, the last line of its output; the lines before report progress. A command of the user
+(`--ft-node-check`) answers by its exit code. A process that does not answer in time gives a reading too.
+
+All readings of a round together are the state of the node (`node_state`): before a cycle it decides whether the node
+takes part. While ranks run, `changes` says what to report. Knows no check by name, and starts nothing.
 """
 
 from __future__ import annotations
@@ -15,20 +18,21 @@ from typing import Any
 from ft_launcher.decide.attribution import signal_name
 from ft_launcher.decide.health.check import State, worst
 
-# Characters of a line that a user's command or a check printed, in one line of the console.
+# Characters of a line that a user's command or a check printed. The line becomes part of one line on the console.
 _LINE_LENGTH = 300
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to start for a check.
+    """What to start for one check.
 
     Attributes:
+        check: the name of the check, for texts and the journal.
         argv: the command line of the process.
-        answers: the process prints its findings as JSON; else its exit code is the result.
-        late: the state of the reading when no answer comes in time. `warning`, of the launcher's own folders, which the
-            training can do without: it stays one where the process hangs in the kernel, and the process is not killed;
-            later rounds do not wait for that folder before this one has its answer.
+        answers: the process prints its findings as JSON; False: its exit code is the result.
+        late: the state of the reading when no answer comes in time. It is `warning` for the launcher's own folders,
+            which the training can do without. Then a process that hangs in the kernel still gives only a warning, is
+            not killed, and later rounds do not ask for that folder again until it has answered.
     """
 
     check: str
@@ -42,9 +46,11 @@ class Reading:
     """The result of one check.
 
     Attributes:
-        state: `unknown` is what could not be read, `warning` what the training can do without; only `unhealthy` is
-            a reason to leave the job.
-        took_s: seconds from the start of its process; 0 for what was read without one.
+        check: the name of the check.
+        state: `unknown`: something could not be read; `warning`: a fault that the training can do without;
+            `unhealthy`: the only state for which a node leaves the job.
+        reason: what was found; may be empty.
+        took_s: seconds from the start of the check process; 0 for a value that was read without a process.
     """
 
     check: str
@@ -55,7 +61,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class NodeState:
-    """Whether the node may take part in the next cycle, and why."""
+    """Whether the node may take part in the next cycle, and the reason, which the console and the journal show."""
 
     healthy: bool
     reason: str
@@ -63,7 +69,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class HealthChange:
-    """A check found another state than at its last reading."""
+    """A check found another state than at its last reading. Written to the journal while ranks run."""
 
     check: str
     before: State
@@ -72,11 +78,14 @@ class HealthChange:
 
 
 def reading_of_exit(order: Order, output: bytes, code: int, took_s: float) -> tuple[Reading, dict[str, Any]]:
-    """The reading of a process that ended by itself, and the memory that the check is to get next time.
+    """Returns the reading of a check process that ended by itself, and the memory for the next check of this kind.
+
+    A check of ours that prints no valid line failed itself, which says nothing of the node: its state is `unknown`.
 
     Args:
-        output: the last part of what it wrote.
-        code: its exit code, negative for a signal.
+        output: the last part of what the process wrote.
+        code: its exit code; minus the number of the signal that ended it.
+        took_s: seconds from its start to its end.
     """
     last = _last_line(output)
     if code < 0:
@@ -98,11 +107,13 @@ def reading_of_exit(order: Order, output: bytes, code: int, took_s: float) -> tu
 
 
 def reading_of_timeout(order: Order, output: bytes, took_s: float, left_pid: int | None) -> Reading:
-    """The reading of a process that did not end in time.
+    """Returns the reading of a check process that did not end in time.
 
     Args:
-        left_pid: its pid when SIGKILL did not end it either: it hangs inside the kernel, which is evidence enough
-            against storage or a driver.
+        output: what the process wrote until then; its last line says how far it came.
+        took_s: seconds since its start.
+        left_pid: its pid if SIGKILL did not end it either, else None. Such a process hangs inside the kernel, which is
+            evidence enough against storage or a driver: the node is unhealthy, unless `order.late` is `warning`.
     """
     last = _last_line(output)
     reason = f"no answer within {took_s:.3g} s"
@@ -116,7 +127,7 @@ def reading_of_timeout(order: Order, output: bytes, took_s: float, left_pid: int
 
 
 def node_state(readings: Sequence[Reading]) -> NodeState:
-    """The state of the node with these readings: unhealthy when a reading is; no other state of a reading counts."""
+    """Returns the state of the node: unhealthy if at least one reading is. No other state of a reading counts."""
     state, reason = worst((reading.state, f"{reading.check}: {reading.reason}") for reading in readings)
     if state == "unhealthy":
         return NodeState(False, reason)
@@ -125,10 +136,12 @@ def node_state(readings: Sequence[Reading]) -> NodeState:
 
 
 def changes(before: Mapping[str, State], readings: Iterable[Reading]) -> tuple[list[HealthChange], dict[str, State]]:
-    """Returns what changed, and the state of each check now.
+    """Returns what changed since the last round, and the state of each check now.
+
+    A change between `ok` and `not present` is none: both are in order.
 
     Args:
-        before: the states of the last round; a check that is not in it was in order.
+        before: the states of the last round, as this function returned them; a check without an entry was in order.
     """
     findings: dict[str, list[tuple[State, str]]] = {}
     for reading in readings:
@@ -149,6 +162,7 @@ def _is_in_order(state: State) -> bool:
 
 
 def _last_line(output: bytes) -> str:
+    """Returns the last line of an output that is not empty, cut and with each unprintable character as `?`."""
     lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     if not lines:
         return ""

@@ -1,1 +1,1 @@
-"""Decisions about restarts: history and fault in, decision out. The policies decide, and the agent acts."""
+"""Decisions about restarts: a fault and the history in, a decision with its reason out. The agent carries it out."""

@@ -1,6 +1,7 @@
-"""What the restart policy remembers of a failed cycle: how long it lived, how far it came, which error counts. Pure.
+"""What the restart policy remembers of a failed cycle: how long it ran, how far it came, which error counts. Pure.
 
-`restart_policy.py` adds the result to its `History`, which the contract shares with the in-process wrapper.
+`restart_policy.py` calls `ended_cycle` once for each fault and adds the result to its `History`. The history is part of
+the contract, since the in-process wrapper keeps one by the same rules (`contract/restart_history.py`).
 """
 
 from __future__ import annotations
@@ -14,19 +15,25 @@ from rank_monitor.contract.restart_history import EndedRun
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
 YOUNG = 2.0
-"""A cycle died young when its ranks ran for less than this times the longest wait. Kubernetes' kubelet has the same
-factor."""
+"""A factor of the longest wait of `--ft-backoff`: a cycle whose ranks ran for a shorter time died young, and the next
+wait is doubled. Kubernetes' kubelet has the same factor."""
 
 EARLY_S = 60.0
-"""A cycle that fails below this, before any process group, has trained nothing: imports of a large program and its
-arguments take less."""
+"""Seconds. A cycle that fails sooner and before any process group has trained nothing: the imports of a large program
+and the check of its arguments take less."""
 BRIEF_S = 600.0
-"""A cycle that fails below this has hardly trained. With the default limit of three, half an hour is lost at most."""
+"""Seconds. A cycle that fails sooner has hardly trained, so that its error counts even without an iteration. With the
+default limit of three equal errors, half an hour is lost at most."""
 
 
 @dataclass(frozen=True)
 class CycleLife:
-    """Seconds that a cycle's ranks ran, and their iteration: NO_ITERATION when none was reported, None if unknown."""
+    """How long the ranks of a cycle ran and how far they came.
+
+    Attributes:
+        lived_s: seconds from the start of the ranks to the end of the cycle.
+        iteration: the last iteration that the ranks reached; NO_ITERATION: none was reported; None: it is unknown.
+    """
 
     lived_s: float = 0.0
     iteration: int | None = NO_ITERATION
@@ -35,8 +42,11 @@ class CycleLife:
 def ended_cycle(fault: Fault, life: CycleLife) -> EndedRun:
     """Returns what the history needs to know of a cycle that `fault` ended.
 
-    Without an iteration only an error that a restart cannot mend counts, and only where the cycle was short: after long
-    work the same error may be a rare one that comes twice.
+    The error counts as a repeated one under either condition:
+
+    - The rank reported an iteration: the same error at the same iteration comes again.
+    - The cycle was short (`BRIEF_S`) and a restart cannot mend the error (`_is_of_program`). After long work the same
+      error may be a rare one that happens to come twice.
     """
     has_iteration = fault.iteration != NO_ITERATION
     error = ""
@@ -58,10 +68,10 @@ def ended_cycle(fault: Fault, life: CycleLife) -> EndedRun:
 
 
 def _is_of_program(fault: Fault) -> bool:
-    """Whether the exception of a fault would be raised on any node, at any time.
+    """Returns whether the exception of a fault would be raised again on any node, at any time.
 
-    What the system says of files, but for one that is not there, may pass: an OSError that the program raises itself
-    is of class `user error` too.
+    The class `user error` is not enough: an OSError that the program itself raises has that class, although what the
+    system says of a file may pass. FileNotFoundError counts: a missing file stays missing.
     """
     kind = getattr(builtins, fault.error.partition(" at ")[0], None)
     of_system = isinstance(kind, type) and issubclass(kind, OSError) and not issubclass(kind, FileNotFoundError)

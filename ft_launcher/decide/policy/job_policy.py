@@ -1,6 +1,11 @@
-"""The restart policy in the form in which the coordinator calls it, about a fault or about a request of a rank. Pure.
+"""The restart policy of a job: corrects the reported fault by what all nodes saw, then decides about it. Pure.
 
-Finds the rank that held up those of all nodes, by what they saw, before it decides about the fault that one reported.
+The policy also decides about requests of ranks, which need no correction.
+
+The coordinator calls the policy once for each failed cycle, for all nodes. The report that it got is what one node
+found among its own ranks: after a hang mostly a rank that only waited. So before `restart_policy.py` decides, the
+policy looks for the culprit among the ranks of all nodes (`decide/attribution/all_nodes.py`). Decision, budget and the
+choice of a node to replace are then about the culprit and its node.
 """
 
 from __future__ import annotations
@@ -34,7 +39,12 @@ from rank_monitor.contract.settings.config import RestartSettings
 
 
 def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
-    """Returns the restart policy as the function that a coordinator calls for each fault and each request."""
+    """Returns the restart policy as the function that a coordinator calls for each fault and each request.
+
+    Args:
+        settings: the options of the restart policy.
+        max_restarts: `--max-restarts`.
+    """
 
     def about_request(case: RequestCase, now: float) -> PolicyAnswer:
         rank, request = case.asked.rank, case.asked.request
@@ -46,6 +56,7 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
     def policy(case: Case | RequestCase, now: float) -> PolicyAnswer:
         if isinstance(case, RequestCase):
             return about_request(case, now)
+        # 1. The fault: of the culprit among all nodes, else of a rank that had returned too early, else as reported.
         fault, life, headline = case.report.fault, case.report.life, case.report.headline[:MAX_HEADLINE]
         faulty_node, by_views = "", 0
         of_all_nodes = _culprit_of_all_nodes(fault, case.views)
@@ -59,10 +70,12 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
         returned: Mapping[int, float] = {}
         if with_returned is not fault:
             fault, returned = with_returned, case.views.returned
+        # 2. The decision about that fault, by the history of the whole job.
         before = History.from_record(case.history, now - case.age_s)
         has_suspect_result = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
         question = Question(settings, max_restarts, before, life, case.other_hardware)
         decision, history = answer(fault, question, now)
+        # 3. What all nodes need of it.
         culprit, suspect_result, relaxed_limit = None, None, ""
         if of_all_nodes is not None or returned:
             culprit = FaultReport(fault, life)
@@ -93,17 +106,25 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
 
 
 def _with_cause(fault: Fault, cause: str) -> str:
-    """Returns what is said of a rank that holds up those of all nodes, with the cause that the nodes found together."""
+    """Returns `Fault.what` with the cause that all nodes found together, in the place of the cause of one node."""
     if fault.kind is FaultKind.HANG:
         return first_failure.of_cause(cause, fault.exceeded)
     return f"{fault.what}; {cause}"
 
 
 def _culprit_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | None:
-    """Returns the fault of the rank that holds up those of all nodes, and its node.
+    """Returns the fault of the rank that holds up the ranks of all nodes, and the node of that rank.
 
-    None where `fault` is no hang, where the views name nobody or do not fit, or where they name others, which run,
-    although the rank of `fault` waits for nobody (it passed its own limit outside of a collective).
+    Returns None, so that the reported fault stands, in these cases:
+
+    - `fault` is no hang, or fewer than two nodes have sent views.
+    - The views cannot be read, or name nobody.
+    - The views name running ranks, but the rank of `fault` waited for nobody: it exceeded its own limit outside of a
+      collective, which explains the end of the cycle by itself.
+
+    Args:
+        fault: as one node reported it.
+        seen: the views of all nodes that sent some.
     """
     hangs = fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG
     if not (hangs and len(seen.ranks) > 1):
@@ -114,26 +135,29 @@ def _culprit_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | 
             for node, records in seen.ranks.items()
         }
         finding = all_nodes.find(list(nodes.values()), seen.is_complete)
-    except Exception:  # other nodes wrote these: the restart does without, and the fault that a node reported stands
+    except Exception:  # other nodes wrote the views: a view that cannot be read must not prevent the restart
         return None
     views = [view for node in nodes.values() for view in node.views]
     node_of = {view.rank: name for name, node in nodes.items() for view in node.views}
     if finding.kind is HangKind.TRANSPORT and not finding.culprits and fault.collateral:
         if fault.rank not in node_of:  # no node saw it
             return None
-        # Whose limit passed first says nothing; what all nodes saw together does.
+        # All ranks are in one collective. That the limit of this rank passed first says nothing, so the hint is about
+        # what all nodes saw together.
         found = replace(fault, finding=finding.kind.value, waiting=len(finding.waiting), hint=finding.text)
         return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
-    # A rank that is stopped or has ended explains also why another exceeded its limit outside of any collective.
+    # A culprit that is stopped or has ended (GONE) also explains why another rank exceeded its limit outside of any
+    # collective. Any other finding is believed only where the reported rank waited for others.
     is_certain = fault.collateral or finding.kind is HangKind.GONE
     if fault.rank not in finding.culprits and not (finding.culprits and is_certain):
         return None
     found = replace(fault, finding=finding.kind.value, blamed=finding.culprits, waiting=len(finding.waiting))
     if fault.rank in finding.culprits:
         view = next(view for view in views if view.rank == fault.rank)
-        # Its own node saw some of the ranks that wait for it, or none.
+        # The reported rank is the culprit. Its own node saw only some of the ranks that wait for it, so the text is
+        # made anew by what all nodes saw.
         found = replace(found, what=_with_cause(fault, f"it {collective.sentence(finding, view.scene)}"))
-        if fault.collateral:  # the hint speaks of a wait for others
+        if fault.collateral:  # the hint of its own node takes it for a rank that waits for others
             found = replace(found, hint="", collateral=False)
         return replace(found, others=rank_view.others(views, fault.rank)), node_of[fault.rank]
     view = next(view for view in views if view.rank == finding.culprits[0])
