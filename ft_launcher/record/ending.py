@@ -1,4 +1,5 @@
-"""`Ending`: what a stop of the processes of a cycle came to. The node stops them, the recorder writes it; data only."""
+"""`Ending`: the result of stopping the processes of a cycle. `node/processes/process_tree.py` fills one, `recorder.py`
+writes it to the journal. Data only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Records what happens in a cycle whose ranks restart in process: journal lines and lines of the console.
+"""Records what happens in a cycle whose ranks restart in process (level 1): events of the journal, lines on the
+console.
 
-Called by the in-process engine of a cycle. Decides nothing, and nothing here can end a training.
+The in-process engine of a cycle (`agent/in_process/in_process.py`) calls one method for each event, in the agent's
+thread. Recording decides nothing and must never end a training.
 """
 
 from __future__ import annotations
@@ -15,34 +17,45 @@ from ft_launcher.record.console import console_text
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.logs.logs import KeptFiles
 
-# The console line stays one line; the journal has all reasons.
+# Reasons of a restart in its line on the console. The journal has all of them.
 _MAX_REASONS = 4
 
 
 class InProcessRecorder:
-    """Records the events of level 1. One method for each event."""
+    """Records the events of level 1, one method for each event; `Recorder.in_process` is the only one."""
 
     def __init__(self, files: KeptFiles) -> None:
         self._files = files
         self._journal = files.journal
         self.counts = {"restarts_in_process": 0, "started_again": 0, "taken_over": 0}
-        """Of the whole run, by their names in the journal."""
+        """Counts over the whole run, by their names in the event `job_end`."""
 
     @contained("an event cannot be recorded")
     def decided(self, cycle: int, facts: Callable[[], Mapping[str, Any]]) -> None:
-        """What follows for the ranks of this node, and by what it was decided."""
-        # `report`: messages of ranks lead to it, and are in it.
+        """Records what the launcher decided for the ranks of this node, and by what; `ft_launcher replay` decides it
+        again.
+
+        Args:
+            facts: makes the fields of the event; called inside, so that an error in it is contained.
+        """
+        # `report`: the event quotes messages of ranks.
         self._journal.report(events.InProcessDecisionEvent(cycle, **facts()))
 
     @contained("an event cannot be recorded")
     def evidence(self, cycle: int, found: CycleEvidence, rank: int) -> None:
-        """What the fault of a rank is found by, whose end level 1 handles."""
-        # `report`: most of it is texts of ranks.
+        """Records the evidence of the fault of one rank, whose end level 1 handles while the other ranks go on."""
+        # `report`: most of the evidence is text of ranks.
         self._journal.report(events.EvidenceEvent(cycle, rank, **to_record(found)))
 
     @contained("an event cannot be recorded")
     def lost(self, cycle: int, end: RankEvidence, fault: Fault | None, killed_by_us: bool) -> None:
-        """A rank's process ended, and level 1 handles it."""
+        """Records that a rank's process ended and that level 1 handles this.
+
+        Args:
+            end: the evidence of that rank.
+            fault: its fault; None: no fault was found.
+            killed_by_us: the launcher killed the rank, for instance because it was late.
+        """
         self._files.begin()
         if killed_by_us:
             what = "was killed by the launcher"
@@ -60,11 +73,12 @@ class InProcessRecorder:
     def restarted(
         self, cycle: int, number: int, took_s: float, interruptions: Sequence[Mapping[str, Any]], skipped: int = 0
     ) -> None:
-        """The ranks of this node run again, in the same processes, in round `number`.
+        """Records that the ranks of this node run again in the same processes, in round `number`.
 
         Args:
-            interruptions: what the ranks wrote of the fault.
-            skipped: how many restarts before this one are not recorded each.
+            took_s: seconds from the fault to the restart, as this launcher saw them.
+            interruptions: what the ranks wrote about the fault into their store.
+            skipped: how many restarts came just before, while the launcher stood still. These are only counted.
         """
         self._files.begin()
         self.counts["restarts_in_process"] += 1 + skipped
@@ -76,39 +90,45 @@ class InProcessRecorder:
         console_text.say(line)
 
     def started_again(self, cycle: int, rank: int, local_rank: int, pid: int) -> None:
-        """A rank that died was started again alone."""
+        """Records that a rank which died was started again alone. It joins at the next restart in process."""
         self.counts["started_again"] += 1
         self._journal.write(events.StartedAgainEvent(cycle, rank, local_rank, pid))
         console_text.say(f"rank {rank} was started again (pid {pid}); it joins at the next restart in process")
 
     def stays_away(self, cycle: int, rank: int, reason: str) -> None:
-        """A rank that died is not started again in this cycle."""
+        """Records that a rank which died is not started again in this cycle."""
         self._journal.write(events.StaysAwayEvent(cycle, rank, reason))
         console_text.say(f"rank {rank} is not started again: {reason}; the others go on")
 
     @contained("an event cannot be recorded")
     def culprits_named(self, cycle: int, number: int, finding: str, ranks: Sequence[int], text: str) -> None:
-        """Who held up the others in round `number`, because of which the ranks restart in process."""
+        """Records who held up the other ranks in round `number`, which is interrupted for it.
+
+        Args:
+            finding: a value of `HangKind`.
+            ranks: the culprits; empty where none can be named, and then the console gets no line.
+            text: what they did, in words.
+        """
         self._journal.write(events.InProcessBlameEvent(cycle, number, finding, ranks, text))
         if ranks:
             console_text.say(f"{text}; the ranks restart in process")
 
     def joined(self, cycle: int, rank: int, number: int) -> None:
-        """A rank that was started again takes part, from round `number` on."""
+        """Records that a rank which was started again takes part from round `number` on."""
         self._journal.write(events.JoinedEvent(cycle, rank, number))
 
     def finished_without(self, cycle: int, ranks: Sequence[int]) -> None:
-        """A cycle succeeds, and these ranks are lost."""
+        """Records that a cycle succeeds without `ranks`, which were lost on the way."""
         self._journal.write(events.FinishedWithoutEvent(cycle, ranks))
         console_text.say(f"the ranks are done, without those that were lost: {', '.join(map(str, ranks))}")
 
     def ends_late_rank(self, cycle: int, rank: int, reason: str) -> None:
-        """A rank that the others went on without is killed."""
+        """Records that a rank is killed because the other ranks went on without it."""
         self._journal.write(events.LateRankEndedEvent(cycle, rank, reason))
         console_text.say(f"{reason}; the others went on, and it is killed")
 
     def took_over(self, cycle: int, rank: int, reason: str) -> None:
-        """Level 1 cannot handle a fault: the cycle ends."""
+        """Records that level 1 cannot handle a fault: the cycle ends, and the restart policy decides."""
         self._files.begin()
         self.counts["taken_over"] += 1
         self._journal.write(events.TakenOverEvent(cycle, rank, reason))

@@ -1,7 +1,12 @@
-"""Records a run: journal lines, the console block, log lines, and stacks copied to the log folder.
+"""Records a run: events of the journal, the block on the console, log lines, copies of stacks in the log folder.
 
-Called by the node agent and its parts. Decides nothing, and nothing here can end a training: what cannot be written is
-reported once.
+The node agent and its parts call one method for each thing that happens, in the agent's thread. Each method knows where
+its fact belongs: the journal has everything, the console what a user must read now. Recording decides nothing and must
+never end a training: errors are contained and logged, and what cannot be written is reported once. Nothing here waits
+for a disk for more than a second (`logs.py`, `journal.py`).
+
+A run with nothing to keep leaves no files. So methods about something worth keeping call `files.begin` first, which
+makes the folder of the run; all other events are held in memory until then.
 """
 
 from __future__ import annotations
@@ -55,20 +60,24 @@ from rank_monitor.contract.wire.rank_times import Durations
 logger = logging.getLogger(__name__)
 
 _INJECTED_S = 1.0
-"""Seconds for the record of a fault on purpose, which may kill this launcher next: what waits would be lost."""
+"""Seconds to wait until the event of an injected fault is in the file. The fault may kill this launcher next, and lines
+in memory would be lost."""
 _DECISION_S = 0.05
-"""Seconds that a decision waits until it is in the journal: a restart takes about as long. A disk that does not answer
-gets the line later."""
+"""Seconds to wait until a decision is in the file, before it is carried out. A restart takes about as long. A disk that
+does not answer gets the line later."""
 
 _QUOTED = 200
-"""Characters of a rank's line in a warning: a line of Megatron is longer, and known by its beginning."""
+"""Characters of a rank's line in a warning. A line of Megatron is longer, and is known by its beginning."""
 
 
 class Recorder:
-    """Records the events of a run. One method for each event; those of level 1 are at `in_process`.
+    """Records the events of a run, one method for each event. Events of restarts in process are at `in_process`.
+
+    Methods that take text of ranks are marked `contained`: an error in them is logged, and the caller goes on.
 
     Args:
-        run, settings: what is kept of the run (`KeptFiles`).
+        run: the folder of the run.
+        settings: what is kept of the run, and where.
     """
 
     def __init__(self, run: RunFolder, settings: RecordSettings) -> None:
@@ -83,7 +92,7 @@ class Recorder:
     def job_started(
         self, run_id: str, name: str, command: list[str], max_restarts: int, nprocs: int, monitor: MonitorSettings
     ) -> None:
-        """The launcher has started."""
+        """Records that the launcher has started. The first event of the journal."""
         self.journal.run_id = run_id
         self.journal.node = self.files.node
         limits = {
@@ -101,11 +110,19 @@ class Recorder:
         )
 
     def ledger(self, part: CycleTimes, account: Account, has_ended: bool) -> None:
-        """What a part of the job's time was spent on, and the account until now."""
+        """Records what a part of the job's time was spent on, and the account until now.
+
+        Args:
+            has_ended: the part is over; False for the line that is written every ten minutes in a long cycle.
+        """
         self.journal.write(events.LedgerEvent(has_ended=has_ended, **part_as_json(part, account)))
 
     def job_ended(self, exit_code: int, reason: str, account: Account | None = None) -> None:
-        """The launcher ends: closes the journal."""
+        """Records that the launcher ends, and closes the journal. Blocks for 5 s at most, where the disk is slow.
+
+        Args:
+            account: what the job's time was spent on; None: no ledger was kept.
+        """
         if self.in_process.counts["restarts_in_process"]:
             console_text.say(f"{console_text.level_one_summary(**self.in_process.counts)}")
         dropped = console.dropped() or events.ABSENT
@@ -119,7 +136,11 @@ class Recorder:
         self.journal.close()
 
     def cycle_started(self, placement: Placement, pids: Mapping[int, int]) -> None:
-        """The ranks of a cycle run; `pids` is by local rank."""
+        """Records that the ranks of a cycle run.
+
+        Args:
+            pids: local rank -> pid.
+        """
         self.files.follow_run()
         self.journal.write(
             events.CycleStartEvent(
@@ -136,7 +157,8 @@ class Recorder:
 
     @contained("an event cannot be recorded")
     def checked(self, cycle: int, readings: Sequence[Reading], node: NodeState) -> None:
-        """The node's health before a cycle. Recorded if a reading is not good."""
+        """Records the node's health before a cycle, if a reading is not good. An unhealthy node is said on the console:
+        it takes no part."""
         notable = [asdict(reading) for reading in readings if reading.state in ("unknown", "warning", "unhealthy")]
         for reading in readings:
             if reading.state == "warning":
@@ -149,7 +171,7 @@ class Recorder:
 
     @contained("an event cannot be recorded")
     def health_changed(self, cycle: int, change: HealthChange) -> None:
-        """While ranks ran, a check of the node found another state than before."""
+        """Records that a check of the node found another state than before, while ranks ran. The ranks go on."""
         self.journal.write(events.HealthChangeEvent.of(change, cycle=cycle))
         if change.state == "unhealthy":
             self.files.begin()
@@ -161,29 +183,42 @@ class Recorder:
             console_text.say(f"health check {change.check} is {change.state} again")
 
     def gpu_memory_in_use(self, cycle: int, why: str) -> None:
-        """Memory of a GPU is in use although the ranks that had it are gone; empty: none is."""
+        """Records that memory of a GPU is in use although the ranks that had it are gone.
+
+        Args:
+            why: which GPU and how much; empty: no memory is in use, and nothing is recorded.
+        """
         if why:
             logger.warning("%s", why)
             self.journal.write(events.GpuMemoryEvent(cycle, why))
 
     def cycle_ended(self, cycle: int, how: str) -> None:
-        """A cycle is over."""
+        """Records that a cycle is over.
+
+        Args:
+            how: as the event `cycle_end` has it.
+        """
         self.journal.write(events.CycleEndEvent(cycle, how))
 
     @contained("an event cannot be recorded")
     def fault_injected(self, cycle: int, report: InjectionReport) -> None:
-        """Records that a fault is injected into a rank. Called before a fault of the launcher's part happens."""
+        """Records that a fault is about to be injected into a rank (`--ft-inject`). Blocks for a second at most, until
+        the event is in the file: the fault may kill this launcher next."""
         console_text.say(f"a fault is injected into rank {report.rank} {report.at}: {report.fault}")
         self.journal.write(events.FaultOnPurposeEvent.of(report, cycle=cycle))
         self.journal.flush(_INJECTED_S)
 
     def rank_ended(self, cycle: int, rank: int, exit_code: int) -> None:
-        """A rank's process ended while its cycle ran."""
+        """Records that a rank's process ended while its cycle ran."""
         self.journal.write(events.RankExitEvent(cycle, rank, exit_code))
 
     @contained("an event cannot be recorded")
     def monitor_reported(self, cycle: int, local_rank: int, rank: int, message: Message, stack_file: Path) -> None:
-        """A message of a monitor."""
+        """Records a message of a monitor: a verdict, or a report of the rank that the monitor passed on.
+
+        Args:
+            stack_file: where the rank writes its stacks; a copy is kept with a verdict.
+        """
         match message:
             case Verdict():
                 stacks = self.files.copy_stacks(cycle, local_rank, stack_file)
@@ -196,7 +231,7 @@ class Recorder:
                         line += f"; stacks: {stacks}"
                     console_text.say(line)
             case RankException():
-                # `report` and not `write` wherever a rank chooses the contents: these lines are bounded.
+                # `report` and not `write` wherever a rank chooses the contents: the journal bounds these lines.
                 self.journal.report(events.UncaughtExceptionEvent.of(message, cycle=cycle, rank=rank))
             case LimitsSet():
                 self.journal.report(events.LimitsEvent.of(message, cycle=cycle, rank=rank))
@@ -217,35 +252,50 @@ class Recorder:
 
     @contained("an event cannot be recorded")
     def never_ends(self, cycle: int, rank: int, how: str, why: str) -> None:
-        """The process of a rank whose program has failed does not end, and is ended."""
+        """Records that the process of a rank whose program has failed did not end by itself, and is ended now.
+
+        Args:
+            how: what the rank did.
+            why: how long its process did nothing or worked, and which option limits that.
+        """
         logger.warning("rank %d %s, but %s: it is ended", rank, how, why)
         self.journal.report(events.NeverEndsEvent(cycle, rank, why))
 
     def monitor_replaced(self, cycle: int, rank: int, why: str) -> None:
-        """The monitor of a rank was lost, and another took its place."""
+        """Records that the monitor of a rank was lost and replaced; the training goes on."""
         logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, why)
         self.journal.write(events.MonitorReplacedEvent(cycle, rank, why))
 
     @contained("an event cannot be recorded")
     def bad_loss(self, cycle: int, rank: int, iteration: int, loss: str, is_fault: bool) -> None:
-        """A rank printed a loss of nan or inf."""
+        """Records that a rank printed a loss of nan or inf (`--ft-watch-log-nan`).
+
+        Args:
+            is_fault: the loss ends the cycle. Else only a warning is logged.
+        """
         self.files.begin()
         if not is_fault:
             logger.warning("rank %d printed a loss of %s (iteration %s); the training goes on", rank, loss, iteration)
         self.journal.report(events.NanLossEvent(cycle, rank, iteration, loss, is_fault))
 
     def steps_printed(self, cycle: int, rank: int, intervals: Durations) -> None:
-        """How long it was from one step that a rank printed to the next, in a cycle that is over."""
+        """Records the times between the steps that a rank printed, of a cycle that is over."""
         self.journal.write(events.PrintedStepsEvent(cycle, rank, durations_as_json({PRINTED_STEP: intervals})))
 
     @contained("an event cannot be recorded")
     def save_interval(self, chosen: events.SaveIntervalEvent) -> None:
-        """How often the ranks of the next cycle are to save."""
+        """Records how often the ranks of the next cycle are to save (`--ft-save-interval auto`)."""
         logger.info("ranks save every %s (--ft-save-interval auto)", chosen.reason)
         self.journal.write(chosen)
 
     def no_steps_printed(self, rank: int, watch_log: str, line: str, preset: str) -> None:
-        """A minute of output, or all of a cycle's, had no step. `line`: one of it; `preset`: what would read it."""
+        """Warns that `--ft-watch-log` has found no step in a minute of output, or in all output of a cycle.
+
+        Args:
+            watch_log: the value of the option.
+            line: one line that the rank printed.
+            preset: another value of the option that finds a step in that line; empty: none does.
+        """
         text = f"--ft-watch-log {watch_log} has found no step in what the ranks print, so it protects nothing"
         text += f"; rank {rank} printed {line[:_QUOTED]!r}"
         if preset:
@@ -253,7 +303,7 @@ class Recorder:
         logger.warning("%s", text)
 
     def cannot_act(self, cycle: int, why: str) -> None:
-        """Limits that the user set cannot act."""
+        """Records that limits which the user set cannot act, since the training has not asked to be watched."""
         logger.warning("%s", why)
         self.journal.write(events.LimitsCannotActEvent(cycle, why))
 
@@ -261,12 +311,13 @@ class Recorder:
     def stalled(
         self, cycle: int, text: str, ends: str, scenes: Mapping[int, Scene], stack_file: Callable[[int], Path]
     ) -> None:
-        """Ranks stand still, and go on running.
+        """Records that ranks stand still (`--ft-stall-warning`). No rank is ended for it.
 
         Args:
             text: who waits for whom, and since when.
-            ends: what ends them.
-            scenes: where each rank of this node is, by local rank.
+            ends: what would end them: a limit, or the option that would set one.
+            scenes: local rank -> where the rank is.
+            stack_file: local rank -> the file with the stacks of its threads.
         """
         kept = [self.files.copy_stacks(cycle, local_rank, stack_file(local_rank)) for local_rank in scenes]
         self.journal.write(events.StallEvent(cycle, text, [_plain(scene) for scene in scenes.values()]))
@@ -278,7 +329,8 @@ class Recorder:
 
     @contained("an event cannot be recorded")
     def hang_on_other_node(self, cycle: int, ranks: Sequence[RankEvidence]) -> None:
-        """A rank of another node failed by a hang: shows which ranks of this node it may have waited for."""
+        """Shows which ranks of this node may be the cause of a hang that another node reported: ranks that were in no
+        collective."""
         says_nothing = (Activity.COLLECTIVE, Activity.WRAPPER, Activity.UNKNOWN)
         missing = [rank.scene for rank in ranks if rank.scene.activity not in says_nothing]
         if missing:
@@ -286,7 +338,8 @@ class Recorder:
 
     @contained("an event cannot be recorded")
     def stacks_of_hang(self, cycle: int, ranks: Sequence[RankEvidence], stack_file: Callable[[int], Path]) -> None:
-        """Keeps where each rank was before the stop of a cycle that failed by a hang."""
+        """Records where each rank of this node was before the stop of a cycle that failed by a hang, and keeps the
+        stacks of all threads in the log folder."""
         found = []
         for rank in ranks:
             stacks = self.files.copy_stacks(cycle, rank.local_rank, stack_file(rank.local_rank))
@@ -298,21 +351,25 @@ class Recorder:
     def asked(
         self, cycle: int, request: ControlRequest, decision: Decision, inputs: Mapping[str, Any] | None = None
     ) -> None:
-        """A rank's request and the decision about it; `inputs`: as for `failed`."""
+        """Records a rank's request (to stop, to restart, to leave) and the decision about it.
+
+        Args:
+            inputs: as for `failed`.
+        """
         self._decided(cycle, decision, inputs)
         self.cycle_ended(cycle, f"asked for: {request.action}")
         console_text.say(f"{console_text.next_step(decision)}")
 
     def _decided(self, cycle: int, decision: Decision, inputs: Mapping[str, Any] | None) -> None:
-        """Writes a decision to the journal, before it is carried out."""
+        """Writes a decision to the journal before it is carried out. Blocks for 0.05 s at most."""
         self.files.begin()
         self.journal.write(events.DecisionEvent.of(decision, cycle=cycle, inputs=inputs))
         self.journal.flush(_DECISION_S)
 
     @contained("an event cannot be recorded")
     def evidence(self, cycle: int, found: CycleEvidence) -> None:
-        """What a fault is found by."""
-        # `report`: most of it is texts of ranks.
+        """Records the evidence of a fault, by which `ft_launcher replay` finds the fault again."""
+        # `report`: most of the evidence is text of ranks.
         self.journal.report(events.EvidenceEvent(cycle, None, **to_record(found)))
 
     def failed(
@@ -323,10 +380,13 @@ class Recorder:
         life: CycleLife | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """A cycle failed: the fault and the decision.
+        """Records that a cycle failed by a rank of this node: fault, decision and end of the cycle to the journal, then
+        the block on the console.
+
+        Each of the steps is contained for itself: a fault that cannot be written still gets its block.
 
         Args:
-            life: how long the cycle ran and how far it came.
+            life: how long the cycle ran and how far it came; None: that is not known.
             inputs: what the restart policy decided by (`decide/policy/restart_policy.py`); None: it was not asked.
         """
         self.files.begin()
@@ -351,7 +411,7 @@ class Recorder:
 
     @contained("an event cannot be recorded")
     def stopped(self, cycle: int, ending: Ending) -> None:
-        """The processes of a cycle were ended: which of them needed SIGKILL, and which are left."""
+        """Records the stop of a cycle's processes: which of them needed SIGKILL, and which even SIGKILL did not end."""
         if ending.killed:
             self.journal.write(events.KilledEvent(cycle, sorted(ending.killed)))
         if ending.left:
@@ -359,13 +419,18 @@ class Recorder:
             self.journal.write(events.LeftOverEvent(cycle, sorted(ending.left)))
 
     def limit_doubled(self, limit: str, factor: float) -> None:
-        """A learned limit killed a rank; it is `factor` times itself in the next cycle."""
+        """Records that a learned limit ended a rank.
+
+        Args:
+            factor: how many times the learned limit applies in the next cycle.
+        """
         logger.warning("the learned limit %s ended a rank: %g times that applies in the next cycle", limit, factor)
         self.journal.write(events.LimitDoubledEvent(limit, factor))
 
     @contained("an event cannot be recorded")
     def modules_preloaded(self, names: Sequence[str], left_out: Mapping[str, str], mib: float, seconds: float) -> None:
-        """The ranks of the next cycle find modules imported which those of this cycle have imported."""
+        """Records that modules which the ranks of this cycle imported are imported once for all ranks of the next one
+        (`--ft-preload`)."""
         logger.info("%d modules that the ranks import are preloaded for the next cycle (%.0f MiB)", len(names), mib)
         packages = sorted({name.partition(".")[0] for name in names})
         self.journal.report(events.ModulesPreloadedEvent(len(names), packages, dict(left_out), mib, round(seconds, 3)))
@@ -375,10 +440,12 @@ class Recorder:
         return console_text.headline(fault, self.files.node)
 
     def failed_on_other_node(self, cycle: int, headline: str, decision: Decision, lost: Sequence[int] = ()) -> None:
-        """A cycle failed on another node, which records all of it: here the fault in one line and what follows.
+        """Records that a cycle failed on another node. That node records all of it; this one shows the fault in one
+        line and what follows.
 
         Args:
-            lost: the ranks of this node whose error is the consequence.
+            headline: the fault in one line.
+            lost: ranks of this node whose error is a consequence of that fault.
         """
         step = console_text.next_step(decision)
         self.journal.write(events.CycleEndEvent(cycle, "failed elsewhere", why=headline, next=step))
@@ -388,19 +455,32 @@ class Recorder:
         console_text.show(f"  cycle {cycle}; {step}")
 
     def job_over(self, cycle: int | None, why: str, exit_code: int) -> None:
-        """The job ends on this node without a fault of its ranks; `cycle`: the last one, if any."""
+        """Records that the job ends on this node without a fault of its ranks.
+
+        Args:
+            cycle: the last cycle; None: there was none.
+        """
         console_text.say(f"the job ends here: {why}; exit code {exit_code}")
         if cycle is not None:
             self.journal.write(events.CycleEndEvent(cycle, "job over", why=why))
 
     def reform(self, cycle: int, why: str = "other nodes wait to take part", lost: Sequence[int] = ()) -> None:
-        """The group forms anew, without a fault of this node's ranks; `lost`: as for `failed_on_other_node`."""
+        """Records that the group of nodes forms anew without a fault of this node's ranks.
+
+        Args:
+            lost: as for `failed_on_other_node`.
+        """
         logger.warning("the group forms anew: %s", "; ".join((why, *first_failure.in_consequence(lost))))
         self.journal.write(events.CycleEndEvent(cycle, "membership changed", why=why))
 
     @contained("an event cannot be recorded")
     def fenced(self, cycle: int, ranks: Sequence[int], silent_s: float, limit_s: float) -> None:
-        """This launcher stood still, and its monitors ended the ranks."""
+        """Records that this launcher stood still for longer than its lease, so that its monitors ended the ranks.
+
+        Args:
+            silent_s: for how long it stood still (seconds).
+            limit_s: the limit (seconds).
+        """
         console_text.say(
             f"this launcher stood still for {silent_s:.1f} s. The other nodes may have gone on without "
             f"it, so its monitors ended the ranks of this node after {limit_s:g} s (--ft-node-timeout)"
@@ -408,12 +488,17 @@ class Recorder:
         self.journal.write(events.FencedEvent(cycle, list(ranks), round(silent_s, 3), limit_s))
 
     def preempted_on_other_node(self, cycle: int, why: str) -> None:
-        """Another node got a signal to end, and the ranks of this node end with it."""
+        """Records that another node got a signal to end, and that the ranks of this node end with it."""
         console_text.say(f"{why}; the ranks here are told to end too")
         self.journal.write(events.PreemptedElsewhereEvent(cycle, why))
 
     def lingers(self, cycle: int, commands: Mapping[int, str], limit_s: float | None) -> None:
-        """Background processes of ranks that succeeded still run."""
+        """Records that background processes of ranks that succeeded still run (`--ft-linger`).
+
+        Args:
+            commands: pid -> command line.
+            limit_s: for how long the launcher waits for them (seconds); None: until they end.
+        """
         if limit_s is None:
             how_long = "until they end"
         else:
@@ -422,7 +507,11 @@ class Recorder:
         self.journal.write(events.LingersEvent(cycle, {str(pid): text for pid, text in commands.items()}))
 
     def ends_background(self, cycle: int, commands: Mapping[int, str], number: int | None) -> None:
-        """Background processes are ended, since their time is over or because of a signal."""
+        """Records that such background processes are ended.
+
+        Args:
+            number: the signal because of which they are ended; None: their time is over.
+        """
         if number is None:
             why = "--ft-linger is over"
         else:
@@ -431,26 +520,27 @@ class Recorder:
         self.journal.write(events.BackgroundEndedEvent(cycle, sorted(commands), number))
 
     def signalled(self, number: int) -> None:
-        """A signal ends the launcher."""
+        """Records that a signal ends the launcher, and with it the ranks."""
         console_text.say(f"got {signal_name(number)}; the ranks are told to end")
         self.journal.write(events.SignalEvent(number))
 
     def ended_by_signal(self, exit_code: int) -> None:
-        """The ranks have ended since a signal ends the launcher, which leaves with that code."""
+        """Says that the ranks have ended after a signal to the launcher, and with which code the launcher exits."""
         if exit_code == ExitCode.PREEMPTED_KILLED:
             console_text.say(f"the ranks did not end in time and were killed; exit code {exit_code}")
         else:
             console_text.say(f"the ranks have ended; exit code {exit_code}")
 
     def hurried(self, number: int, left_s: float) -> None:
-        """A further signal shortens the time that the ranks have to end to `left_s` seconds."""
+        """Says that a further signal shortens the time that the ranks have to end to `left_s` seconds."""
         if left_s > 0:
             console_text.say(f"got another signal, {signal_name(number)}; the ranks have {left_s:g} s more")
         else:
             console_text.say(f"got {signal_name(number)} for the third time; the ranks are killed")
 
     def store_silent(self, error: Exception) -> None:
-        """The rendezvous' store does not answer while ranks are healthy. It is asked often; one line is enough."""
+        """Records that the rendezvous' store does not answer while ranks run. The store is asked often, so this is said
+        once in a run."""
         if not self._store_reported:
             self._store_reported = True
             logger.warning("the rendezvous store does not answer (%s); the training goes on", error)
@@ -458,6 +548,7 @@ class Recorder:
 
 
 def _plain(scene: Scene) -> dict[str, Any]:
+    """Returns where a rank is as JSON values, with the keys of the events `stacks` and `stall`."""
     process = dict(scene.process or {})
     return {"rank": scene.rank, "place": scene.activity.name.lower(), "frames": list(scene.frames), "process": process}
 

@@ -1,6 +1,8 @@
-"""The versions and the part of the environment that describe where a launcher runs, for the journal's first event.
+"""The versions and environment variables that describe where a launcher runs, for the journal's first event.
 
-An allow-list: a variable that is not named here, or whose value is no plain word, is never written down.
+A fault may follow from a release of torch or a variable of NCCL, and nobody remembers these weeks later. But an
+environment also holds passwords and tokens. So an allow-list decides: a variable that is not named here, or whose value
+is no plain word, is never written down.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 from collections.abc import Mapping
 
 _PACKAGES = {"launcher": "ft-launcher", "torch": "torch", "numpy": "numpy"}
+"""Name in the journal -> name of the distribution."""
 _NUMBERED = (
     *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG"),
     *("HIP_VISIBLE_DEVICES", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ROCR_VISIBLE_DEVICES"),

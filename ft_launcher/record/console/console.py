@@ -1,9 +1,12 @@
-"""The launcher's standard output and error while a job runs: a thread of its own writes to each.
+"""The launcher's standard output and standard error while a job runs: queues, each with a thread that writes.
 
-Installed by the command line; `launch()` leaves a user's program its own streams. A pipe holds 64 KiB. When nobody
-reads it, a write blocks, and with it would block the restart after a fault and the end after SIGTERM. So writers only
-append to a queue, which is bounded: what does not fit is dropped and counted. torch's C++ code writes to the descriptor
-itself; `quiet_torch` keeps it from that.
+A pipe holds 64 KiB. When nobody reads the pipe, a write blocks, and with it would block the restart after a fault and
+the end after SIGTERM. So writers only append to a bounded queue; text that does not fit is dropped and counted, and a
+line says so in its place. torch's C++ code writes to the descriptor itself; `quiet_torch` keeps it from doing so.
+
+Threads: one `ft_console` for each of the two streams takes text from the queue and is the only one that blocks on the
+pipe. Any thread may write. `install` is called by the command line; `launch()` does not, since the streams belong to
+the user's program there.
 """
 
 from __future__ import annotations
@@ -23,20 +26,20 @@ from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.processes import torch_log
 
 MAX_HELD_BYTES = 4 << 20
-"""As many lines as a terminal shows in a few seconds. What ranks print is in their log files as well."""
+"""Bytes of a queue: as many lines as a terminal shows in a few seconds. What ranks print is in their log files too."""
 STALLED_S = 1.0
-"""Seconds. The launcher's end does not wait for a console that took nothing for so long."""
+"""Seconds without progress after which a console counts as not read. The launcher's end does not wait for it then."""
 _DRAIN_S = 10.0
-"""Seconds at the launcher's end, for a console that reads slowly."""
+"""Seconds that the launcher's end waits for a console that reads slowly."""
 _PIECE = 16 << 10
-"""Bytes of one write: a quarter of a pipe, so that progress is seen also when the reader is slow."""
+"""Bytes of one write: a quarter of a pipe, so that a slow reader still makes visible progress."""
 
 
 class Console:
     """A text stream whose `write` never blocks and never raises. All other attributes are those of `stream`.
 
     Args:
-        stream: has a descriptor. Nothing else may write to it from now on.
+        stream: a stream with a descriptor. Nothing else may write to it from now on, or texts would be mixed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -57,7 +60,7 @@ class Console:
 
     def write(self, text: str) -> int:
         """Appends `text` to the queue, or drops it when the queue is full; returns its length."""
-        # `write` must not raise: a rank may have put anything into its message.
+        # Characters that the console's encoding lacks are escaped: a rank may have put anything into its message.
         self.write_bytes(text.encode(self._encoding, "backslashreplace"))
         return len(text)
 
@@ -65,7 +68,8 @@ class Console:
         """Appends bytes to the queue as they are, or drops them when the queue is full."""
         with self._changed:
             if self._skips or self._bytes + len(data) > MAX_HELD_BYTES:
-                self._skips = True  # until all is written: a gap in one place, which is reported there
+                # Once something was dropped, all is dropped until the queue is empty: one gap, with one line about it.
+                self._skips = True
                 self.dropped += data.count(b"\n")
             else:
                 self._append(data)
@@ -80,12 +84,13 @@ class Console:
             return self._bytes > 0 and time.monotonic() - self._moved_at >= STALLED_S
 
     def await_room(self, limit_s: float) -> bool:
-        """Waits until half of the queue is free; returns whether it is. For callers that must not lose lines."""
+        """Waits until half of the queue is free; returns whether it is. Blocks for `limit_s` at most. For callers that
+        can wait and must not lose lines: the log pump."""
         with self._changed:
             return self._changed.wait_for(lambda: self._bytes <= MAX_HELD_BYTES // 2, limit_s)
 
     def drain(self) -> None:
-        """Waits until all is written: `_DRAIN_S` at most, and only while the console takes text."""
+        """Waits until all text is written: for `_DRAIN_S` at most, and only as long as the console takes text."""
         deadline = time.monotonic() + _DRAIN_S
         with self._changed:
             while self._bytes and time.monotonic() < deadline:
@@ -101,6 +106,7 @@ class Console:
         self._changed.notify_all()
 
     def _run(self) -> None:
+        """Writes what is queued, for ever; the loop of the thread."""
         with contextlib.suppress(OSError, ValueError):
             # What was written before is in the stream's own buffer, and comes first.
             self._stream.flush()
@@ -116,10 +122,11 @@ class Console:
                     self._append(f"{line}\n".encode())
 
     def _put(self, data: bytes) -> None:
+        """Writes bytes to the descriptor, however long the reader takes. An error drops them: nobody reads any more."""
         while data:
             try:
                 written = os.write(self._descriptor, data[:_PIECE])
-            except BlockingIOError:  # somebody who shares the pipe made it so
+            except BlockingIOError:  # another process that shares the pipe has set O_NONBLOCK
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll()
@@ -134,7 +141,8 @@ class Console:
 
 
 def install() -> None:
-    """Replaces `sys.stdout` and `sys.stderr` by consoles, also in existing log handlers."""
+    """Replaces `sys.stdout` and `sys.stderr` by consoles, also in existing log handlers. Registers `drain` for the end
+    of the process. A second call does nothing to a stream that is a console already."""
     replaced: dict[int, Console] = {}
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -151,7 +159,7 @@ def install() -> None:
 
 
 def drain() -> None:
-    """Waits, within limits, until both consoles have written their queues."""
+    """Waits until both consoles have written their queues, for `_DRAIN_S` each at most."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Console):
             stream.drain()

@@ -1,7 +1,16 @@
-"""Turns what ranks write into console text: with the rank's prefix, and without delay for progress bars and prompts.
+"""Turns the bytes that ranks write into console text: each line with the rank's prefix, prompts and progress bars
+without delay. Pure.
 
-Pure: bytes and the time in, text out. Called by `log_pump.py`, which has the threads and files, so that what a console
-shows is tested without them; log files are not changed by any of this.
+`log_pump.py` reads the ranks' files, feeds the bytes to the `ConsoleLines` of each stream with the time, and writes
+what they return. A line without an end is the difficult case:
+
+1. It is held back for 0.2 s, since the rest of a line mostly follows at once, and another rank's line must not come in
+   between.
+2. Then it is shown without its end: it may be a prompt.
+3. If its rest comes next on this console, it follows without a prefix. If another stream was shown meanwhile, a line
+   end and the prefix come first.
+
+The log files of the ranks are not changed by any of this.
 """
 
 from __future__ import annotations
@@ -12,17 +21,22 @@ import re
 from dataclasses import dataclass
 
 PARTIAL_S = 0.2
-"""Seconds that a line without an end is held back: the rest mostly arrives at once, but a prompt must appear."""
+"""Seconds that a line without an end is held back. The rest mostly arrives at once, but a prompt must appear."""
 _MAX_HELD = 1 << 16
-"""Characters of a line without an end that are held back; a longer one is shown in pieces."""
-# Lines end as for Python's universal newlines, and keep their end: a progress bar overwrites its line by `\r`.
+"""Characters of a line without an end that are held back; a longer line is shown in pieces."""
+# Lines end as with Python's universal newlines, and keep their end: a progress bar overwrites its line by `\r`.
 _PIECE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
 _ENDS = ("\r", "\n")
 
 
 @dataclass
 class Screen:
-    """A console that shows several streams; `open_line`: the stream whose last line there has no end yet."""
+    """A console that shows several streams, shared by their `ConsoleLines`.
+
+    Attributes:
+        open_line: the stream whose line stands last on the console, without an end; None: the cursor is at the begin of
+            a line.
+    """
 
     open_line: ConsoleLines | None = None
 
@@ -30,8 +44,9 @@ class Screen:
 class ConsoleLines:
     r"""The text of one stream. A line ends in `\n` or `\r`, as for torchrun, and keeps the end that it has.
 
-    Each line begins with the prefix. The rest of a line that was shown without its end gets no second prefix, unless
-    another stream was shown meanwhile: then it begins a new line.
+    Args:
+        prefix: stands before each line, for instance `[rank0]:`.
+        screen: the console, the same object for all streams that go there.
     """
 
     def __init__(self, prefix: str, screen: Screen) -> None:
@@ -45,16 +60,16 @@ class ConsoleLines:
         self._returned = False
 
     def due(self) -> float:
-        """When `feed` is to be called for a line without an end (monotonic seconds); infinity: there is none."""
+        """When `feed` must be called again for a line without an end (monotonic seconds); infinity: no line waits."""
         return self._held_since + PARTIAL_S
 
     def feed(self, content: bytes, now: float, last: bool = False) -> str:
-        """Takes new bytes; returns the text to show now.
+        """Adds the bytes that were written since the last call; returns the text to show now.
 
         Args:
-            content: written since the last call.
+            content: the new bytes; empty where only `due` has come.
             now: monotonic seconds.
-            last: nothing more will follow: a line without an end gets one.
+            last: nothing more will follow. A line without an end is shown and gets one.
         """
         held = self._held
         pieces = _PIECE.findall(held + self._decoder.decode(content, last))
@@ -75,12 +90,14 @@ class ConsoleLines:
         return text
 
     def _show(self, piece: str) -> str:
-        """Returns a piece of a line with the line end and prefix that it needs before it."""
+        """Returns a piece of a line, with the line end and the prefix that it needs before it on this console."""
         goes_on, broken_off = self._screen.open_line is self, self._shown_partly
         after_return, self._returned = self._returned, piece.endswith("\r")
         self._shown_partly = not piece.endswith(_ENDS)
         if not goes_on and (piece == "\r" or (broken_off and not piece.strip("\r\n"))):
-            return ""  # tqdm begins with one; and the line was ended when another stream was shown
+            # Nothing to show: tqdm begins with a `\r`; and the line end of a line that another stream has broken off
+            # was shown then.
+            return ""
         if not goes_on and not (after_return and piece == "\n"):
             piece = f"{self._prefix}{piece}"
             if self._screen.open_line is not None:

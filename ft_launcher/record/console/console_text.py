@@ -1,6 +1,8 @@
 """Console text: the block of at most ten lines at a fault, the summary of failed ranks, and single lines.
 
-Called by `recorder.py` and at the launcher's end. Formats text and writes it to standard error; decides nothing.
+Called by `recorder.py`, by whatever prints a line of the launcher (`say`), and at the launcher's end. Formats text and
+writes it to standard error, which does not block once `console.install` was called. Decides nothing. All text passes
+`printable`: most of it contains words of a rank, which must not move the terminal's cursor.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from rank_monitor.contract.console_line import console_line
 # ECMA-48 codes, as every terminal has them.
 _BOLD_RED, _BOLD_GREEN, _RESET = "\033[1;31m", "\033[1;32m", "\033[0m"
 _NEXT = "next: "
-# The block must be seen at once in a log that goes on; everything else is in the record.
+# Lines of the block. It must be seen at once in a log that goes on; everything else is in the record.
 _MAX_LINES = 10
 _INTERRUPTIONS = {
     "EXCEPTION": "raised an exception",
@@ -31,20 +33,22 @@ _INTERRUPTIONS = {
     "MONITOR_PROCESS_EXCEPTION": "has a monitor that failed",
     "JOINING": "was started again and joins",
 }
-"""Words for the kinds of `ft_client.inprocess.attribution.Interruption`, as ranks write them."""
+"""Name of an `Interruption` (`ft_client.inprocess.attribution`), as ranks write it -> words."""
 _OTHERS = 2
-"""Lines about other ranks. At a hang room is kept for them: where the other ranks are explains most."""
+"""Lines about other ranks in the block. At a hang room is kept for these, since where the other ranks are explains
+most."""
 
 
 def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path | None, at: float) -> list[str]:
-    """Returns the block: what happened, where, the likely cause, the next step, and where the full record is.
+    """Returns the block about a fault: what happened, where, the likely cause, the next step, where the full record is.
 
     Args:
+        node: the host name of the node whose rank failed.
         record: the folder of the run; None when nothing is kept.
-        at: when it is shown (seconds since 1970).
+        at: when the block is shown (seconds since 1970).
 
     Returns:
-        At most ten lines, the next step among the last two.
+        At most ten printable lines, the next step among the last two.
     """
     head = console_line(headline(fault, node), at)
     tail = [next_step(decision)]
@@ -69,7 +73,7 @@ def block(fault: Fault, decision: Decision, cycle: int, node: str, record: Path 
 
 
 def in_colour(lines: Sequence[str]) -> list[str]:
-    """Returns a block with ANSI colours, for a terminal."""
+    """Returns a block with ANSI colours for a terminal: the headline red, a restart as the next step green."""
     head, *rest = lines
     restart = f"  {_NEXT}{Action.RESTART.value} "
     coloured = [f"{_BOLD_GREEN}{line}{_RESET}" if line.startswith(restart) else line for line in rest]
@@ -128,7 +132,7 @@ def _failed(rank: int, failure: Any, ended_by_us: bool, hidden: bool) -> Iterato
 
 
 def next_step(decision: Decision) -> str:
-    """Returns the next step and its reason, in one line."""
+    """Returns the next step, its reason, and what is left of the budget, in one line: `next: restart - ...`."""
     step = f"{_NEXT}{decision.action.value} - {decision.reason}"
     if decision.action is Action.RESTART:
         step += f", {decision.restarts_left} left"
@@ -142,7 +146,11 @@ def next_step(decision: Decision) -> str:
 
 
 def of_interruption(record: Mapping[str, Any]) -> str:
-    """Returns a rank's record of an interruption in a few words."""
+    """Returns a rank's record of an interruption in a few words: `rank 3 raised ValueError`.
+
+    Args:
+        record: as the rank wrote it into the ranks' store; it may lack anything.
+    """
     if record.get("collateral"):
         return f"rank {record.get('rank')} failed in consequence"
     kind = str(record.get("interruption"))

@@ -1,6 +1,7 @@
-"""Keeps errors in what only describes a fault from ending the launcher: reading evidence, records, console lines.
+"""Keeps errors in code that only describes a fault from ending the launcher: reading evidence, records, console lines.
 
-Used around code that reads what ranks wrote. Nothing that decides may depend on such a block alone.
+Used around code that reads what ranks wrote: a rank may write anything, and a description is worth less than the
+training. No decision may depend on such a block alone.
 """
 
 from __future__ import annotations

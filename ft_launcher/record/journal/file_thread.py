@@ -1,10 +1,13 @@
-"""The thread that works on the user's folders, so that the agent's thread never does: journal, logs, the log file.
+"""A thread that does all work on the user's folders, so that the agent's thread never waits for a disk.
 
-A file system may stop answering: a file server that is away, a FUSE server that is stopped. A call on it then returns
-when it answers again, and no signal but SIGKILL ends it; while it is being served not even that. So such calls are
-works of this thread, in order, from a queue that is bounded. Who needs a result waits for it within a limit.
+A file system may stop answering: a file server is away, a FUSE server is stopped. A call on it then returns only when
+the file system answers again. No signal but SIGKILL ends the call, and while a request is being served not even that.
+So journal, logs and the log file hand each such call to this thread as a task. Tasks are done in order, from a bounded
+queue. A caller that needs the result waits for it within a limit, and goes on without it.
 
-Made by `composition.py`, one for each job. Any thread may call its methods.
+Threads: `ft_files` runs the tasks; it starts with the first one. Any thread may call the methods. `submit` does not
+block; `call`, `flush` and `close` block up to the limit that they are given. `composition.py` makes one `FileThread`
+for each job and passes it to all that write or read there.
 """
 
 from __future__ import annotations
@@ -25,22 +28,23 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 STALLED_S = 0.5
-"""Seconds that one work may take before nobody waits for those after it any more. A slow disk takes tenths."""
+"""Seconds that one task may take before the file system counts as stalled, and nobody waits for later tasks any more. A
+slow disk takes tenths of a second."""
 _LOOK_S = 0.1
-"""Seconds between two looks whether the work before stands still."""
+"""Seconds between two checks of a waiting caller whether the task before its own is stalled."""
 _MAX_TASKS = 1000
-"""Works that wait: copies of stacks, say. Lines of the journal are one work, and bounded by their bytes."""
+"""Tasks that may wait: copies of stacks, say. All queued lines of the journal are one task, bounded by their bytes."""
 
 
 class NoAnswer(OSError):
-    """A work has no result in time: the file system does not answer, and the work is done when it does; or the work was
-    not taken."""
+    """A task has no result in time. Either the file system does not answer, and the task is done once it does; or the
+    task was not accepted. The text says which."""
 
 
 class FileThread:
-    """Does works in order, in a thread of its own that starts with the first one. A work that raises is logged.
+    """Does tasks in order, in a thread of its own. A task that raises is logged, and the next one follows.
 
-    In a fork of the process, which has no such thread, works are done in the caller's.
+    A fork of the process has no such thread: there each task is done at once, in the thread of its caller.
     """
 
     def __init__(self) -> None:
@@ -54,16 +58,17 @@ class FileThread:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the present work takes longer than a file system that answers."""
+        """Whether the present task takes longer than `STALLED_S`: the file system does not answer."""
         since = self._busy_since
         return since is not None and time.monotonic() - since >= STALLED_S
 
     def submit(self, task: Callable[[], object]) -> bool:
-        """Appends a work. Does not block. Returns False where too many wait, or no thread starts: it is not done."""
+        """Appends a task and returns at once. Returns False if the task will not be done: too many tasks wait, no
+        thread can be started, or `close` was called."""
         return not self._refused(task)
 
     def _refused(self, task: Callable[[], object]) -> str:
-        """Appends a work; returns why that cannot be done, empty: it is done."""
+        """Appends a task. Returns the reason why it was not accepted; empty: it was."""
         if os.getpid() != self._pid:
             _contain(task)
             return ""
@@ -77,7 +82,7 @@ class FileThread:
                 thread = threading.Thread(target=self._run, daemon=True, name="ft_files")
                 try:
                     thread.start()
-                except RuntimeError as error:  # the system has none left; the next work tries again
+                except RuntimeError as error:  # the system has no thread left; the next task tries again
                     self._tasks.pop()
                     return f"the thread that writes and reads files cannot be started: {error}"
                 self._thread = thread
@@ -85,11 +90,15 @@ class FileThread:
         return ""
 
     def call(self, task: Callable[[], _T], limit_s: float) -> _T:
-        """Returns the result of a work, which is done after those before it. Waits `limit_s` seconds at most.
+        """Has the thread do a task after all earlier ones, and returns its result. Blocks for `limit_s` seconds at
+        most.
+
+        The task is done even if nobody waits for it any more. So it must not leave anything behind that only a waiting
+        caller would remove.
 
         Raises:
-            NoAnswer: it is not done yet, or not taken.
-            Exception: what `work` raised.
+            NoAnswer: the task is not done yet, or was not accepted.
+            Exception: what the task raised.
         """
         results: list[_T] = []
         errors: list[Exception] = []
@@ -121,7 +130,8 @@ class FileThread:
         raise NoAnswer("the file system does not answer: an earlier write or read still waits for it")
 
     def flush(self, limit_s: float) -> bool:
-        """Waits until all works are done, `limit_s` seconds at most; returns whether they are."""
+        """Waits until all tasks are done; returns whether they are. Blocks for `limit_s` seconds at most, and not at
+        all while the file system is stalled."""
         if os.getpid() != self._pid:
             return True
         deadline = time.monotonic() + limit_s
@@ -132,7 +142,7 @@ class FileThread:
         if self.is_stalled:
             self.warn_stalled()
         elif not is_done:
-            # Not known yet: a disk may be slow for a moment.
+            # The disk may only be slow for a moment. A timer looks again when it would count as stalled.
             later = threading.Timer(STALLED_S, self._say_if_stalled)
             later.daemon = True
             with contextlib.suppress(RuntimeError):  # the system has no thread left, and the line is all that is lost
@@ -144,7 +154,7 @@ class FileThread:
             self.warn_stalled()
 
     def warn_stalled(self) -> None:
-        """Says, once until it answers again, that the file system does not answer."""
+        """Logs that the file system does not answer; once until it answers again."""
         if not self._is_said:
             self._is_said = True
             logger.warning(
@@ -153,7 +163,8 @@ class FileThread:
             )
 
     def close(self, limit_s: float) -> None:
-        """Ends the thread after the works that wait. Waits `limit_s` seconds at most, then leaves it behind."""
+        """Ends the thread after the tasks that wait. Blocks for `limit_s` seconds at most; a thread that still hangs
+        then is left behind (it is a daemon)."""
         is_done = self.flush(limit_s)
         with self._changed:
             self._is_closed = True
@@ -182,7 +193,8 @@ class FileThread:
 
 
 class FileHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
-    """Writes log lines to a file, in the thread of files. Lines that find too many works waiting are dropped."""
+    """A log handler that writes to a file by the file thread, so that no logger ever waits for a disk. A line is
+    dropped where the queue of tasks is full."""
 
     def __init__(self, file: TextIO, files: FileThread) -> None:
         super().__init__(file)
@@ -190,7 +202,7 @@ class FileHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
         self._is_closed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See base class. After `close` it does nothing."""
+        """See base class. Does not block. Does nothing after `close`."""
         if self._is_closed:
             return
         try:
@@ -201,10 +213,10 @@ class FileHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.
         self._files.submit(partial(self._write, text))
 
     def close(self) -> None:
-        """Has the thread of files close the file, after the lines that wait. To be called before `FileThread.close`.
+        """Has the file thread close the file after the lines that wait. To be called before `FileThread.close`.
 
-        Closing a file may wait for the file system as well, and a file that nobody closes is closed by whichever thread
-        drops it last: in `launch()` one of the user's.
+        Closing a file may wait for the file system as well. A file that nobody closes would be closed by the thread
+        that drops the last reference to it: in `launch()` a thread of the user's.
         """
         super().close()
         if not self._is_closed:

@@ -1,13 +1,21 @@
-"""The journal: one JSON line per event, one file per node, append-only, written by a thread at once.
+"""The journal: one JSON line per event, one file per node, append-only, written as soon as the disk takes it.
 
-Written by `recorder.py`; `events/` says what a line holds. A line that cannot be written is dropped and counted, with
-one warning: training goes on. Only `FileThread` works on the file: where the disk does not answer, lines wait in
-memory.
+`recorder.py` writes events; `events/` says what a line holds; `journal_reader.py` reads. A line that cannot be written
+is dropped and counted, with one warning: training goes on. A line passes these stages:
+
+    write --(until `open`)--> held in memory --> queued --(file thread)--> JournalFile --> disk
+
+- Held: a run with nothing to keep leaves no file. The recorder opens the journal at the first event worth keeping.
+- Queued: the file thread (`file_thread.py`) takes all queued lines at once. Where the disk does not answer, they wait,
+  4 MiB at most.
+- Unsent: where the disk is full, `JournalFile` keeps 1 MiB of lines and tries again with each new line.
+
+Threads: any thread may call `write` and `report`, which do not block. All work on the file is done by the file thread.
 
 The file holds whole lines and is rotated at a size, so that the sum on the disk is bounded. `NODE.jsonl` is the file
-that grows. When it is full it becomes `NODE.1.jsonl`, which stays: it has the start of the job. Later ones become
-`NODE.2.jsonl`, each in the place of the one before. So a journal takes at most three times the size on the disk, and
-what it lacks lies between piece 1 and piece 2.
+that grows. When it is full for the first time, it becomes `NODE.1.jsonl`, which stays, since it has the start of the
+job. Each later full file becomes `NODE.2.jsonl` and replaces the one before. So a journal takes at most three times the
+size on the disk, and the events that it lacks lie between piece 1 and piece 2.
 """
 
 from __future__ import annotations
@@ -38,26 +46,29 @@ logger = logging.getLogger(__name__)
 # Lines in memory, of which a job without any fault has more the longer it runs.
 _MAX_HELD = 10_000
 _MAX_REPORTED = 64 << 20
-"""Bytes of lines whose content ranks choose. Lines of the launcher itself are always written."""
+"""Bytes of lines whose content ranks choose (`Journal.report`), over a whole run. Lines of the launcher itself have no
+such bound: their number follows from what the job does."""
 _MIB = 1 << 20
 _MAX_QUEUED = 4 << 20
-"""Bytes that wait for a disk that does not answer: as the journal of some thousand cycles that fail."""
+"""Bytes of lines that wait for a disk that does not answer: the journal of some thousand failed cycles."""
 _OPEN_S = 1.0
-"""Seconds that `open` waits for the file. It is opened later where the disk does not answer."""
+"""Seconds that `open` waits for the file. Where the disk does not answer, the file is opened later."""
 _CLOSE_S = 5.0
-"""Seconds at the job's end, for a disk that is slow. A disk that stands still is not waited for."""
+"""Seconds that `close` waits for a slow disk at the job's end. It does not wait for a disk that is stalled."""
 _MAX_UNSENT = 1 << 20
-"""Bytes that wait for room on the disk: some thousand events, which tell the story of several failed cycles."""
+"""Bytes of lines that wait for room on a full disk: some thousand events, which tell the story of several failed
+cycles."""
 _FIRST, _LATEST = 1, 2
 """Numbers of the two pieces that are kept beside the one that grows."""
 
 
 class Journal:
-    """The events of this node, held in memory until `open`, so that a run with nothing to keep leaves no file.
+    """The journal of this node. Events are held in memory until `open`, so that a run with nothing to keep leaves no
+    file. `write` and `report` never raise, never block, and do nothing in a fork of the process.
 
     Args:
-        max_mb: MiB of a piece of the file (`--ft-journal-max-mb`); None: it grows without a bound.
-        files: does what is done to the file; None: one of its own.
+        max_mb: size of a piece of the file in MiB (`--ft-journal-max-mb`); None: the file grows without a bound.
+        files: the file thread of the job; None: the journal has one of its own, and closes it.
     """
 
     def __init__(self, max_mb: float | None = None, files: FileThread | None = None) -> None:
@@ -67,7 +78,7 @@ class Journal:
         self._max_bytes = None
         if max_mb is not None:
             self._max_bytes = int(max_mb * _MIB)
-        # The agent's calls with a limit run in threads: two of them in one append would write a line twice.
+        # Guards the held and the queued lines. Several threads write events: the agent's, and its calls with a limit.
         self._lock = threading.Lock()
         self._held: list[str] = []
         self._held_dropped = 0
@@ -81,28 +92,30 @@ class Journal:
         self._reported = 0
         self._started = time.time()
         self.listeners: list[Callable[[Event, float], object]] = []
-        """Called with each event and its time (seconds since 1970), in the thread that writes it, without the lock."""
+        """Functions that get each event and its time (seconds since 1970). They are called in the thread that writes
+        the event, without the lock; the status page keeps up to date by one."""
         self.run_id = ""
         self.node = ""
-        """With `run_id`: for the first line of each later piece, which may be all that is left of this attempt."""
+        """Set by the recorder, as `run_id`. Both stand in the first line of each later piece, which may be the only
+        line left that says whose journal it is."""
 
     @property
     def path(self) -> Path | None:
-        """The file; None: it is not open."""
+        """The path of the file; None: the journal is not open."""
         if self._file is None:
             return None
         return self._file.path
 
     @property
     def dropped(self) -> int:
-        """Events that are in no file, and never will be."""
+        """How many events are lost: they are in no file, and never will be."""
         if self._file is None:
             return self._held_dropped
         return self._held_dropped + self._file.dropped
 
     def write(self, event: Event) -> None:
-        """Appends one event; never raises. Any thread may call this. In a fork of the process it does nothing: the
-        journal is its parent's, and so is the thread that writes."""
+        """Appends one event of the launcher. In a fork of the process this does nothing: the journal and the file
+        thread are the parent's."""
         if os.getpid() != self._pid:
             return
         line = as_line(event, time.time())
@@ -111,7 +124,8 @@ class Journal:
             self._put(line)
 
     def report(self, event: Event) -> None:
-        """As `write`, for what a rank sent: bounded over the whole run, so that no rank can fill the disk."""
+        """Appends one event whose content a rank chose. All such lines of a run together are bounded (`_MAX_REPORTED`),
+        so that no rank can fill the disk; the event `reports_end` stands where the bound is reached."""
         if os.getpid() != self._pid:
             return
         line = as_line(event, time.time())
@@ -132,7 +146,7 @@ class Journal:
                 listen(event, time.time())
 
     def _put(self, line: str) -> None:
-        """Holds or queues a line. The lock is held."""
+        """Holds a line until `open`, else queues it for the file thread. The caller holds the lock."""
         if self._file is None:
             if len(self._held) < _MAX_HELD:
                 self._held.append(line)
@@ -145,20 +159,23 @@ class Journal:
             self._held_dropped += 1
 
     def _schedule(self) -> bool:
-        """Has the thread of files write what is queued, when the lock is free; returns whether it will."""
+        """Asks the file thread to write all queued lines, unless it was asked already; returns whether it will."""
         self._is_scheduled = self._is_scheduled or self._files.submit(self._write_queued)
         return self._is_scheduled
 
     def flush(self, limit_s: float) -> bool:
-        """Waits until all lines are in the file, or it refused them, `limit_s` seconds at most; returns whether."""
+        """Waits until each line so far is in the file or was refused by it; returns whether that is so. Blocks for
+        `limit_s` seconds at most."""
         return self._files.flush(limit_s)
 
     def open(self, path: Path, access: Access | None = None) -> None:
-        """Opens `path` and writes the held events to it, and all later ones; a second call is ignored.
+        """Opens the file; the held events and all later ones go there. A second call does nothing.
+
+        Blocks for `_OPEN_S` at most. Where the disk does not answer in time, the file is opened when it does.
 
         Args:
-            path: its name, which ends in `.jsonl`.
-            access: who may read it; None: this user.
+            path: ends in `.jsonl`.
+            access: who may read the file; None: this user alone.
         """
         with self._lock:
             if self._file is not None or self._is_opening:
@@ -168,7 +185,8 @@ class Journal:
             self._files.call(partial(self._open_file, path, access or Access()), _OPEN_S)
 
     def _open_file(self, path: Path, access: Access) -> None:
-        """Opens the file and writes what was held. In the thread of files, as all below that works on the file."""
+        """Opens the file and writes the held lines. Runs in the file thread, as does all below that works on the
+        file."""
         try:
             file = JournalFile(path, access, self._max_bytes, self._first_line)
         except OSError as error:
@@ -200,7 +218,7 @@ class Journal:
         return as_line(event, time.time())
 
     def close(self) -> None:
-        """Closes the file, when all is written. Waits `_CLOSE_S` at most."""
+        """Closes the file after all lines are written. Blocks for `_CLOSE_S` at most."""
         self._files.submit(self._close_file)
         if self._owns_files:
             self._files.close(_CLOSE_S)
@@ -228,10 +246,11 @@ class Journal:
 
 
 def as_line(event: Event, t: float) -> str:
-    """Returns the line of an event, without its end.
+    """Returns the line of an event in JSON, without a line end. Never raises: a field that is no JSON (a rank may have
+    sent anything) makes a line with the error in the place of the fields.
 
     Args:
-        t: when it is written (seconds since 1970).
+        t: when the event is written (seconds since 1970).
     """
     head = {"v": event.v, "t": round(t, 6), "event": event.event}
     try:
@@ -241,19 +260,19 @@ def as_line(event: Event, t: float) -> str:
 
 
 def json_text(facts: Mapping[str, Any]) -> str:
-    """Returns JSON in ASCII; numbers that JSON does not have are null, and values of other types are texts.
+    """Returns JSON in ASCII. NaN and infinities become null; values of types that JSON does not have become texts.
 
     Raises:
-        TypeError, ValueError, RecursionError: it cannot be written: a key is no text, or it holds itself.
+        TypeError, ValueError, RecursionError: `facts` cannot be written: a key is no text, or a value contains itself.
     """
     try:
         return json.dumps(facts, default=str, allow_nan=False)
-    except ValueError:  # seldom: to look at each number first takes longer than to write all of them
+    except ValueError:  # rare: checking each number of each line first would take longer than writing the lines
         return json.dumps(_finite(facts), default=str, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
-    """Returns a value with null for each number that is not finite, which JSON does not have, at any depth."""
+    """Returns a value with None in the place of each number that is not finite, at any depth."""
     match value:
         case float() if not math.isfinite(value):
             return None
@@ -265,16 +284,19 @@ def _finite(value: Any) -> Any:
 
 
 class JournalFile:
-    """A file that takes lines.
+    """The file of a journal, and its rotation. Only the file thread uses it, and its calls may block on the disk.
+
+    The file is locked while it is open, so that two launchers never write to one file.
 
     Args:
-        path: its name, ending in `.jsonl`. Where another launcher that lives writes there, `NAME_2.jsonl` and so on.
-        access: who may read it.
-        max_bytes: the size of a piece; None: it grows without a bound.
-        first_line: makes the first line of each later piece; gets its number and the bytes of the piece that went.
+        path: ends in `.jsonl`. Where another living launcher has locked that file, `NAME_2.jsonl` is taken, and so on.
+        access: who may read the file.
+        max_bytes: size of a piece; None: the file grows without a bound.
+        first_line: makes the first line of each later piece, from its number and the bytes of the piece that was
+            removed for it.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
 
     def __init__(
@@ -287,7 +309,7 @@ class JournalFile:
         self._mid_line = False
         self._pieces = 1
         self.dropped = 0
-        """Lines that were not written, and never will be."""
+        """How many lines were not written, and never will be."""
         for number in itertools.count(2):
             descriptor = _open(path, access)
             if _lock(descriptor):
@@ -298,16 +320,16 @@ class JournalFile:
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
         self._lines = min(1, self._size)
-        # A launcher that was killed, or a full disk, may have left half a line.
+        # A launcher that was killed, or a disk that was full, may have left half a line. It is ended first.
         if _ends_within_line(descriptor, self._size):
             self._unsent.append(b"\n")
             self._mid_line = True
 
     def append(self, line: str) -> None:
-        """Writes a line, after those that wait for room. After `close` it is dropped.
+        """Writes a line after the lines that wait for room on the disk. After `close` the line is dropped.
 
         Raises:
-            OSError: not now. It waits for the next call if it is among the first MiB that do; else it is dropped.
+            OSError: the line was not written. It waits for the next call if `_MAX_UNSENT` allows; else it is dropped.
         """
         if self._descriptor < 0:
             self.dropped += 1
@@ -322,7 +344,8 @@ class JournalFile:
         self._send()
 
     def close(self) -> None:
-        """Closes the file. What still waits is dropped. A second call does nothing."""
+        """Closes the file, after one more try to write the lines that wait; what is left of them is dropped. A second
+        call does nothing."""
         if self._descriptor < 0:
             return
         with contextlib.suppress(OSError):
@@ -330,20 +353,26 @@ class JournalFile:
         self.dropped += len(self._unsent)
         self._unsent.clear()
         with contextlib.suppress(OSError):
-            # Ranks that are forked functions, and what they leave running, have the open file and its lock too.
+            # Unlocked explicitly: ranks that are forked functions, and what they leave running, inherit the open file
+            # and with it the lock.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
         self._descriptor = -1
 
     def _send(self) -> None:
+        """Writes the lines that wait, and rotates the file between two lines where it is full.
+
+        Raises:
+            OSError: the rest cannot be written now.
+        """
         while self._unsent:
             if not self._mid_line and self._is_full(len(self._unsent[0])):
                 self._rotate()
             data = self._unsent[0]
             written = os.write(self._descriptor, data)
             self._size += written
-            # The rest of a line comes next: at the end of the disk the system takes a part of it.
+            # At the end of the disk the system may write only a part of a line. The rest of that line comes next.
             self._mid_line = written < len(data)
             if self._mid_line:
                 self._unsent[0] = data[written:]
@@ -352,18 +381,19 @@ class JournalFile:
                 self._lines += 1
 
     def _is_full(self, more: int) -> bool:
-        # A piece takes at least one line beside its first: a line that is longer than a piece would begin one after
-        # the other.
+        # A piece takes at least one line beside its first. Else a line that is longer than a piece would begin new
+        # pieces without end.
         return self._max_bytes is not None and self._lines > 0 and self._size + more > self._max_bytes
 
     def _rotate(self) -> None:
-        """Begins a new piece. On an error all is as before.
+        """Begins a new piece. On an error the present piece stays the one that grows.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the new piece cannot be made.
         """
-        kept, lost = self._place_of_piece()
-        # Under another name at first: after a rename a failure to open would leave nothing to append to.
+        kept, lost = self._path_of_full_piece()
+        # The new file is opened under another name first. Were the present one renamed first, and the open then failed,
+        # there would be nothing to append to.
         new = self.path.with_suffix(".new")
         descriptor = _open(new, self._access)
         try:
@@ -382,8 +412,8 @@ class JournalFile:
         self._pieces += 1
         self._unsent.appendleft(self._first_line(self._pieces, lost).encode() + b"\n")
 
-    def _place_of_piece(self) -> tuple[Path, int]:
-        """Returns where the piece that is full goes, and the bytes of the piece that it replaces."""
+    def _path_of_full_piece(self) -> tuple[Path, int]:
+        """Returns the path to which the full piece is renamed, and the bytes of the piece that it replaces there."""
         first, latest = (self.path.with_suffix(f".{number}.jsonl") for number in (_FIRST, _LATEST))
         if not first.exists():
             return first, 0
@@ -398,12 +428,12 @@ def _open(path: Path, access: Access) -> int:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether no other launcher has the file. Holds the lock until the descriptor is closed."""
+    """Locks a file, until the descriptor is closed. Returns False if another launcher has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: nobody has it
+    except OSError:  # a file system without locks: taken as free
         return True
     return True
 

@@ -1,8 +1,12 @@
 """Copies what ranks write to their log files to the console: one thread for all streams, woken by inotify.
 
-Ranks write to files, not to a pipe of ours: a launcher that is slow or gone stops no rank, and a console that does not
-read stops neither. Used by `node/ranks/rank_context.py` in the place of torch's `TailLog`, and by `cycle_files.py` for
-the log of a cycle, whose threads poll; which file goes where is read from those (their underscored attributes).
+Ranks write to files and not to a pipe of ours. So a launcher that is slow or gone stops no rank, and a console that
+nobody reads stops neither launcher nor rank. `node/ranks/rank_context.py` uses a `LogPump` in the place of torch's
+`TailLog`, which has a polling thread for each file; which file goes where is read from torch's objects (their
+underscored attributes, `streams_of`). `cycle_files.py` uses one for the log of a cycle.
+
+Threads: `ft_log_pump` reads the files and writes the text; it may wait for a console that is slow. The agent's thread
+calls `start` and `stop`; `stop` blocks for some seconds at most.
 """
 
 from __future__ import annotations
@@ -30,20 +34,24 @@ logger = logging.getLogger(__name__)
 # From <sys/inotify.h>; the standard library has no inotify.
 _IN_MODIFY = 0x2
 CHUNK = 1 << 16
-"""Bytes of one read."""
+"""Bytes of one read of a file."""
 _PERIOD_S = 0.1
-"""Seconds between two reads of the files where no inotify instance is left (fs.inotify.max_user_instances)."""
+"""Seconds between two reads of the files, where the system has no inotify instance left
+(fs.inotify.max_user_instances)."""
 _LAST_LINES_S = 10.0
-"""Seconds after the ranks' end, for a console that reads slowly. The lines are in the ranks' files as well."""
-# Seconds between two looks whether the pump is to end, while the console has no room.
+"""Seconds that `stop` waits for a console that reads slowly. The lines are in the ranks' files in any case."""
+# Seconds between two checks whether the pump is to end, while the console has no room.
 _ROOM_S = 0.2
 
 
 class WrittenFiles:
-    """Wakes a thread when files were written, and when it is to end. One inotify instance, if the system has one left.
+    """Wakes a thread when one of several files was written, and when the thread is to end.
+
+    Uses one inotify instance; where the system has none left, the thread wakes ten times a second. One thread calls
+    `wait` and `close`; another one calls `end`, once.
 
     Args:
-        paths: of the files, which need not exist yet.
+        paths: the files. A file that does not exist yet is created empty, since only a file can be watched.
     """
 
     def __init__(self, paths: Collection[str]) -> None:
@@ -51,11 +59,12 @@ class WrittenFiles:
         self._inotify = _watch(paths)
 
     def wait(self, limit_s: float = math.inf, least_s: float = 0.0) -> bool:
-        """Waits until a file was written; returns False when the thread is to end.
+        """Blocks until a file was written or `limit_s` has passed; returns False when the thread is to end.
 
         Args:
-            limit_s: how long at most (seconds).
-            least_s: how long at least, also where a file was written before: a rank may write again and again.
+            limit_s: seconds at most.
+            least_s: seconds at least, even if a file is written before: a rank that writes without end must not keep
+                the thread busy.
         """
         if least_s and readable([self._end_reader], least_s):
             return False
@@ -66,7 +75,7 @@ class WrittenFiles:
             timeout_s = limit_s
         ready = readable([self._end_reader, *self._inotify], timeout_s)
         for descriptor in ready.intersection(self._inotify):
-            # What it says is not needed: each file is read from where it was left.
+            # Which file was written does not matter: each file is read from where the last read ended.
             os.read(descriptor, CHUNK)
         return self._end_reader not in ready
 
@@ -99,9 +108,17 @@ def _watch(paths: Collection[str]) -> list[int]:
 
 @dataclass
 class Stream:
-    """One log file and where its lines go. `partial`: a line that has no end yet.
+    """One log file of a rank, and where its lines go.
 
-    For a console, `live` decides what is written and when. Otherwise only whole lines are, if `wanted`.
+    Attributes:
+        path: the file.
+        prefix: stands before each line.
+        to: the console, or a file.
+        wanted: whether a line is copied; not asked for a console.
+        live: for a console: decides what is shown and when. None: whole lines are copied.
+        file: the open file; None until the first copy.
+        partial: the begin of a line that has no end yet.
+        last_lines_s: how long `LogPump.stop` may wait for the last lines (seconds).
     """
 
     path: str
@@ -114,10 +131,14 @@ class Stream:
     last_lines_s: float = _LAST_LINES_S
 
     def copy_new(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
-        """Copies what was written since the last call: whole lines, with `ended` also a last one without an end.
+        """Copies what was written to the file since the last call.
+
+        Args:
+            has_room: asked before each chunk; it may block while the console is full.
+            ended: the rank has ended: a last line without an end is copied too.
 
         Returns:
-            False when `has_room(to)` became false before all was copied.
+            False if `has_room` returned False before all was copied.
         """
         if self.file is None:
             self.file = open_regular(self.path, follow_link=True, buffering=0)
@@ -135,7 +156,8 @@ class Stream:
         return False
 
     def due(self) -> float:
-        """When `copy_new` is to be called for a line without an end (monotonic seconds); infinity: there is none."""
+        """When `copy_new` must be called again for a line without an end (monotonic seconds); infinity: no line
+        waits."""
         if self.live is None:
             return math.inf
         return self.live.due()
@@ -157,9 +179,10 @@ class Stream:
 
 
 class LogPump:
-    """Copies streams from `start` until `stop`, which returns after the last line, or when it waited for too long.
+    """Copies streams from `start` until `stop`, in a thread of its own.
 
-    A stream that is no `Console` may block its writer without limit; then the thread is left behind.
+    `stop` returns after the last line, or when its time is over. A destination that is no `Console` may block a write
+    without limit; then the thread is left behind, and copies nothing more when it comes back.
     """
 
     def __init__(self, streams: Iterable[Stream]) -> None:
@@ -184,7 +207,8 @@ class LogPump:
         self._thread.start()
 
     def stop(self) -> None:
-        """Copies what is left and ends the thread; a second call does nothing."""
+        """Copies what is left and ends the thread. Blocks for `last_lines_s` and a second at most; a second call does
+        nothing. Called after the ranks have ended."""
         if self._thread is None or self._written is None:
             return
         limit_s = min(stream.last_lines_s for stream in self._streams)
@@ -209,7 +233,7 @@ class LogPump:
 
     def _copy_all(self, ended: bool = False) -> None:
         for stream in self._streams:
-            if self._is_given_up:  # its files may be others' now
+            if self._is_given_up:  # the thread was left behind: the files may be those of the next cycle now
                 return
             with contextlib.suppress(OSError, ValueError):  # a console that is gone stops no rank
                 if not stream.copy_new(self._has_room, ended) and stream.path not in self._cut:
@@ -217,10 +241,10 @@ class LogPump:
                     logger.warning("the console does not read: the last lines of %s are not shown", stream.path)
 
     def _has_room(self, to: TextIO) -> bool:
-        """Waits until more can be written to a console: it may be slow, and the files keep the lines meanwhile.
+        """Blocks until more can be written to a console; the files keep the lines meanwhile.
 
         Returns:
-            False when the pump is to end and the console does not read.
+            False if the pump is to end, and the console does not read or the time for the last lines is over.
         """
         if not isinstance(to, Console):
             return True
@@ -233,10 +257,11 @@ class LogPump:
 
 
 def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:
-    """Returns the streams that torch's `TailLog`s would copy.
+    """Returns the streams that torch's `TailLog` objects would copy.
 
     Args:
-        name: of the role, for streams without a prefix of their own.
+        name: the name of the role, for the prefix of streams without one of their own.
+        tails: torch's objects; their underscored attributes say which file goes where, and with which prefix.
     """
     streams, screens = [], defaultdict[object, Screen](Screen)
     for tail in tails:
@@ -254,7 +279,7 @@ def streams_of(name: str, tails: Iterable[Any]) -> list[Stream]:
 
 
 def identity(stream: TextIO) -> object:
-    """Identifies where a stream goes: the same for stdout and stderr if both are one terminal or pipe."""
+    """Returns a key for where a stream goes: equal for stdout and stderr if both are one terminal or pipe."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):

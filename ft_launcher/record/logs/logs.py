@@ -1,9 +1,14 @@
-"""The files of a run: its folders `<log_dir>/<name>-<start>/cycle_N/<local_rank>/`, torch's `LogsSpecs` for them, and
-what the recorder keeps: the journal, and copies of files that ranks wrote.
+"""The files of a run: its folder, torch's `LogsSpecs` for the ranks' output, and what the recorder keeps there.
 
-Without `--log-dir` the folder is made below a default parent once there is something to keep, and old runs there are
-removed. Files of earlier cycles are never touched, nor is a folder that the user named. What cannot be kept is said
-once.
+    <log_dir>/<name>-<start>/journal.NODE.jsonl
+    <log_dir>/<name>-<start>/cycle_N/<local_rank>/stdout.log, stderr.log, error.json, stacks.txt
+
+Without `--log-dir` the folder is made below a default parent, once there is something to keep, and all but the newest
+20 runs there are removed at the job's end. A folder that the user named is never cleaned up, and files of earlier
+cycles are never touched. What cannot be kept is said once, and training goes on.
+
+Threads: all work on the disk is done by the file thread (`file_thread.py`), once ranks run. The methods here may be
+called by any thread; they wait for it for a second or so at most, and go on without the file.
 """
 
 from __future__ import annotations
@@ -37,7 +42,8 @@ from rank_monitor.contract.wire.foreign import read_file
 logger = logging.getLogger(__name__)
 
 MAX_KEPT = 4 << 20
-"""Bytes kept of a file that a rank wrote: over 100 dumps of the stacks of a rank with 100 threads."""
+"""Bytes kept of a file that a rank wrote, the last ones. That is over 100 dumps of the stacks of a rank with 100
+threads."""
 
 StdMap: TypeAlias = Std | dict[int, Std]
 # torch's value for a stream that is inherited.
@@ -45,18 +51,20 @@ _CONSOLE = ""
 KEPT_RUNS = 20
 """Runs that stay below a default parent."""
 _LOCK = "launcher.lock"
-"""Locked by the launcher of a run while it lives: the kernel releases it however the launcher ends."""
+"""A file in the folder of a run that its launcher locks while it lives. The kernel releases the lock however the
+launcher ends, so a locked folder is never pruned."""
 _STACKS = "stacks.txt"
 _PRUNE_S = 5.0
-"""Seconds at the job's end, to remove the files of one old run or a few."""
+"""Seconds to wait at the job's end, while the files of an old run are removed."""
 _COPY_S = 1.0
-"""Seconds to wait for a copy, or for the folder of the run. It is made later where the disk does not answer."""
+"""Seconds to wait for a copy, or for the folder of the run. Where the disk does not answer, both are made later."""
 _RANKS_FILES_S = 10.0
-"""Seconds to wait for the files that ranks print to: a file server takes a few to make those of 1,000 ranks."""
+"""Seconds to wait for the files that ranks print to. A file server takes a few seconds to make those of 1,000 ranks."""
 
 
 def default_parents(environ: Mapping[str, str]) -> list[Path]:
-    """Returns the parents of run folders without `--log-dir`, best first: XDG_STATE_HOME, then temporary folders."""
+    """Returns the folders in which a run's folder may be made without `--log-dir`, best first: below XDG_STATE_HOME, if
+    it is set, then below temporary folders."""
     state = environ.get("XDG_STATE_HOME", "")
     # By the specification of XDG, a relative path is invalid and is ignored.
     if Path(state).is_absolute():
@@ -71,9 +79,14 @@ class RunFolder:
     """The folder of one run of the launcher.
 
     Args:
-        log_dir: where to make it, at once; None: below a default parent, by the first call of `make`.
-        access: who may read what is in it.
-        files: does what is done in it, once ranks run; None: one of its own.
+        log_dir: `--log-dir`: the folder of the run is made in it at once. None: it is made below a default parent, by
+            the first call of `make`.
+        name: the job's name, for the name of the folder.
+        access: who may read what is in the folder; None: this user alone.
+        files: the file thread of the job; None: a new one.
+
+    Raises:
+        ConfigError: a folder in `log_dir` cannot be made.
     """
 
     def __init__(
@@ -89,16 +102,17 @@ class RunFolder:
             self._parents = default_parents(os.environ)
         self._lock = -1
         self.path = self._parents[0] / self._name
-        """The folder, which may not exist yet."""
+        """The path of the folder, which may not exist yet."""
         self.exists = False
         if self.asked_for:
             self.make()
 
     def make(self) -> Path:
-        """Makes the folder. In the thread of files, once ranks run.
+        """Makes the folder, if it does not exist, and returns its path. Blocks on the disk: once ranks run, only the
+        file thread may call it.
 
         Raises:
-            ConfigError: it cannot be made.
+            ConfigError: no folder can be made in any of the parents.
         """
         if self.exists:
             return self.path
@@ -135,13 +149,13 @@ class RunFolder:
             self._lock = _lock(self.path / _LOCK)
 
     def of_rank(self, cycle: int, local_rank: int) -> Path:
-        """Returns the folder of a rank in a cycle; makes it if it is missing."""
+        """Returns the folder of a rank in a cycle; makes it if it is missing. Blocks on the disk, as `make` does."""
         folder = self.make() / f"cycle_{cycle}" / str(local_rank)
         self.access.make_folder(folder)
         return folder
 
     def close(self) -> None:
-        """Ends the run. Below a default parent, removes old runs whose launcher has ended, in a few seconds."""
+        """Ends the run. Below a default parent, removes old runs whose launcher has ended. Blocks for 5 s at most."""
         with contextlib.suppress(NoAnswer):
             self.files.call(self._close, _PRUNE_S)
 
@@ -154,10 +168,12 @@ class RunFolder:
 
 
 def _make_private(folder: Path) -> None:
-    """Makes a folder that only this user can write to. Another user may have made one of that name in /tmp.
+    """Makes a folder that only this user can write to, if it does not exist.
+
+    In /tmp another user may have made a folder or a link of that name, to read or to replace what is written there.
 
     Raises:
-        OSError: it cannot be made, or is somebody else's.
+        OSError: the folder cannot be made, or belongs to somebody else.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
@@ -167,7 +183,8 @@ def _make_private(folder: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    """Makes and locks a file; returns its descriptor, which holds the lock while it is open. -1: no file."""
+    """Makes and locks a file; returns its descriptor, which holds the lock while it is open. -1: the file cannot be
+    made."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -178,7 +195,8 @@ def _lock(path: Path) -> int:
 
 
 def _prune(parent: Path) -> None:
-    """Removes all but the newest `KEPT_RUNS` runs. Locked ones stay, and folders without a lock file."""
+    """Removes all runs but the newest `KEPT_RUNS`. Runs that are locked stay, since their launcher lives, and so do
+    folders without a lock file, which nobody can tell to be a run's."""
     ages = []
     for lock in parent.glob(f"*/{_LOCK}"):
         with contextlib.suppress(OSError):  # another launcher removes it just now
@@ -201,18 +219,20 @@ def _prune(parent: Path) -> None:
 
 
 class KeptFiles:
-    """The files of a run.
+    """What the recorder keeps of a run: the journal, and copies of files that ranks wrote.
+
+    The run's folder is made, and the journal opened, at the first thing worth keeping (`begin`). With a log folder, a
+    folder for the journal, or a port for the status page, the journal is kept from the start.
 
     Args:
-        run: the run's folder; made at the first thing worth keeping.
-        settings: where the journal goes instead, how large it may become, and who reads it: with a log folder, a
-            folder for the journal or a port to ask at, it is kept from the start.
+        run: the folder of the run.
+        settings: where the journal goes instead, how large it may become, and who may read it.
     """
 
     def __init__(self, run: RunFolder, settings: RecordSettings) -> None:
         self._files = run.files
         self.thread = run.files
-        """Reads and writes what is in the user's folders."""
+        """The file thread, for others that read or write in the user's folders."""
         self.journal = Journal(settings.journal_max_mb, run.files)
         self.node = socket.gethostname()
         self._run = run
@@ -226,12 +246,13 @@ class KeptFiles:
         self.follow_run()
 
     def follow_run(self) -> None:
-        """Opens the journal where others have made the run's folder, for what the ranks print."""
+        """Opens the journal if the run's folder exists already, since it was made for the output of the ranks."""
         if self._run.exists:
             self.begin()
 
     def begin(self) -> None:
-        """Makes the run's folder and opens the journal; there is something to keep now."""
+        """Makes the run's folder and opens the journal: from now on there is something to keep. Blocks for two seconds
+        at most; a second call does nothing. Where the folder cannot be made, that is said once."""
         if self._failed or self.journal.path is not None:
             return
         try:
@@ -248,7 +269,12 @@ class KeptFiles:
         self.journal.open(folder / f"journal.{self.node}.jsonl", self._run.access)
 
     def copy(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
-        """Copies a file of a rank to its log folder; returns the path, empty when it cannot be read or written."""
+        """Copies the last part of a rank's file to the rank's log folder as `name`. Blocks for two seconds or so at
+        most.
+
+        Returns:
+            The path of the copy; empty: the file is empty or cannot be read, or the copy cannot be written in time.
+        """
         self.begin()
         try:
             return self._files.call(partial(self._copy, cycle, local_rank, file, name), _COPY_S)
@@ -257,7 +283,7 @@ class KeptFiles:
 
     def _copy(self, cycle: int, local_rank: int, file: Path, name: str) -> str:
         try:
-            # The last stacks are the ones that explain the end.
+            # Of a long file the end is kept: the last stacks are the ones that explain the end of the rank.
             content = read_file(file, MAX_KEPT, tail=True)
         except OSError:
             return ""
@@ -266,11 +292,13 @@ class KeptFiles:
         return self._write(cycle, local_rank, name, content)
 
     def copy_stacks(self, cycle: int, local_rank: int, stack_file: Path) -> str:
-        """Copies a rank's stacks to its log folder; returns the path, empty when there are none."""
+        """Copies the file with a rank's stacks to its log folder; returns the path of the copy, empty: there is
+        none."""
         return self.copy(cycle, local_rank, stack_file, _STACKS)
 
     def write_stacks(self, cycle: int, local_rank: int, text: str) -> str:
-        """Writes the traceback of a rank that has ended to where its stacks would be; returns the path."""
+        """Writes the traceback of a rank that ended without stacks to where its stacks would be; returns the path,
+        empty: it cannot be written."""
         content = text.encode(errors="backslashreplace")
         try:
             return self._files.call(partial(self._write, cycle, local_rank, _STACKS, content), _COPY_S)
@@ -288,7 +316,16 @@ class KeptFiles:
 
 
 class CycleLogs(LogsSpecs):  # type: ignore[misc]
-    """torch's log destinations, per cycle. Without `--log-dir` error files lie in the runtime folder."""
+    """torch's `LogsSpecs`: says for each cycle where the output and the error file of each rank go.
+
+    torch's own class makes a folder for each attempt of its own numbering, and needs a log folder. This class names
+    folders by cycle, the same number on all nodes, and puts error files into the runtime folder without `--log-dir`.
+
+    Args:
+        run: the folder of the run.
+        runtime: the runtime folder of the launcher, which is removed at its end.
+        redirects, tee, local_ranks_filter: as in torch.
+    """
 
     def __init__(
         self, run: RunFolder, runtime: Path, redirects: StdMap, tee: StdMap, local_ranks_filter: set[int] | None
@@ -310,8 +347,8 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
         """
         if not self._goes_to_files(len(envs)):
             return self._destinations(envs, False, False)
-        # Copies, and a mark: what is left behind must neither change the environments of ranks that run by then, nor
-        # make files that no rank writes to.
+        # If the disk does not answer, the task is left behind and goes on later. So it works on copies of the
+        # environments, since ranks run by then, and stops at a mark, so as not to make files that no rank writes to.
         completed, is_given_up = {local_rank: dict(rank_env) for local_rank, rank_env in envs.items()}, Event()
         make = partial(self._destinations, completed, self._run.asked_for, True, is_given_up)
         try:
@@ -331,7 +368,12 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
     def _destinations(
         self, envs: dict[int, dict[str, str]], is_kept: bool, may_go_to_files: bool, is_given_up: Event | None = None
     ) -> LogsDest:
-        """As `reify`; `is_kept`: in the folder of the run, else in the runtime folder.
+        """Makes the folders and files of a cycle and returns them as `reify` does. Blocks on the disk.
+
+        Args:
+            is_kept: error files go to the folder of the run; False: to the runtime folder, unless output goes to files.
+            may_go_to_files: False: all output goes to the console.
+            is_given_up: set when the caller does not wait any more.
 
         Raises:
             NoAnswer: `is_given_up` was set meanwhile.
@@ -361,6 +403,7 @@ class CycleLogs(LogsSpecs):  # type: ignore[misc]
         return dest
 
     def _add_streams(self, dest: LogsDest, folder: Path, local_rank: int, to_file: Std, tee: Std) -> None:
+        """Adds where the two streams of a rank go: a file, the console, or nowhere (a rank that is filtered out)."""
         shown = not self._local_ranks_filter or local_rank in self._local_ranks_filter
         for std, files, tees, name in (
             (Std.OUT, dest.stdouts, dest.tee_stdouts, "stdout.log"),

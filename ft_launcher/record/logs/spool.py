@@ -1,9 +1,15 @@
-"""Spools: files in memory that ranks print to in the place of the console, where their output is read on the way.
+"""Spools: files in memory that ranks print to in the place of the console, so that the launcher can read their output.
 
-A pipe would hold up a rank whenever the launcher stands still, and a file on a disk that is full would end it. What all
-its readers have read is given back, so a spool stays small however long the training runs. A reader that is far behind
-loses what it has not read. `node/ranks/rank_context.py` makes those of a cycle, only where that was asked for: else
-ranks print to the console themselves. A `SpoolStream` is for `log_pump.py`, which brings the output to the console.
+`--ft-watch-log` reads steps in what ranks print. Without log files that output would go straight to the console. A pipe
+in between would hold up a rank whenever the launcher stands still, and a file on a full disk would end the rank. A
+spool does neither: it is an unnamed file in memory (`memfd`). Text that all readers have read is freed, so a spool
+stays small however long the training runs. A reader that is too far behind loses text, and the console says so.
+
+`node/ranks/rank_context.py` makes the spools of a cycle (`SpooledOutput`), only where the output is to be read. Each
+spool has two readers: a `SpoolStream`, by which `log_pump.py` brings the output to the console, and the log watch.
+
+Threads: `ft_log_pump` reads through `SpoolStream`, `ft_log_watch` reads for itself, `ft_spools` bounds the memory. They
+share a `Spool` under its lock.
 """
 
 from __future__ import annotations
@@ -30,28 +36,30 @@ logger = logging.getLogger(__name__)
 # From <linux/falloc.h>.
 _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2
 _PART = 1 << 20
-"""Bytes that are given back at once. The size of the file stays, so nobody's place in it changes."""
+"""Bytes that are freed at once, as a hole in the file. The size of the file stays, so no offset in it changes."""
 MAX_BEHIND = 16 << 20
-"""Bytes that are kept for a reader: for a slow console, and 16 ranks, 256 MiB at most."""
+"""Bytes that are kept for a reader that is behind. For a slow console and 16 ranks that is 256 MiB at most."""
 _MAX_AT_ONCE = 1 << 20
-"""Bytes of a spool in one round: a rank that prints without end must not keep the console from the others."""
+"""Bytes of one spool that are copied in one round. A rank that prints without end must not keep the console from the
+other ranks."""
 _LAST_SPOOLED_S = 2.0
-"""Seconds after the ranks' end, for a console that reads slowly. The end of a spool is shown in any case, and the
-restart after a fault must not wait longer."""
+"""Seconds after the ranks' end for a console that reads slowly. The restart after a fault must not wait longer; the
+last 64 KiB of a spool are shown in any case."""
 _PERIOD_S = 0.1
-"""Seconds between two looks at the spools, while ranks print: a rank that prints 1 GB/s takes 100 MB meanwhile."""
+"""Seconds between two checks of the sizes while ranks print. A rank that prints 1 GB/s takes 100 MB in that time."""
 _READER = "console"
 _CONSOLE = ""
 
 
 class Spool:
-    """One file without a name. Writers open `path` for appending. Its readers are called by names of their own.
+    """One file in memory. Ranks open `path` for appending; each reader opens it too, and is known here by a name.
 
-    `trim` bounds it where nobody reads: from the end of a cycle until that of its ranks, with a console that stands
-    still, after an error of a reader. It is called again and again while ranks may print.
+    Text is freed in one of two ways. `release` frees what all readers have read. `trim` frees all but the last 16 MiB,
+    read or not; it is called again and again while ranks may print, for the times in which nobody reads: between the
+    end of a cycle and the end of its ranks, with a stalled console, after an error of a reader.
 
     Raises:
-        OSError: the system makes none.
+        OSError: the system makes no such file.
     """
 
     def __init__(self, name: str) -> None:
@@ -60,25 +68,26 @@ class Spool:
         self._lock = threading.Lock()
         self._offsets: dict[str, int] = {}
         self.begin = 0
-        """Bytes before it are given back: what a reader reads there is no text of the rank."""
+        """Offset before which the text is freed: a reader that reads there gets zeros, and no text of the rank."""
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def add_reader(self, reader: str) -> int:
-        """Keeps from now on what this reader has not given back; returns the place where it begins to read."""
+        """Keeps text for this reader from now on; returns the offset at which the reader is to begin."""
         with self._lock:
             self._offsets[reader] = self.begin
             return self.begin
 
     def remove_reader(self, reader: str) -> None:
-        """Keeps nothing for this reader any more."""
+        """Keeps no text for this reader any more."""
         with self._lock:
             self._offsets.pop(reader, None)
 
     def release(self, reader: str, until: int) -> None:
-        """Frees the memory of what all readers have read, in whole parts, and of what is too far behind this one.
+        """Notes how far a reader has read. Frees what all readers have read, and what lies more than `MAX_BEHIND`
+        before this reader.
 
         Args:
-            until: the place of this reader.
+            until: the offset up to which this reader has read.
         """
         with self._lock:
             if not self._is_open:
@@ -93,41 +102,42 @@ class Spool:
                 return
             size = os.fstat(self._descriptor).st_size
             if size < self.begin:
-                # A rank has emptied it, and maybe no reader is left to notice.
+                # A rank has emptied the file by opening it anew, and maybe no reader is left to notice.
                 self.begin = 0
             self._free(size - MAX_BEHIND)
 
     def restart_reader(self, reader: str) -> None:
-        """To be called by each reader whose place is beyond the end: a rank has emptied the file by opening it."""
+        """To be called by a reader whose offset is beyond the end of the file: a rank has emptied the file by opening
+        it anew. The reader begins at 0 again."""
         with self._lock:
             self._offsets[reader] = 0
             if self._is_open and os.fstat(self._descriptor).st_size < self.begin:
                 self.begin = 0
 
     def close(self) -> None:
-        """Closes it; writers that are left keep it."""
+        """Closes the file here. Ranks that still run keep it open, and the kernel frees it with the last of them."""
         with self._lock:
             self._is_open = False
             os.close(self._descriptor)
 
     def _free(self, until: int) -> None:
-        """Frees what is before this offset, in whole parts. The lock is held."""
+        """Frees what is before this offset, in whole parts of 1 MiB. The caller holds the lock."""
         until -= until % _PART
         if until <= self.begin:
             return
         libc = ctypes.CDLL(None)
         offset, length = ctypes.c_int64(self.begin), ctypes.c_int64(until - self.begin)
-        # Before it is freed: a reader that looks afterwards knows whether it has read the text.
+        # Set before the text is freed: a reader that checks `begin` after its read knows whether it has read text.
         self.begin = until
-        # Where it cannot be freed, it stays.
+        # An error is ignored: then the text stays in memory.
         libc.fallocate(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length)
 
 
 class SpoolStream(Stream):
-    """What a rank prints to a spool, which goes to a console as it is: byte by byte, without a prefix.
+    """Brings what a rank prints to a spool to the console as it is: byte by byte, without a prefix.
 
-    A line without an end is held back for `PARTIAL_S`: Python writes the parts of a line one by one, and another rank's
-    line would come in between more often than where both write to the console themselves.
+    A line without an end is held back for `PARTIAL_S`. Python writes the parts of a line one by one, and a line of
+    another rank would come in between more often than where both ranks write to the console themselves.
     """
 
     def __init__(self, spool: Spool, to: TextIO) -> None:
@@ -144,13 +154,13 @@ class SpoolStream(Stream):
         return self._held_since + PARTIAL_S
 
     def copy_new(self, has_room: Callable[[TextIO], bool], ended: bool = False) -> bool:
-        """Copies what was written since the last call, at most `_MAX_AT_ONCE` of it.
+        """Copies what was written since the last call, `_MAX_AT_ONCE` bytes at most.
 
-        What a console that does not read leaves too far behind is left out, and said in its place. With `ended` the
-        end is written whether there is room or not.
+        Where a console that does not read falls too far behind, text is left out, and a line in its place says how
+        much. With `ended` the end of the text is written whether there is room or not.
 
         Returns:
-            True: nothing is left out without a word.
+            Always True: nothing is left out without a line about it, so the pump need not warn.
         """
         if self.file is None:
             self.file = open_regular(self.path, follow_link=True, buffering=0)
@@ -174,17 +184,17 @@ class SpoolStream(Stream):
         return True
 
     def _copy_chunk(self) -> bool:
-        """Copies one read; returns whether there was anything."""
+        """Copies one chunk; returns whether there was any text."""
         assert self.file is not None
         offset = self.file.tell()
         content = self.file.read(CHUNK)
         if offset < self._spool.begin:
-            # Another reader is so far ahead that this was given back, maybe while it was read.
+            # Another reader is so far ahead that this text was freed, maybe during this read: it may be zeros.
             self._skip_to(max(self._spool.begin, os.fstat(self.file.fileno()).st_size - CHUNK), offset)
             return True
         try:
             self._put(self._without_open_line(content, time.monotonic(), last=False))
-        finally:  # also what a console that is gone does not take
+        finally:  # also where the console is gone and the write fails: the text must not fill the memory
             self._spool.release(_READER, self.file.tell())
         return bool(content)
 
@@ -207,7 +217,7 @@ class SpoolStream(Stream):
         self._put(held + f"\n{line}\n".encode())
 
     def _without_open_line(self, content: bytes, now: float, last: bool) -> bytes:
-        """Returns what is to be shown now of what was held back and of `content`."""
+        """Returns the text to show now, of the line that was held back and of `content`; holds back the rest."""
         text = self.partial + content
         end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         if last or now >= self.due() or len(text) - end > CHUNK:
@@ -234,28 +244,31 @@ class SpoolStream(Stream):
 
 
 class SpooledOutput:
-    """The spools of one cycle; at first none.
+    """The spools of one cycle; none where ranks print to the console or to files themselves.
 
-    A thread bounds them from the start of the ranks until all have ended, also where no reader is left: those of
-    streams that are not shown are read by `--ft-watch-log` alone, which ends with the cycle, and a rank may print until
-    it is stopped.
+    From the start of the ranks until all have ended, a thread bounds the memory of the spools. Readers alone would not:
+    a stream that is not shown is read by the log watch alone, which ends with the cycle, and a rank may go on printing
+    until it is stopped.
     """
 
     def __init__(self) -> None:
         self.streams: list[SpoolStream] = []
-        """What a pump has to copy to the console."""
+        """The streams that a log pump has to copy to the console."""
         self.spools: dict[str, Spool] = {}
-        """All spools, by path."""
+        """Path -> spool."""
         self._local_ranks: set[int] = set()
         self._thread: threading.Thread | None = None
         self._written: WrittenFiles | None = None
 
     @classmethod
     def instead_of_console(cls, stdouts: MutableMapping[int, str], stderrs: MutableMapping[int, str]) -> SpooledOutput:
-        """Makes spools for streams that would be inherited or discarded, and puts their paths into the mappings.
+        """Makes spools for the streams that would be inherited or discarded, and puts their paths into the mappings.
 
-        Where both streams of a rank go to the same terminal, pipe or file, they share a spool, which keeps the order
-        of what the rank prints.
+        Where both streams of a rank go to the same terminal, pipe or file, they share a spool: that keeps the order of
+        what the rank prints. Where the system makes no spool, the rank prints to the console, with one warning.
+
+        Args:
+            stdouts, stderrs: local rank -> the file that the stream goes to, as torch has it; `""`: the console.
         """
         made = cls()
         same = identity(sys.stdout) == identity(sys.stderr)
@@ -272,11 +285,11 @@ class SpooledOutput:
         return made
 
     def of(self, local_rank: int) -> bool:
-        """Whether a stream of this rank is spooled."""
+        """Returns whether a stream of this rank is spooled."""
         return local_rank in self._local_ranks
 
     def start(self) -> None:
-        """Bounds the spools from now on, until `close`, even if nobody reads them."""
+        """Starts the thread that bounds the memory of the spools until `close`, even if nobody reads them."""
         if not self.spools:
             return
         self._written = WrittenFiles(self.spools)
@@ -295,15 +308,17 @@ class SpooledOutput:
         self.spools = {}
 
     def _bound(self, written: WrittenFiles) -> None:
+        """Trims the spools whenever a rank has printed; the loop of the thread."""
         spools = self.spools
         with contained("what ranks print is no longer bounded in memory"):
             goes_on = True
-            while goes_on:  # the first time at once, since the ranks have begun already
+            while goes_on:  # the first round comes at once, since the ranks have begun already
                 for spool in spools.values():
                     spool.trim()
                 goes_on = written.wait(least_s=_PERIOD_S)  # a rank that prints nothing wakes nobody
 
     def _replace(self, local_rank: int, paths: MutableMapping[int, str], console: TextIO | None) -> None:
+        """Puts a spool in the place of one stream of a rank, unless that stream goes to a file."""
         path = paths[local_rank]
         if path not in (_CONSOLE, os.devnull):
             return
