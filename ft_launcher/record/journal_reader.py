@@ -1,8 +1,17 @@
-"""Reads journals, of several nodes, attempts and pieces, as one sequence of events: by their time, or one by one.
+"""Reads the journals of several nodes, attempts and pieces as one sequence of events.
 
-`parse` and `merge` are pure, over lines and events; `read_journals` and `read_in_turn` open the files. Everything
-streams: memory holds one line of each file. What cannot be read is left out and counted in `Problems`: a journal may
-end in half a line, come from a later release, or lack a piece.
+Used by `ft_launcher report`, `replay` and `bundle`, and for the save interval. `read_journals` yields the events of all
+journals by their time; `read_in_turn` yields one journal after the other, which is faster. `parse` and `merge` do the
+same for lines and events in memory, and open no file.
+
+Everything streams: memory holds one line of each file. Anyone may have written a journal, and a launcher may have been
+killed while it wrote: a journal may end in half a line, come from a later release, or lack a piece. What cannot be read
+is left out and counted in `Problems`.
+
+    problems = Problems()
+    for entry in read_journals([Path("logs")], problems):
+        print(entry.node, entry.t, entry.event, entry.facts.get("rank"))
+    print(*problems.warnings(), sep="\\n")
 """
 
 from __future__ import annotations
@@ -19,21 +28,22 @@ from ft_launcher.record.events import EVENTS, JobStartEvent, JournalPieceEvent
 from rank_monitor.contract.wire.foreign import open_regular, parse_json
 
 _MAX_LINE = 16 << 20
-"""Bytes. A report of a rank has at most 64 KiB; the longest line has the stacks of all ranks of a node."""
+"""Bytes of a line. A report of a rank has at most 64 KiB; the longest line has the stacks of all ranks of a node."""
 _BUFFER = 1 << 16
-"""Bytes. Python's own 8 KiB hold two or three lines."""
+"""Bytes of one read. Python's own 8 KiB would hold two or three lines."""
 _MAX_NAME, _MAX_UNKNOWN = 100, 1000
-"""Characters of an event's name, and how many names are remembered: what is read may be anything."""
+"""Characters of an event's name, and how many unknown names are remembered. The file may contain anything."""
 # `journal.NODE.1.jsonl` and `.2` come before `journal.NODE.jsonl`.
 _PIECE = re.compile(r"(?P<node>.+?)(?:\.(?P<number>[12]))?\.jsonl")
 _HEAD = re.compile(rb'\{"v": \d+, "t": [^,]*, "event": "(\w+)", ')
 _LEDGER = re.compile(
     rb'\{"v": 1, "t": [^,]*, "event": "ledger", "cycle": ([^,]*), "has_ended": (?:true|false), "since": ([^,]*), '
 )
-"""How the launcher begins a line `ledger`: the cycle, and since when."""
+"""The begin of a line `ledger` as the launcher writes it: its cycle, and since when. Lines of one part have the
+same."""
 _LEDGER_END = re.compile(rb', "goodput_saved": [\d.]+\}\n')
 _END_BYTES = 32
-"""In so many, the last ones, the end of a line `ledger` is looked for: half a line has none."""
+"""The last bytes of a line, in which `_LEDGER_END` is searched. A line that was cut off has no such end."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +51,15 @@ class JournalEntry:
     """One event of a journal.
 
     Attributes:
-        event: its name; one that this release does not know is passed on, too.
-        v: its version.
-        t: when it was written: seconds since 1970 by its node's clock.
-        facts: its other keys.
-        run_id: of the job; empty where the journal does not say so before this event.
-        node: the host name of the node; empty in the same way.
-        attempt: the number of the launch of this job in this journal, from 1; 0 before the first one.
-        source: the journal that it is from.
-        line: which line of these it is, from 1.
+        event: the name of the event. Events that this release does not know are yielded too.
+        v: the version of the event.
+        t: when it was written (seconds since 1970, by its node's clock).
+        facts: the other keys of the line.
+        run_id: the id of the job; empty where the journal has not said it before this event.
+        node: the host name of the node; empty in the same case.
+        attempt: the number of the launch of this job in this journal, from 1; 0 before the first launch.
+        source: the path of the last file of the journal.
+        line: the number of the line in the journal, all pieces together, from 1.
     """
 
     event: str
@@ -82,9 +92,9 @@ class Problems:
     unreadable: dict[str, str] = field(default_factory=dict)
 
     def warnings(self) -> list[str]:
-        """Returns one line for each kind of finding that a user should hear of.
+        """Returns one line for each kind of problem that a user should know.
 
-        Unknown events alone are none: every release may add some.
+        Unknown events alone are no problem: every release may add some.
         """
         lines = [f"{file} cannot be read: {error}" for file, error in self.unreadable.items()]
         if self.newer:
@@ -98,12 +108,12 @@ class Problems:
 
 
 def parse(lines: Iterable[bytes], findings: Problems, source: str = "") -> Iterator[JournalEntry]:
-    """Yields the events of one journal, all pieces of it in their order.
+    """Yields the events of one journal.
 
     Args:
-        lines: with their line ends, as a file has them. One without is the end of a file.
-        findings: gets what is wrong.
-        source: the name of the journal.
+        lines: the lines of all its pieces in order, with their line ends. A line without an end is the end of a file.
+        findings: counts what cannot be read.
+        source: the name of the journal, for the entries.
     """
     position = _Position()
     for number, line in enumerate(lines, 1):
@@ -126,10 +136,11 @@ def parse(lines: Iterable[bytes], findings: Problems, source: str = "") -> Itera
 
 
 def merge(journals: Iterable[Iterator[JournalEntry]], run_id: str | None = None) -> Iterator[JournalEntry]:
-    """Yields the events of several journals by their time; those of one journal stay in its order.
+    """Yields the events of several journals by their time. Events of one journal keep their order, even where a clock
+    was set back.
 
     Args:
-        run_id: of one job; None: the events of all jobs.
+        run_id: yields only events of this job; None: of all jobs.
     """
     for entry in heapq.merge(*journals, key=lambda entry: entry.t):
         if run_id is None or entry.run_id == run_id:
@@ -150,14 +161,14 @@ def read_journals(paths: Iterable[Path], findings: Problems, run_id: str | None 
 def read_in_turn(
     paths: Iterable[Path], findings: Problems, run_id: str | None = None, unread: Collection[str] = ()
 ) -> Iterator[JournalEntry]:
-    """As `read_journals`, but yields all events of one journal, then those of the next, and holds one descriptor.
+    """Yields all events of one journal, then those of the next. Opens one file at a time.
 
-    So what is kept of a journal lies together in memory: a report on 256 nodes takes two thirds of the time. Events
-    `ledger` that the next line replaces are left out, and `line` does not count what is left out.
+    What a caller keeps of one journal then lies together in memory: a report on 256 nodes takes two thirds of the time.
+    An event `ledger` that the next line replaces is left out. `line` does not count what is left out.
 
     Args:
         paths, findings, run_id: as for `read_journals`.
-        unread: names of events to leave out.
+        unread: names of events to leave out, without parsing their lines.
     """
     for pieces in journals_in(paths):
         lines = _needed(_lines(pieces, findings), {name.encode() for name in unread})
@@ -177,7 +188,7 @@ def read_journal(pieces: Sequence[Path], findings: Problems) -> Iterator[Journal
 
 
 def journals_in(paths: Iterable[Path]) -> list[list[Path]]:
-    """Returns the files of each journal, the earliest piece first."""
+    """Returns the files of each journal, the earliest piece first: `NAME.1.jsonl`, `NAME.2.jsonl`, `NAME.jsonl`."""
     journals: dict[tuple[Path, str], dict[int, Path]] = {}
     for path in paths:
         if path.is_dir():
@@ -195,7 +206,7 @@ def journals_in(paths: Iterable[Path]) -> list[list[Path]]:
 
 
 class _Position:
-    """Where in a journal a line is: whose job, and which attempt."""
+    """The position in a journal: of which job, node and attempt the next lines are."""
 
     def __init__(self) -> None:
         self.run_id = ""
@@ -205,12 +216,14 @@ class _Position:
         self._began = float("-inf")
 
     def update(self, event: str, t: float, facts: Mapping[str, Any]) -> None:
-        """Notes an event that says where the next ones are."""
+        """Notes an event. `job_start` and `journal_piece` say whose the following lines are; other events say
+        nothing."""
         if event == JobStartEvent.event:
             self._begin(facts, t)
         elif event == JournalPieceEvent.event:
             started = facts.get("started")
-            # An attempt of which `job_start` is lost. The journal is made a moment before that event is written.
+            # A later `started` than the last begin shows an attempt whose `job_start` is lost. The comparison is safe,
+            # since `started` is taken a moment before `job_start` is written.
             if not isinstance(started, (int, float)) or started > self._began:
                 self._begin(facts, t)
 
@@ -229,7 +242,7 @@ def _left_out(lines: int) -> str:
 
 
 def _facts(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line; None: it is not an event."""
+    """Returns the object in a line; None: the line is no event."""
     try:
         facts = parse_json(line)
     except (ValueError, RecursionError):
@@ -253,10 +266,11 @@ def _lines(pieces: Sequence[Path], findings: Problems) -> Iterator[bytes]:
 
 
 def _needed(lines: Iterable[bytes], unread: Collection[bytes]) -> Iterator[bytes]:
-    """Leaves out events of these names, and each line `ledger` that the next line replaces, without parsing them.
+    """Yields lines without those of events in `unread`, and without each `ledger` that the next line replaces.
 
-    Of a cycle that runs `ledger` is written every ten minutes: these are most bytes of a journal of a month. A line
-    that does not look as the launcher writes it is left to `parse`.
+    While a cycle runs, `ledger` is written every ten minutes, and only the last line of a part counts. These lines are
+    most bytes of a journal of a month, so they are recognized by their text and not parsed. A line that does not look
+    exactly as the launcher writes it is left to `parse`.
     """
     held = b""
     held_part = None
@@ -280,7 +294,7 @@ def _needed(lines: Iterable[bytes], unread: Collection[bytes]) -> Iterator[bytes
 
 
 def _lines_of(file: IO[bytes]) -> Iterator[bytes]:
-    """Yields each line; an empty one in the place of one that is too long."""
+    """Yields each line of a file; an empty line in the place of a line that is longer than `_MAX_LINE`."""
     in_long = False
     while line := file.readline(_MAX_LINE):
         whole = len(line) < _MAX_LINE or line.endswith(b"\n")

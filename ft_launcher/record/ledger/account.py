@@ -1,8 +1,14 @@
-"""The account of a job's time: its categories, what each part of it spent, and which of the steps count. Pure.
+"""The account of a job's time: categories, what each part of the time was spent on, and which steps count. Pure.
 
-A part is the time from the end of the last cycle's stop to the end of this one's. A cycle that resumes at an earlier
-iteration than the one before had reached makes the steps between the two `lost_progress`, in whatever cycle they were.
-docs/operations.md explains each category.
+The time of a job is cut into parts. A part begins where the ranks of the last cycle had stopped, and ends where those
+of this cycle have: it contains the restart that led into the cycle, and the cycle. Each second of a part belongs to one
+category (docs/operations.md explains each).
+
+Steps count only if no later cycle does them again. Example: cycle 0 reaches iteration 120, fails, and cycle 1 resumes
+at 100. The time of steps 101 to 120 of cycle 0 moves from `step` to `lost_progress`, as soon as cycle 1 says where it
+resumed. `account` does this for all parts; goodput is the share of `step` in the whole.
+
+`job_ledger.py` makes the parts while a job runs; the report reads them from journals (`cycle_times`).
 """
 
 from __future__ import annotations
@@ -16,20 +22,21 @@ from typing import Any
 from rank_monitor.contract.wire.rank_times import BUCKETS, MAX_NAMES, SAVE_SECTIONS, STEP, Durations, time_until
 
 MAX_POINTS = 64
-"""Of one cycle, in an account and in the journal: 1 KB. Between two of them steps are taken to be equally long."""
+"""Points (iteration, seconds) that are kept of one cycle; 1 KB in the journal. Between two points steps are taken to be
+equally long."""
 PRINTED_STEP = "printed step"
-"""The name, beside those of sections, of what is from one step that a rank prints to the next (`--ft-watch-log`)."""
+"""The name of the durations between two steps that a rank prints (`--ft-watch-log`), beside the names of sections."""
 _MAX_READ_POINTS = 256
 _MAX_NAMES = 256
 _MAX_NAME = 128
 _NS_PER_S = 1e9
 _MAX_DURATION_S = 1e9
 _MAX_COUNT = 1 << 53
-"""Of occurrences: whole numbers up to this one are exact in JSON."""
+"""The largest count that is read from a journal: whole numbers up to 2**53 are exact in JSON."""
 
 
 class Category(str, Enum):
-    """A category of time. Beside these there is one for each other section: `custom:NAME`."""
+    """A category of time. Beside these there is a category `custom:NAME` for each section with another name."""
 
     __hash__ = str.__hash__
     __str__ = str.__str__
@@ -56,7 +63,8 @@ class Category(str, Enum):
 
 CUSTOM = "custom:"
 _MAX_CUSTOM = 64
-"""Categories of sections with names of their own in one account: as many as one rank's ledger tells apart."""
+"""Categories `custom:NAME` in one account: as many as the ledger of one rank tells apart. Further sections share
+`custom:(others)`."""
 _REST = f"{CUSTOM}(others)"
 
 _OF_SECTION = {
@@ -70,12 +78,13 @@ _OF_SECTION = {
 
 
 def category_of(section: str) -> str:
-    """Returns the category of a section's time."""
+    """Returns the category of the time in a section of this name."""
     return _OF_SECTION.get(section, CUSTOM + section)
 
 
 def add(seconds: dict[str, float], category: str, spent_s: float) -> None:
-    """Adds time to a category. Sections that are too many share one, so that an account stays small."""
+    """Adds time to a category of `seconds`. Beyond 64 custom categories, new ones share one, so that an account stays
+    small whatever names a program makes up."""
     if category not in seconds and category.startswith(CUSTOM):
         own = sum(name.startswith(CUSTOM) for name in seconds)
         if own >= _MAX_CUSTOM:
@@ -85,22 +94,22 @@ def add(seconds: dict[str, float], category: str, spent_s: float) -> None:
 
 @dataclass(frozen=True)
 class CycleTimes:
-    """What one part of a job's time was spent on.
+    """What one part of a job's time was spent on. The event `ledger` of the journal has the same fields.
 
     Attributes:
-        cycle: whose end it ends with; None: what follows the last cycle.
-        since: wall time of its begin.
-        until: wall time of its end.
-        seconds: by category; the sum is its length. Steps that later cycles did again are still in `step`.
-        steps: that were completed.
-        iteration: the last one known.
+        cycle: the cycle with whose end the part ends; None: the part is what follows the last cycle.
+        since, until: begin and end (seconds since 1970).
+        seconds: category -> seconds; the sum is the length of the part. Steps that later cycles did again are still in
+            `step` here: `account` moves them.
+        steps: how many steps were completed.
+        iteration: the last iteration known; None: none was reported.
         resumed: the iteration that was complete when the ranks began to train; None: unknown.
-        points: iteration, and seconds of `step` until it was reached.
+        points: pairs of an iteration and the seconds of `step` until it was reached.
         saved: the iteration of the last checkpoint; None: unknown.
-        saved_s: seconds of `step` until then; None: nothing was saved.
+        saved_s: seconds of `step` until that checkpoint; None: nothing was saved.
         saves: how often the training has saved.
-        recovery: seconds by phase of the recovery that led into this cycle; empty: no fault was before it.
-        durations: of `step` and of all other sections that occurred; empty where they are not kept any more.
+        recovery: phase -> seconds, of the recovery that led into this cycle; empty: no fault was before it.
+        durations: name -> durations of `step` and of each section that occurred; empty where they are no longer kept.
     """
 
     cycle: int | None
@@ -123,11 +132,11 @@ class Account:
     """The time of a job.
 
     Attributes:
-        seconds: by category; the sum is `wall_s`.
-        wall_s: from its begin to its end, or until now.
-        goodput: share of the steps that count; those since the last checkpoint may still be lost.
-        goodput_saved: share of the steps that count and are saved.
-        steps: that were completed, those included that were done again.
+        seconds: category -> seconds; the sum is `wall_s`.
+        wall_s: seconds from the begin of the job to its end, or until now.
+        goodput: share of the time of steps that count, from 0 to 1. Steps since the last checkpoint may still be lost.
+        goodput_saved: share of the time of steps that count and are saved.
+        steps: how many steps were completed, counting those that were done twice as two.
     """
 
     seconds: Mapping[str, float]
@@ -138,13 +147,13 @@ class Account:
 
 
 def account(parts: Sequence[CycleTimes], stages: Sequence[int] = (), shares: Sequence[float] = ()) -> Account:
-    """Adds up the parts of a job's time.
+    """Adds up the parts of a job's time, and settles which steps count.
 
     Args:
         parts: in the order of time.
-        stages: for each part the number of its cycle among all cycles of the job, where two nodes report one; by
-            default each part is of a cycle of its own.
-        shares: for each part the share of it that is counted; by default all.
+        stages: for each part the number of its cycle among all cycles of the job. Two nodes may report parts of one
+            cycle, which then have the same number. Empty: each part is of a cycle of its own.
+        shares: for each part the share of it that is counted, from 0 to 1; empty: all of each.
     """
     stages = stages or range(len(parts))
     shares = shares or [1.0] * len(parts)
@@ -172,7 +181,11 @@ def _share(part_s: float, whole_s: float) -> float:
 
 
 def _kept(parts: Sequence[CycleTimes], stages: Sequence[int]) -> list[tuple[float, float]]:
-    """For each part the seconds of steps that count, and how many of them are saved."""
+    """Returns, for each part, the seconds of steps that count, and how many of these are saved.
+
+    Goes from the last cycle to the first: what counts of a cycle depends on the earliest iteration at which any later
+    cycle resumed.
+    """
     found = [(0.0, 0.0)] * len(parts)
     limit: int | None = None
     is_followed = False
@@ -192,11 +205,11 @@ def _kept(parts: Sequence[CycleTimes], stages: Sequence[int]) -> list[tuple[floa
 
 
 def _kept_of(part: CycleTimes, limit: int | None, is_followed: bool) -> tuple[float, float]:
-    """As `_kept`, for one part.
+    """Returns, for one part, the seconds of steps that count, and how many of these are saved.
 
     Args:
         limit: the earliest iteration at which a later cycle resumed; None: unknown, or none did.
-        is_followed: a later cycle trained.
+        is_followed: a later cycle trained, so that steps of this one may have been done again.
     """
     step_s = part.seconds.get(Category.STEP, 0.0)
     saved_s = min(step_s, part.saved_s or 0.0)
@@ -205,7 +218,7 @@ def _kept_of(part: CycleTimes, limit: int | None, is_followed: bool) -> tuple[fl
     if limit is not None and part.points:
         kept_s = min(step_s, time_until(part.points, limit))
     elif part.saved_s is not None:
-        # Nobody reports iterations: a restart is taken to resume at the last checkpoint.
+        # Nobody reports iterations. A restart is then taken to resume at the last checkpoint.
         kept_s = saved_s
     else:
         kept_s = step_s
@@ -213,7 +226,7 @@ def _kept_of(part: CycleTimes, limit: int | None, is_followed: bool) -> tuple[fl
 
 
 def steps_lost(parts: Sequence[CycleTimes]) -> int:
-    """Returns how many steps later parts did again: from where each resumed to what was reached before it.
+    """Returns how many steps later parts did again: for each part from where it resumed to what was reached before.
 
     Args:
         parts: in the order of time; a part without a cycle keeps what was reached before.
@@ -228,7 +241,8 @@ def steps_lost(parts: Sequence[CycleTimes]) -> int:
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `MAX_POINTS` of these points: the first, the last ones, and fewer of those between."""
+    """Returns at most `MAX_POINTS` of these points: every second one between the first and the last is left out, as
+    often as needed."""
     found = list(points)
     while len(found) > MAX_POINTS:
         del found[1:-1:2]
@@ -236,9 +250,12 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def cycle_times(line: Mapping[str, Any]) -> CycleTimes | None:
-    """The part in an event `ledger` of a journal, without its durations; None: it does not fit.
+    """Returns the part in an event `ledger` of a journal, without its durations; None: the event cannot be one of ours.
 
-    Anyone may have written that file.
+    Anyone may have written that file, so each field is checked: types, finite numbers, sizes.
+
+    Args:
+        line: the fields of the event.
     """
     seconds, points, recovery = line.get("seconds"), line.get("points", []), line.get("recovery", {})
     numbers = [line.get(name) for name in ("cycle", "iteration", "resumed", "saved")]
@@ -268,9 +285,9 @@ def cycle_times(line: Mapping[str, Any]) -> CycleTimes | None:
 
 
 def part_as_json(part: CycleTimes, account: Account) -> dict[str, Any]:
-    """Returns a part, with the account of the job until its end, as the event `ledger` has them but for `has_ended`.
+    """Returns the fields of the event `ledger` but for `has_ended`: a part, and the account of the job until its end.
 
-    Times are in whole microseconds.
+    Times are rounded to whole microseconds.
     """
     facts = {name: _rounded(value) for name, value in vars(part).items()}
     return facts | {
@@ -294,7 +311,7 @@ def _rounded(value: Any) -> Any:
 
 
 def seconds_as_json(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Returns seconds by category in whole microseconds, without those that are zero."""
+    """Returns seconds by category for JSON: rounded to whole microseconds, without categories of zero seconds."""
     found = {str(category): round(spent_s, 6) for category, spent_s in seconds.items()}
     return {category: spent_s for category, spent_s in found.items() if spent_s}
 
@@ -313,7 +330,8 @@ def durations_as_json(durations: Mapping[str, Durations]) -> dict[str, Any]:
 
 
 def durations_of(line: Mapping[str, Any]) -> dict[str, Durations]:
-    """Returns the durations in an event `ledger` of a journal, without what does not fit. Their sums are not known."""
+    """Returns the durations in an event `ledger` of a journal; entries that cannot be ours are left out. The journal
+    has no sums, so the sums of the result are not known."""
     values = line.get("durations")
     if not isinstance(values, dict) or len(values) > MAX_NAMES + 2:
         return {}
@@ -339,7 +357,7 @@ def _are_durations(known: Mapping[str, Any]) -> bool:
 
 
 def _are_buckets(values: list[Any]) -> bool:
-    """Whether these are pairs of a bucket and a count; looked at together, as points are."""
+    """Returns whether these are pairs of a bucket and a count. All are checked at once, as in `_are_points`."""
     if not values:
         return True
     if not _are_pairs(values):
@@ -371,7 +389,8 @@ def _are_seconds(value: object) -> bool:
 
 
 def _are_points(values: object) -> bool:
-    """Whether these are pairs of an iteration and seconds. A report reads millions, so they are looked at together."""
+    """Returns whether these are pairs of an iteration and seconds. A report reads millions of pairs, so all are checked
+    at once by built-in functions and not one by one."""
     if not isinstance(values, list) or len(values) > _MAX_READ_POINTS:
         return False
     if not values:

@@ -1,10 +1,15 @@
-"""One account of a whole job from the launches of its nodes and attempts, which `tools/report/collection.py` finds.
-Pure.
+"""One account of a whole job from the journals of all its nodes and attempts. Pure.
 
-Each journal has its node's time in parts, which are the same on all nodes but for fractions of a second. Every moment
-is taken from one journal: from a node that trains rather than one that waits, from the lowest node rank, and where that
-node was lost, from the next. So no second counts twice and none is lost. What no journal covers is `reschedule` between
-two attempts of the job, and `unknown` within one.
+`tools/report/collection.py` finds the launches in journals and asks `account_of`. Each journal has its node's time in
+parts, which are the same on all nodes but for fractions of a second. Adding up all nodes would count each second
+several times. So every moment of the job is taken from one journal only:
+
+1. A node that trains goes before a node that waits.
+2. The lowest node rank goes first.
+3. Where that node was lost, the next one follows.
+
+So no second counts twice and none is lost. Time that no journal covers is `reschedule` between two attempts of the job,
+and `unknown` within one attempt.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from typing import Protocol, TypeVar
 from ft_launcher.record.ledger.account import Account, Category, CycleTimes, account
 
 _LAST = 1 << 30
-"""The cycle of what follows the last one."""
+"""The number that stands for the cycle of a part after the last cycle, for sorting."""
 
 
 class Launched(Protocol):
@@ -37,9 +42,9 @@ class LaunchTimes:
     """One launch of the launcher on one node, as its journal has it.
 
     Attributes:
-        since, until: seconds since 1970.
-        node_rank: the lowest that it had.
-        parts: in the order of time.
+        since, until: begin and end (seconds since 1970).
+        node_rank: the lowest rank that the node had in any cycle.
+        parts: the parts of its time, in the order of time.
     """
 
     since: float
@@ -50,7 +55,11 @@ class LaunchTimes:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """From a moment to the next at which any part begins or ends, with the part that it is taken from."""
+    """The time between two moments at which any part of any journal begins or ends, with the part it is taken from.
+
+    Attributes:
+        stage: attempt and cycle of the part: all stretches of one cycle have the same, on whatever node.
+    """
 
     since: float
     until: float
@@ -59,7 +68,11 @@ class _Stretch:
 
 
 def account_of(job: Iterable[LaunchTimes]) -> Account:
-    """Returns the account of a job, all its launches on all nodes, from the first one to its last event."""
+    """Returns the account of a job from the begin of its first launch to the end of its last one.
+
+    Args:
+        job: all launches of the job, on all nodes.
+    """
     stretches = _stretches(by_attempt(job))
     stages = {stage: number for number, stage in enumerate(sorted({stretch.stage for stretch in stretches}))}
     return account(
@@ -70,8 +83,10 @@ def account_of(job: Iterable[LaunchTimes]) -> Account:
 
 
 def by_attempt(launches: Iterable[_L]) -> dict[int, list[_L]]:
-    """Returns the launches of each attempt of a job, from 0, in the order in which they began: those that run at the
-    same time, on several nodes, are of one attempt."""
+    """Returns the launches of each attempt of a job, by the attempt's number from 0, in the order of their begin.
+
+    Launches that run at the same time, on several nodes, are one attempt.
+    """
     found: dict[int, list[_L]] = {}
     attempt, until = -1, -math.inf
     for launch in sorted(launches, key=lambda launch: launch.since):
@@ -95,7 +110,7 @@ def _stretches(attempts: Mapping[int, Sequence[LaunchTimes]]) -> list[_Stretch]:
 
 
 def _of_attempt(attempt: int, launches: Sequence[LaunchTimes], since: float, until: float) -> list[_Stretch]:
-    """The stretches of one attempt. A sweep over the moments at which parts begin and end."""
+    """Returns the stretches of one attempt, by a sweep over all moments at which a part begins or ends."""
     parts = [(part, launch) for launch in launches for part in launch.parts]
     moments = sorted({since, until, *(moment for part, _ in parts for moment in (part.since, part.until))})
     waiting = sorted(parts, key=lambda item: item[0].since, reverse=True)
@@ -105,9 +120,11 @@ def _of_attempt(attempt: int, launches: Sequence[LaunchTimes], since: float, unt
     for begin, end in itertools.pairwise(moments):
         while waiting and waiting[-1][0].since <= begin:
             part, launch = waiting.pop()
-            # The first of these is taken. Their numbers are all different, so parts are not compared.
+            # The smallest item of the heap is the part that counts. `number` differs in all items, so that two parts
+            # are never compared.
             heapq.heappush(present, (part.cycle is None, launch.node_rank, launch.since, next(number), part))
-        # Others that have ended are left until they are the first: thousands of nodes are not looked through each time.
+        # Only the first item is checked for its end. Others that have ended stay until they are the first, so that
+        # thousands of nodes are not looked through at each moment.
         while present and present[0][-1].until <= begin:
             heapq.heappop(present)
         if end > until or begin < since:
@@ -131,7 +148,7 @@ def _cycle(part: CycleTimes) -> int:
 
 
 def _share(stretch: _Stretch) -> float:
-    """How much of its part a stretch is."""
+    """Returns how much of its part a stretch is, from 0 to 1."""
     length_s = stretch.part.until - stretch.part.since
     if length_s <= 0:
         return 0.0

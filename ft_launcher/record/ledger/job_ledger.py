@@ -1,13 +1,23 @@
-"""The time ledger of a job on this node, from its begin on: each second belongs to what the node did then. Pure.
+"""The time ledger of a job on this node: from the begin on, each second belongs to what the node did then. Pure.
 
-    begin           launch
-    health check    health            rendezvous      rendezvous        cycle formed    launch
-    ranks started   by the ledger of one rank (`training.py`), until the cycle is over and the ranks are stopped
-    stopped         stop              wait            backoff
+`agent/times.py` reports each event when it happens; the category of the time that follows is:
 
-`agent/times.py` reports each event when it happens. Moments are monotonic seconds. Events may come in any order,
-and none goes back in time: whatever comes, the parts add up to the time that has passed. `laid_out` puts the phases of
-a recovery on a line of time, for the report's trace and the spans of a running job.
+    event                          category until the next event
+    -----                          -----------------------------
+    begin of the job               launch
+    health check begins            health
+    rendezvous begins              rendezvous
+    cycle formed                   launch
+    ranks started                  by the ledger of one rank (`training.py`), until the ranks are stopped
+    ranks stopped                  stop
+    wait of `--ft-backoff` begins  backoff
+
+While the group of nodes forms anew without a fault, health, rendezvous, launch and stop count as `membership`. A part
+ends with `stopped`; the ledger of its rank may still come afterwards and corrects that part (`rank_times`).
+
+Moments are monotonic seconds. Events may come in any order, and none goes back in time: whatever comes, the parts add
+up to the time that has passed. Not thread-safe; `agent/times.py` has the lock. `laid_out` puts the phases of a recovery
+on a line of time, for the report's trace and the spans of a running job.
 """
 
 from __future__ import annotations
@@ -21,7 +31,8 @@ from ft_launcher.record.ledger.training import RanksRan, Training, training
 from rank_monitor.contract.wire.rank_times import MAX_NAMES, OTHERS, Durations, RankTimes
 
 _MAX_PARTS = 256
-"""Cycles that are kept apart, with the points of their steps. Of those before only the sums are kept."""
+"""Parts that are kept apart, with the points of their steps. When there are more, the older half becomes one part of
+sums (`_fold`), so that a job of thousands of cycles needs no more memory."""
 _MEMBERSHIP = (Category.HEALTH, Category.RENDEZVOUS, Category.LAUNCH, Category.STOP)
 _PHASES = {
     Category.BACKOFF: "backoff",
@@ -31,7 +42,7 @@ _PHASES = {
 }
 _BEFORE = ("detection", "stop", "backoff", "health", "rendezvous")
 _AFTER = ("start", "first_step")
-"""The phases of a recovery, before and after the start of the ranks."""
+"""The phases of a recovery in their order: before the start of the ranks, and after it."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +51,13 @@ class JobTime:
 
     Attributes:
         category: what the node does now; empty while ranks run.
-        present: the part of the time that has not ended.
-        account: of the whole job.
-        durations: of `step` and of the sections of one rank until now, by name.
+        present: the part that has not ended.
+        account: the account of the whole job.
+        durations: name -> durations of `step` and of the sections of one rank until now.
         past: the last parts that have ended, in the order of time.
-        saved_age_s: how long ago the last checkpoint of this cycle was heard of (seconds); None: it has none.
-        steps_lost: steps that later cycles did again.
-        stall: since when the ranks make no steps; None: they do, or it is not known.
+        saved_age_s: how long ago the last checkpoint of this cycle was reported (seconds); None: there was none.
+        steps_lost: how many steps later cycles did again.
+        stall: the stall of the training; None: the ranks make steps, or it is not known.
     """
 
     category: str
@@ -64,7 +75,8 @@ class JobLedger:
 
     Args:
         now: when the job began on this node (monotonic seconds).
-        wall: the same moment by the clock on the wall.
+        wall: the same moment in seconds since 1970. Parts have wall times, by this pair of clocks: a change of the
+            wall clock during the job moves nothing.
     """
 
     def __init__(self, now: float, wall: float) -> None:
@@ -87,7 +99,8 @@ class JobLedger:
     # Events.
 
     def begins(self, category: Category, now: float) -> None:
-        """Notes what the node does from now on, while no rank runs."""
+        """Notes what the node does from now on, while no rank runs. If a cycle still runs here, it counts as
+        stopped."""
         self.stopped(now)
         self._pass(now)
         self._category = category
@@ -103,7 +116,12 @@ class JobLedger:
         self._times = None
 
     def rank_times(self, cycle: int, times: RankTimes | None) -> None:
-        """Takes the ledger of one rank of a cycle; one that comes after the end of its cycle corrects that part."""
+        """Records the ledger of one rank of a cycle. Each call replaces the ledger before. A ledger that comes after
+        the end of its cycle corrects the part of that cycle.
+
+        Args:
+            times: None: no rank has a ledger; nothing changes.
+        """
         if times is None:
             return
         if self._ran is not None and cycle == self._cycle:
@@ -113,17 +131,17 @@ class JobLedger:
             self._parts[-1] = self._part(self._last)
 
     def cycle_over(self, now: float) -> None:
-        """Notes that the cycle is over; its ranks are stopped now."""
+        """Notes that the cycle is over; the agent stops its ranks from now on."""
         now = self._later(now)
         if self._ran is not None and not self._is_over:
             self._is_over = True
             self._ran = replace(self._ran, over=now)
 
     def failed(self, began: float | None) -> None:
-        """Notes that the cycle ended by a fault.
+        """Notes that the cycle ended by a fault. The time from its begin to the end of the cycle is `detection`.
 
         Args:
-            began: when it began, as far as is known; None: when the cycle was over.
+            began: when the fault began, as far as is known; None: when the cycle was over.
         """
         if self._ran is not None:
             self._is_membership = False
@@ -132,18 +150,19 @@ class JobLedger:
             self._ran = replace(self._ran, failed=began)
 
     def membership_changes(self) -> None:
-        """Notes that the group forms anew without a fault: what follows until the next start is for that."""
+        """Notes that the group of nodes forms anew without a fault: what the node does until the next start of ranks
+        counts as `membership`."""
         self._is_membership = True
 
     def stopped(self, now: float) -> None:
-        """Notes that the ranks of the cycle have ended, which is the end of its part."""
+        """Notes that the ranks of the cycle have ended, which ends its part. Does nothing while no ranks run."""
         if self._ran is None:
             return
         self.cycle_over(now)
         self._now = self._later(now)
         if self._last is not None:
             self._durations = _joined(self._durations, self._last.found)
-            # They are in the journal, and would be most of what 256 parts take.
+            # The durations of a past part are in the journal. Kept here, they would be most of what 256 parts need.
             self._parts[-1] = replace(self._parts[-1], durations={})
         if len(self._parts) >= _MAX_PARTS:
             self._fold()
@@ -152,13 +171,14 @@ class JobLedger:
         self._since, self._spent, self._ran, self._category = self._now, {}, None, Category.STOP
 
     def waited(self, wait_s: float) -> None:
-        """Notes that so many seconds of the rendezvous were a wait that the restart policy had decided."""
+        """Notes that `wait_s` seconds of the rendezvous were a wait that the restart policy had decided: on several
+        nodes the coordinator waits, and a node only learns afterwards for how long."""
         moved_s = min(max(0.0, wait_s), self._spent.get(Category.RENDEZVOUS, 0.0))
         if moved_s:
             self._spent[str(Category.RENDEZVOUS)] -= moved_s
             add(self._spent, Category.BACKOFF, moved_s)
 
-    # What it says.
+    # What the ledger says. None of these methods changes anything.
 
     @property
     def last(self) -> CycleTimes | None:
@@ -181,13 +201,13 @@ class JobLedger:
 
     @property
     def stall(self) -> Stall | None:
-        """The stall of the training, as the last ledger of its rank has it; None: none is known, or no rank runs."""
+        """The stall of the training by the last ledger of its rank; None: there is no stall, or no ranks run."""
         if self._ran is None or self._is_over or self._times is None:
             return None
         return stall_of(self._times)
 
     def durations(self, now: float) -> dict[str, Durations]:
-        """How long the sections of all cycles took until now, by name, and `step`: those of one rank."""
+        """Returns how long `step` and each section took in all cycles until now, by name: on one rank."""
         found = self._durations
         if self._last is not None:
             found = _joined(found, self._last.found)
@@ -196,7 +216,7 @@ class JobLedger:
         return found
 
     def present(self, now: float) -> CycleTimes:
-        """The part that has not ended: of the cycle that runs, or of what follows the last one."""
+        """Returns the part that has not ended: of the cycle that runs, or of what follows the last cycle."""
         now = self._later(now)
         spent = dict(self._spent)
         if self._ran is None:
@@ -205,11 +225,12 @@ class JobLedger:
         return self._part(self._ended(now))
 
     def account(self, now: float) -> Account:
-        """The account until now."""
+        """Returns the account of the job until now."""
         return account([*self._parts, self.present(now)])
 
     def steps_lost(self, now: float) -> int:
-        """How many steps later cycles did again until now: known as soon as a cycle says where it resumed."""
+        """Returns how many steps later cycles did again until now. It grows as soon as a cycle says where it
+        resumed."""
         return self._steps_lost + steps_lost([*self._parts, self.present(now)])
 
     # How it is kept.
@@ -218,6 +239,7 @@ class JobLedger:
         return max(now, self._now)
 
     def _pass(self, now: float) -> None:
+        """Adds the time since the last event to the present category."""
         now = self._later(now)
         self._add_spent(self._spent, now)
         self._now = now
@@ -229,7 +251,7 @@ class JobLedger:
         add(spent, category, now - self._now)
 
     def _ended(self, now: float) -> _Ended:
-        """The present cycle as if its ranks had ended now."""
+        """Returns the present cycle as if its ranks had ended now."""
         assert self._ran is not None
         ran = replace(self._ran, stopped=now)
         if not self._is_over:
@@ -253,7 +275,8 @@ class JobLedger:
         return replace(found, cycle=ended.cycle, since=since, until=until, seconds=seconds, recovery=recovery)
 
     def _fold(self) -> None:
-        """Makes the older half of the parts one, whose steps are settled by what is known now."""
+        """Joins the older half of the parts into one part of sums. Which of their steps count is settled by what is
+        known now: a cycle that resumes before the joined parts later changes them no more."""
         half = len(self._parts) // 2
         shares = [1.0] * half + [0.0] * (len(self._parts) - half)
         settled = account(self._parts, shares=shares)
@@ -265,7 +288,8 @@ class JobLedger:
 
 
 def _joined(before: Mapping[str, Durations], found: Training) -> dict[str, Durations]:
-    """Adds those of a cycle. Each has 64 names at most; a program that makes new ones in each cycle has more."""
+    """Returns the durations of all cycles before with those of one more cycle. A cycle has 64 names at most, but a
+    program may make up new names in each cycle: names beyond the bound share one entry."""
     joint = dict(before)
     for name, known in found.times.durations.items():
         kept = name
@@ -277,13 +301,16 @@ def _joined(before: Mapping[str, Durations], found: Training) -> dict[str, Durat
 
 @dataclass(frozen=True)
 class _Ended:
-    """A cycle whose ranks have ended. Their ledger may still come, or a later one.
+    """A cycle whose ranks have ended, with all that is needed to compute its part again: the ledger of its rank may
+    still come, or a later one.
 
     Attributes:
         since: when its part began (monotonic seconds).
-        spent: seconds by category from then until the start of the ranks.
-        for_membership: it ended since the group forms anew.
-        failed_before: seconds by category of the ranks of the cycle before, if that failed.
+        ran: when its ranks ran.
+        spent: category -> seconds, from the begin of the part until the start of the ranks.
+        found: what its ranks did, by the last ledger.
+        for_membership: the cycle ended because the group of nodes forms anew.
+        failed_before: category -> seconds of the ranks of the cycle before, if that cycle failed; None: it did not.
     """
 
     cycle: int | None
@@ -296,7 +323,10 @@ class _Ended:
 
 
 def _recovery(ended: _Ended) -> dict[str, float]:
-    """The phases of the recovery that led into a cycle; empty: no fault was before it."""
+    """Returns the phases of the recovery that led into a cycle, in seconds; empty: no fault was before the cycle.
+
+    Detection and a part of the stop lie in the cycle before, the other phases in this one.
+    """
     if ended.failed_before is None:
         return {}
     phases = {phase: ended.failed_before.get(phase, 0.0) for phase in (Category.DETECTION.value, Category.STOP.value)}
@@ -312,8 +342,12 @@ def _recovery(ended: _Ended) -> dict[str, float]:
 def laid_out(recovery: Mapping[str, float], started: float) -> Iterator[tuple[str, float, float]]:
     """Yields name, begin and length of each phase of the recovery that led into a cycle.
 
-    The ledger has the lengths only. They are laid before and after the moment at which the cycle's ranks were
-    `started`, and have its unit and origin; a phase that took no time is left out.
+    The ledger has only the lengths. The phases are laid one after the other around the start of the cycle's ranks, in
+    the order of `_BEFORE` and `_AFTER`. A phase that took no time is left out.
+
+    Args:
+        recovery: `CycleTimes.recovery`.
+        started: when the ranks were started (seconds, of any clock; the result has the same origin).
     """
     moment = started - sum(recovery.get(phase, 0.0) for phase in _BEFORE)
     for phase in (*_BEFORE, *_AFTER):

@@ -1,6 +1,8 @@
-"""How each category of time looks, in the report, its picture, and on the page of a running job. Pure.
+"""The colours of the categories of time: in the report, in its picture, and on the page of a running job. Pure.
 
-The page has these values in its own files (`tools/status/page/`), which a test compares with this one.
+A category has a hue, by what it means for the user: good (steps), bad (lost progress), late (a fault), start, save,
+idle. Categories of one hue differ by weakness or by slanted lines. The page has the same values in its own files
+(`tools/status/page/`), which a test compares with these.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ LIGHT = {
     "start": "#3f6ca8",
     "save": "#7d55a5",
 }
-"""Hue -> colour on a light ground."""
+"""Hue -> colour on a light background."""
 DARK = {
     "good": "#4fae77",
     "bad": "#ef6a55",
@@ -26,14 +28,19 @@ DARK = {
     "start": "#7ba4dc",
     "save": "#b58be0",
 }
-"""The same on a dark one."""
+"""Hue -> colour on a dark background."""
 WEAK = 0.65
-"""Opacity of what is drawn weakly."""
+"""Opacity of a category that is drawn weakly."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """A hue, drawn weakly or with slanted lines where another category has it too."""
+    """How a category is drawn.
+
+    Attributes:
+        hue: a key of `LIGHT` and `DARK`.
+        is_weak, is_slanted: tell the category from others of the same hue.
+    """
 
     hue: str
     is_weak: bool = False
@@ -41,7 +48,7 @@ class Look:
 
     @property
     def classes(self) -> str:
-        """Names of classes of a style sheet."""
+        """The names of the CSS classes of this look, separated by blanks."""
         return " ".join([self.hue, *["weak"] * self.is_weak, *["slanted"] * self.is_slanted])
 
 
@@ -67,7 +74,8 @@ LOOKS: dict[str, Look] = {
     Category.DETECTION: Look("late"),
     Category.STOP: Look("late", is_weak=True),
 }
-"""Category -> look, in the order in which a cycle comes to them. Other sections have that of CUSTOM."""
+"""Category -> look, in the order in which a cycle goes through them, which is also the order in legends. Sections with
+other names have the look of CUSTOM."""
 
 
 def look_of(category: str) -> Look:

@@ -1,7 +1,18 @@
-"""The time of one cycle's ranks, from their start to the end of their stop, by category. Pure.
+"""Divides the time of one cycle's ranks, from their start to the end of their stop, into categories. Pure.
 
-All ranks of a training take their steps together, so one rank's ledger stands for the node. It is exact until the last
-change that the rank reported; what follows is divided by what the agent saw of the end.
+All ranks of a training take their steps together, so the ledger of one rank stands for the node. The monitor of a rank
+keeps that ledger (`rank_monitor/time_ledger.py`). It is exact until the last change that the rank reported (`at_ns`).
+`training` divides the whole span:
+
+    started --launch-- since --known by the ledger-- at --tail-- now --end-- stopped
+                       first sign      last change      end of the ledger
+
+The tail is divided by what the agent saw: the time until the fault belongs to what the rank was last seen to do, the
+time from the fault to the end of the cycle is `detection`, the rest is `stop`. At last the time of steps is divided:
+the excess of the first step over the mean is `warmup`; steps that were done again, and the step that a fault cut off,
+are `lost_progress`.
+
+`job_ledger.py` asks `training` at the end of a cycle, and again for each status.
 """
 
 from __future__ import annotations
@@ -21,9 +32,9 @@ class RanksRan:
     """When the ranks of a cycle ran (monotonic seconds).
 
     Attributes:
-        started: they were started.
-        over: the agent learned that the cycle is over.
-        stopped: they had ended.
+        started: when the ranks were started.
+        over: when the agent learned that the cycle is over.
+        stopped: when all ranks had ended.
         failed: when the fault began, as far as is known; None: the cycle did not end by a fault.
     """
 
@@ -38,9 +49,10 @@ class Training:
     """What a cycle's ranks did with their time.
 
     Attributes:
-        times: as the part of the job's time from their start to the end of their stop (monotonic seconds).
-        first_sign_s: from the start of the ranks to the first message of one; None: none came.
-        first_step_s: from then until the first step was done; None: none was.
+        times: a part of the job's time, from the start of the ranks to the end of their stop; its begin and end are
+            monotonic seconds.
+        first_sign_s: seconds from the start of the ranks to the first message of a rank; None: none came.
+        first_step_s: seconds from that message until the first step was done; None: no step was.
     """
 
     times: CycleTimes
@@ -52,10 +64,11 @@ def training(ran: RanksRan, times: RankTimes | None, goes_on: bool = False) -> T
     """Divides the time in which a cycle's ranks ran.
 
     Args:
-        times: the ledger of one of them; None: no rank was watched, and nothing is known of the time before the end.
-        goes_on: the rank runs, and is taken to be where it was at the end of the ledger until `ran.stopped`.
+        ran: when they ran.
+        times: the ledger of one of the ranks; None: no rank was watched, so the time before the end is `unknown`.
+        goes_on: the rank still runs, and counts as doing until `ran.stopped` what it did at the end of its ledger.
     """
-    # Moments of several sources: the end of a cycle may be told later than the next part begins.
+    # The moments come from agent, monitor and rank, so their order is not certain: each is limited by its neighbours.
     ran = replace(ran, over=_between(ran.over, ran.started, ran.stopped))
     if times is None or not times.since_ns:
         return Training(CycleTimes(None, ran.started, ran.stopped, _without_ledger(ran)))
@@ -84,7 +97,7 @@ def training(ran: RanksRan, times: RankTimes | None, goes_on: bool = False) -> T
         points=thinned(points),
         saved=_known(times.saved, NO_ITERATION),
         saved_s=None if times.saved_ns < 0 else max(0.0, times.saved_ns / NS_PER_S - warmup_s),
-        # A section that saves may hold another one: both are of one checkpoint.
+        # A section that saves may contain another one that saves. Both are of one checkpoint, so only one name counts.
         saves=max((times.sections[name].count for name in SAVE_SECTIONS & times.sections.keys()), default=0),
         durations={name: known for name, known in {STEP: times.step, **times.sections}.items() if known.count},
     )
@@ -116,7 +129,11 @@ def _without_ledger(ran: RanksRan) -> dict[str, float]:
 
 
 def _of_outside(place: str, times: RankTimes) -> Category:
-    """The category of time in which no section was open."""
+    """Returns the category of time in which no section was open.
+
+    Args:
+        place: what the rank did then, a value of `Outside`.
+    """
     has_steps = times.step.count > 0 or times.step.exclusive_ns > 0
     match place:
         case Outside.STARTING if not times.attached:
@@ -137,7 +154,8 @@ def _of_outside(place: str, times: RankTimes) -> Category:
 
 
 def _add_known(seconds: dict[str, float], times: RankTimes, spent_s: float) -> None:
-    """Adds what the ledger knows: `spent_s` in all, also where its moments do not fit those of the agent."""
+    """Adds the time that the ledger knows, scaled so that it adds up to `spent_s`: the moments of the ledger may differ
+    a little from those of the agent."""
     if times.known_ns <= 0:
         add(seconds, Category.UNKNOWN, spent_s)
         return
@@ -150,10 +168,14 @@ def _add_known(seconds: dict[str, float], times: RankTimes, spent_s: float) -> N
 
 
 def _add_tail(seconds: dict[str, float], times: RankTimes, ran: RanksRan, at: float, now: float) -> None:
-    """Adds the time from the rank's last change to the end of its ledger.
+    """Adds the time from the rank's last change to the end of its ledger: the tail.
 
-    A step that has not ended is one until the training counts as stalled: what follows is the time in which a hang, if
-    it is one, is not ended yet.
+    A step that has not ended counts as `step` until the training counts as stalled (`stall.py`). The time after that is
+    `detection`: if it is a hang, nothing has ended it yet. Pauses of the machine are `excluded`.
+
+    Args:
+        at: the rank's last change.
+        now: the end of the ledger.
     """
     if times.tail_is_section:
         category = category_of(times.tail)
@@ -174,7 +196,8 @@ def _add_tail(seconds: dict[str, float], times: RankTimes, ran: RanksRan, at: fl
 
 
 def _add_end(seconds: dict[str, float], ran: RanksRan, now: float) -> None:
-    """Adds the time after the end of the ledger."""
+    """Adds the time from the end of the ledger to the end of the ranks: `detection` after a fault until the cycle is
+    over, and `stop`."""
     over = max(now, ran.over)
     if ran.failed is not None:
         add(seconds, Category.DETECTION, over - now)
@@ -184,7 +207,10 @@ def _add_end(seconds: dict[str, float], ran: RanksRan, now: float) -> None:
 
 
 def _first_step_excess_s(times: RankTimes) -> float:
-    """How much longer the first step took than the mean of the others."""
+    """Returns how much longer the first step took than the mean of the others (seconds); 0 with fewer than two steps.
+
+    The first step compiles, allocates and opens connections: its excess is no training.
+    """
     others = times.step.count - 1
     first_ns = times.first_step_ns
     if others < 1:
@@ -198,7 +224,8 @@ def _first_step_excess_s(times: RankTimes) -> float:
 def _divide_steps(
     seconds: dict[str, float], ran: RanksRan, lost_s: float, warmup_s: float, known_steps_s: float
 ) -> None:
-    """Divides the time of steps: what was done again, the first step's excess, and the step that a fault cut off."""
+    """Divides the time of steps into `step`, `warmup` (the first step's excess) and `lost_progress` (steps that the
+    rank did again after a restart in process, and the step that a fault cut off)."""
     spent_s = seconds.pop(Category.STEP, 0.0)
     cut_off_s = 0.0
     if ran.failed is not None:

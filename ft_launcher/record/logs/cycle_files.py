@@ -1,8 +1,16 @@
 """Writes the files per cycle that NVIDIA's launcher writes, for programs that watch a job from outside.
 
-Two kinds: `PREFIX_cycleN.log`, what all ranks of a cycle print; and `cycle_info.JOB.ATTEMPT.CYCLE`, a JSON object about
-a cycle, with the link `cycle_info.JOB.current`. Names, keys and forms are the peer's. Nothing here can end a training:
-what cannot be written is logged.
+There are two kinds, each with an option of its own:
+
+- `PREFIX_cycleN.log` (`--ft-per-cycle-applog-prefix`): what all ranks of a cycle print. All nodes append to one file.
+- `cycle_info.JOB.ATTEMPT.CYCLE` (`--ft-cycle-info-dir`): a JSON object about a cycle, written by the node of rank 0.
+  The link `cycle_info.JOB.current` points to the file of the running cycle.
+
+Names, keys and forms are NVIDIA's, since their tools read the files: none may be changed here. Nothing here can end a
+training: what cannot be written is logged.
+
+Threads: `ft_log_pump` copies lines into the log of a cycle; `ft_cycle_info` writes the records. The agent's thread
+calls the methods, which do not block, except `CycleInfo.close` (10 s at most) and the opening of a log.
 """
 
 from __future__ import annotations
@@ -28,12 +36,13 @@ from rank_monitor.contract.wire.foreign import read_json
 logger = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 1 << 20
-"""Large enough for one write per flush, nearly always: all nodes append to one file, and lines must stay whole."""
+"""Bytes of the buffer of a log. All nodes append to one file, and lines must stay whole: so a flush must nearly always
+be one write."""
 _LAST_WRITE_S = 10.0
-"""Seconds at the job's end, for a file system that hangs; NVIDIA's launcher waits as long."""
-# Of a job array the id of the array, which all its tasks share.
+"""Seconds that the job's end waits for a file system that hangs. NVIDIA's launcher waits as long."""
+# Variables with the job's id. In a job array the id of the array counts, which all its tasks share.
 _JOB_IDS = ("SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID")
-# How often Slurm has started the job again.
+# The variable that says how often Slurm has started the job again.
 _ATTEMPT = "SLURM_RESTART_COUNT"
 
 
@@ -41,13 +50,14 @@ _ATTEMPT = "SLURM_RESTART_COUNT"
 
 
 def application_log(prefix: str, cycle: int) -> Path:
-    """`PREFIX_cycleN.log`; an extension of the prefix takes the place of `.log`."""
+    """Returns the path of a cycle's log: `PREFIX_cycleN.log`. An extension of the prefix replaces `.log`."""
     base, extension = os.path.splitext(os.path.abspath(prefix))  # noqa: PTH100, PTH122  (as text, as the peer does)
     return Path(f"{base}_cycle{cycle}{extension or '.log'}")
 
 
 class ApplicationLog(LogPump):
-    """Appends what the ranks of this node write to their files to the log of the cycle, each line with its rank."""
+    """Appends what the ranks of this node write to their files to the log of the cycle, each line with its rank before
+    it. A full disk costs lines of this log, with one warning: the ranks' own files have them."""
 
     def __init__(self, file: TextIO, streams: Sequence[Stream]) -> None:
         super().__init__(streams)
@@ -67,18 +77,20 @@ class ApplicationLog(LogPump):
         try:
             super()._run(written)
         finally:
-            with suppress(OSError):  # here: it writes what is left, and the file system may not answer
+            # Closed in this thread: closing writes what is left, and the file system may not answer.
+            with suppress(OSError):
                 self._file.close()
 
 
 def open_application_log(
     path: Path, envs: Mapping[int, Mapping[str, str]], *files: Mapping[int, str]
 ) -> ApplicationLog | None:
-    """Opens the log of a cycle; returns None, with a warning, when it cannot be written.
+    """Opens the log of a cycle; returns None, with a warning, if it cannot be written. Blocks on the disk.
 
     Args:
-        envs: of the ranks, by local rank; RANK and WORLD_SIZE count.
-        files: for each stream, local rank -> the file that the rank writes to.
+        path: by `application_log`.
+        envs: local rank -> environment of the rank; RANK and WORLD_SIZE are read.
+        files: for each stream (stdout, stderr): local rank -> the file that the rank writes to.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,21 +113,24 @@ def open_application_log(
 
 
 def job_id(settings: RecordSettings, environ: Mapping[str, str]) -> str:
-    """Returns the job's name in the files: the user's, else Slurm's; empty without either, as with NVIDIA's."""
+    """Returns the job's id in names of files: the user's, else Slurm's; empty without either, as in NVIDIA's
+    launcher."""
     found = settings.cycle_info_job_id or next((environ[name] for name in _JOB_IDS if environ.get(name)), "")
     # The two characters that a file name cannot have.
     return re.sub(r"[/\0]", "_", found)
 
 
 def current_info(settings: RecordSettings, environ: Mapping[str, str]) -> Path | None:
-    """Returns the path of the link to the running cycle's file, which ranks get too; None when none is written."""
+    """Returns the path of the link to the running cycle's file; None: no such files are written. The ranks get the path
+    in their environment."""
     if not settings.cycle_info_dir:
         return None
     return Path(settings.cycle_info_dir).absolute() / f"cycle_info.{job_id(settings, environ)}.current"
 
 
 def node_list(names: Sequence[str]) -> str:
-    """Returns host names as Slurm writes them: `n[01-03,07]`; a plain list if one of them does not end in a number."""
+    """Returns host names as Slurm writes them: `n[01-03,07]`. If a name does not end in a number, a plain list of
+    all."""
     found = [(match[1], match[2]) for match in map(_numbered, names) if match]
     if len(found) < len(names):
         return ",".join(sorted({_short(name) for name in names}))
@@ -158,7 +173,8 @@ def _ranges(numbers: Sequence[int], width: int = 1) -> str:
 
 
 class CycleInfo:
-    """Writes the records of cycles in which this node has rank 0. A thread writes: the folder may be on a slow disk."""
+    """Writes the records of the cycles in which this node has rank 0, in a thread, since the folder may be on a slow
+    disk. Does nothing without `--ft-cycle-info-dir`."""
 
     def __init__(self, settings: RecordSettings, environ: Mapping[str, str]) -> None:
         self._current = current_info(settings, environ)
@@ -172,11 +188,11 @@ class CycleInfo:
         self._thread: threading.Thread | None = None
 
     def begin(self, cycle: int, active: Sequence[str], standby: Sequence[str]) -> None:
-        """Writes the record of a cycle that begins. Returns at once.
+        """Has the record of a cycle written that begins. Does not block.
 
         Args:
-            active: names of its nodes, by rank; empty where they are not known.
-            standby: names of the nodes that wait.
+            active: the host names of its nodes, in the order of node ranks; empty where they are not known.
+            standby: the host names of the nodes that wait as spares.
         """
         if self._current is None:
             return
@@ -191,20 +207,20 @@ class CycleInfo:
             "cycle_log_file": log_file,
             "active_nodes": node_list(active),
             "standby_nodes": node_list(standby),
-            # A text, as in NVIDIA's records; each write of the record counts it up.
+            # Text, as in NVIDIA's records. Each later write of the record increases it by one.
             "generation": "0",
             "active_ranks": rank_list(active),
         }
         self._do(partial(_create, self._current, self._record))
 
     def end(self) -> None:
-        """Writes the end of the cycle. Returns at once; a second call does nothing."""
+        """Has the end of the cycle written into its record. Does not block; a second call does nothing."""
         if self._record and self._current is not None:
             record, self._record = self._record, {}
             self._do(partial(_end, self._current, record, _now()))
 
     def close(self) -> None:
-        """Waits until all is written, for `_LAST_WRITE_S` at most."""
+        """Ends the present record, and waits until all is written: for `_LAST_WRITE_S` at most."""
         self.end()
         if self._thread is not None:
             self._work.put(None)
@@ -234,7 +250,7 @@ def _create(current: Path, record: Mapping[str, Any]) -> None:
     _end_previous(current, record)
     file = _file_of(current, record)
     _put(file, record)
-    # Replaced by a rename: the link is never missing.
+    # The link is replaced by a rename, so that a reader never finds it missing.
     link = current.with_name(current.name + ".tmp")
     link.unlink(missing_ok=True)
     link.symlink_to(file.name)
@@ -242,7 +258,8 @@ def _create(current: Path, record: Mapping[str, Any]) -> None:
 
 
 def _end_previous(current: Path, record: Mapping[str, Any]) -> None:
-    """Completes the record of the cycle before, whose node of rank 0 may have been lost before it did."""
+    """Writes the end of the cycle before into its record, if it is missing: the node that had rank 0 then may have been
+    lost."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no file, or none of ours
         previous = read_json(current, follow_link=True)
         mine = all(previous.get(key) == record[key] for key in ("job_id", "attempt_index"))
@@ -260,9 +277,9 @@ def _file_of(current: Path, record: Mapping[str, Any]) -> Path:
 
 
 def _put(file: Path, record: Mapping[str, Any]) -> None:
-    """Replaces a file in one step: readers may open it at any moment."""
+    """Replaces a file in one step by a rename, since readers may open it at any moment."""
     whole = file.with_name(file.name + ".tmp")
-    # One that another user put there, or a launcher that was killed.
+    # A launcher that was killed, or another user, may have left a file of that name.
     whole.unlink(missing_ok=True)
     with open(whole, "w", encoding="utf-8", opener=opener_of_shared) as written:
         written.write(json.dumps(record, indent=2))
