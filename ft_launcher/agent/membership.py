@@ -222,9 +222,9 @@ class Membership(EventSource):
         except (DistStoreError, DistNetworkError) as error:
             if self._nodes.is_local:
                 raise
-            # The node that hosts the cycle's store may have died since: the coordinator forms another cycle.
+            # Another node may host it: the coordinator forms another cycle.
             if self._nodes.take_end() is None:
-                self._nodes.report_end(EndReason.FAILED, f"the agents could not agree on ranks: {one_line(error)}")
+                self._nodes.report_end(EndReason.FAILED, f"the store of the cycle cannot be made: {one_line(error)}")
             return False
         except RendezvousConnectionError as error:
             # Before its first place this node may never have reached the store: not a lost host.
@@ -457,7 +457,7 @@ class Membership(EventSource):
         if end is not None and end.exit_code != ExitCode.OK:
             return self._after_late_failure(end)
         self._parts.recorder.cycle_ended(self._ranks.cycle, "succeeded")
-        if self._nodes.needs_agents_store and self._ranks.placement.nodes > 1:
+        if not self._nodes.numbers_ranks and self._ranks.placement.nodes > 1:
             try:
                 self._ending.call(self._exit_barrier)
             except SignalException as error:

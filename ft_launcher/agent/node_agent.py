@@ -4,9 +4,9 @@ Made by `composition.py` and run by `torch_launch.py`. Here are torch's hooks an
 starts and ends the ranks, `agent/cycle/cycle.py` decides by what happens to them when a cycle has ended, and the
 membership (`membership.py`) says what follows.
 
-Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_start_workers` and `_shutdown`, its
-calls `_initialize_workers`, `_monitor_workers`, `_set_local_rank_env`, `_setup_local_watchdog` and
-`_setup_healthcheck`, and attributes such as `_worker_group` and `_remaining_restarts`.
+Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_assign_worker_ranks`,
+`_start_workers` and `_shutdown`, its calls `_initialize_workers`, `_monitor_workers`, `_set_local_rank_env`,
+`_setup_local_watchdog` and `_setup_healthcheck`, and attributes such as `_worker_group` and `_remaining_restarts`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from string import Template
 from typing import Any
 
 from torch.distributed.elastic.agent.server import api as torch_api
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events import Event as TorchEvent
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
@@ -152,6 +152,31 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         if self._ranks.placement.has_rank0:
             self._parts.cycle_info.begin(store.cycle, *self._rdzv_handler.names())
 
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """torch's hook: numbers the ranks of this node, as the coordinator says.
+
+        torch's own way: each agent writes the number of its ranks to a store of all, and the first one answers. That is
+        left to a rendezvous that is not ours.
+        """
+        handler: NodeRendezvous = self._rdzv_handler
+        if not handler.numbers_ranks:
+            workers: list[Worker] = super()._assign_worker_ranks(store, group_rank, group_world_size, spec)
+            return workers
+        place = handler.place
+        assert place is not None, "the rendezvous has just given this node a place"
+        return [
+            Worker(
+                local_rank=local_rank,
+                global_rank=place.first_rank + local_rank,
+                role_rank=place.first_role_rank + local_rank,
+                world_size=place.world_size,
+                role_world_size=place.role_world_size,
+            )
+            for local_rank in range(spec.local_world_size)
+        ]
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         """torch's hook: starts the ranks in our context, with the environment that torchrun documents."""
         self._ranks.prepare()
@@ -173,9 +198,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             **_of_context(spec),
         )
         self._ranks.begin(self._pcontext)
-        if not self._rdzv_handler.needs_agents_store:
-            # Ranks are assigned: its connection is one of the descriptors of the node that hosts it.
-            worker_group.store = self._store = None
         pids: dict[int, int] = self._pcontext.pids()
         return pids
 

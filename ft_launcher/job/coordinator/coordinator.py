@@ -396,8 +396,16 @@ class Coordinator:
             deputies = [node for node in self._roster.members if node != self._me][:DEPUTIES]
         decided = self._fault_decision
         places = [
-            RankAssigned(self._roster.cycle, rank, self.size, self._formation.why, node in deputies, decided.judgement)
-            for rank, node in enumerate(self._roster.members)
+            RankAssigned(
+                self._roster.cycle,
+                rank,
+                self.size,
+                self._formation.why,
+                *numbers,
+                deputy=node in deputies,
+                judgement=decided.judgement,
+            )
+            for rank, (node, numbers) in enumerate(self._roster.numbers().items())
         ]
         active = [arrival.name for arrival in self._roster.members.values()]
         standby = [arrival.name for arrival in self._roster.waiting.values()]

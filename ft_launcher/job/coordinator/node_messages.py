@@ -18,7 +18,7 @@ from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.json_record import from_json, to_json
 
 # Nodes of one job may run different releases of the launcher; a record of another version is refused.
-VERSION = 4
+VERSION = 5
 # Cycles and ranks are numbered from 0.
 NO_CYCLE = -1
 NO_RANK = -1
@@ -56,6 +56,7 @@ class JoinRequest:
     it had returned from the program.
 
     `rank` is the node rank it insists on; `order` sorts nodes at first: numbers as text of equal length, then names.
+    `role` is the role of its `nprocs` ranks (`--role`).
     """
 
     node: str
@@ -69,6 +70,7 @@ class JoinRequest:
     cycle: int = NO_CYCLE
     report: FaultReport | None = None
     views: dict[str, Any] = field(default_factory=dict)
+    role: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,10 @@ class Left:
 class RankAssigned:
     """A node's place in a cycle. `judgement`: what was decided about the fault that ended the last one.
 
+    The ranks of the node follow each other from `first_rank` on, in a job of `world_size` ranks. Among the
+    `role_world_size` ranks of their role they follow each other from `first_role_rank` on. The agent numbers its ranks
+    by these four, so the agents of a cycle need nothing of each other.
+
     Only the message to rank 0 contains the names of all: `active` by rank, and `standby`, those that wait.
     """
 
@@ -107,6 +113,10 @@ class RankAssigned:
     rank: int
     nodes: int
     reason: str
+    first_rank: int
+    world_size: int
+    first_role_rank: int
+    role_world_size: int
     deputy: bool = False
     judgement: PolicyJudgement | None = None
     active: list[str] = field(default_factory=list)

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 from ft_launcher.decide.policy.case import FaultReport, NodeViews
 from ft_launcher.job.coordinator.node_messages import NO_CYCLE, NO_RANK, EndReason, Formed, JobOver, JoinRequest, Reply
@@ -18,6 +20,15 @@ from rank_monitor.contract.wire.json_record import real
 
 # A node whose ranks failed arrives again; these nodes do not, or not soon.
 _NOT_BACK = (EndReason.LEFT, EndReason.LOST, EndReason.PREEMPTED)
+
+
+class RankRange(NamedTuple):
+    """The numbers of one node's ranks in a cycle, as `RankAssigned` has them."""
+
+    first_rank: int
+    world_size: int
+    first_role_rank: int
+    role_world_size: int
 
 
 class Roster:
@@ -102,6 +113,20 @@ class Roster:
         if not self.waiting.keys() >= self.members.keys():
             returned = {}  # others may have lost the ranks of a node that is gone
         return NodeViews(ranks, names, ranks.keys() >= self.members.keys(), nccl, returned)
+
+    def numbers(self) -> dict[str, RankRange]:
+        """Returns for each member, by node rank, which numbers its ranks have in the cycle, as torch's agents number
+        them: one node after the other, and among the ranks of each role likewise."""
+        of_role = Counter[str]()
+        for arrival in self.members.values():
+            of_role[arrival.role] += arrival.nprocs
+        world_size, first_rank, first_role_rank, found = of_role.total(), 0, Counter[str](), dict[str, RankRange]()
+        for node, arrival in self.members.items():
+            role = arrival.role
+            found[node] = RankRange(first_rank, world_size, first_role_rank[role], of_role[role])
+            first_rank += arrival.nprocs
+            first_role_rank[role] += arrival.nprocs
+        return found
 
     def end(self) -> None:
         """Notes the end of the cycle: members that failed are expected to return."""

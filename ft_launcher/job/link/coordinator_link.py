@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ft_launcher.job.coordinator.node_messages import Answer, CycleEnd, Ended, JoinRequest, Left, RankAssigned
 
@@ -62,9 +61,6 @@ class CoordinatorLink(Protocol):
     def fileno(self) -> int | None:
         """Returns a descriptor that is readable when the end of a cycle was received; None: none comes by itself."""
 
-    def when_ended(self, cycle: int, do: Callable[[], None]) -> None:
-        """Has `do` called once the end of this cycle arrives, by the thread that hears of it: `do` must not block."""
-
     def entered(self, place: RankAssigned, hosted_by_user: bool = False) -> None:
         """Notes that this node takes part in a cycle.
 
@@ -77,13 +73,6 @@ class CoordinatorLink(Protocol):
     def host_of_cycle(self, cycle: int, limit_s: float) -> bytes | None:
         """Waits up to `limit_s` seconds for the address of the cycle's store; None if it did not arrive, empty if the
         cycle ended before."""
-
-    def another_store(self) -> Any:
-        """Returns torch's store on a new connection, which the caller should drop soon.
-
-        Raises:
-            StoreLost: none can be made.
-        """
 
     def was_deposed(self) -> bool:
         """Whether this node was the coordinator and another has taken over. Returns True once."""

@@ -54,20 +54,6 @@ class RingingBox(Box):
         self._bell.setblocking(False)
         self._ring.setblocking(False)
         self._untaken_since: float | None = None
-        self._lock = threading.Lock()
-        self._last_key = ""
-        self._when: tuple[str, Callable[[], None]] = ("", lambda: None)
-
-    def when(self, key: str, do: Callable[[], None]) -> None:
-        """Has `do` called once the value of this key arrives, or now if it was the last one. `do` must not block.
-
-        Replaces what another call has asked for.
-        """
-        with self._lock:
-            self._when = (key, do)
-            has_arrived = self._last_key == key
-        if has_arrived:
-            do()
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when there is a value."""
@@ -93,11 +79,6 @@ class RingingBox(Box):
         super().put(key, text)
         with contextlib.suppress(BlockingIOError):
             self._ring.send(b"!")
-        with self._lock:
-            self._last_key = key
-            awaited, do = self._when
-        if awaited == key:
-            do()
 
 
 class Awaited:

@@ -7,9 +7,8 @@ asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from ft_launcher.decide.policy.case import PolicyJudgement
 from ft_launcher.job.coordinator.coordinator import Coordinator
@@ -99,9 +98,6 @@ class LocalLink:
     def fileno(self) -> None:
         """Returns None: an end comes only by what this process does."""
 
-    def when_ended(self, cycle: int, do: Callable[[], None]) -> None:
-        """Does nothing: nobody waits in the store of a cycle."""
-
     def entered(self, place: RankAssigned, hosted_by_user: bool = False) -> None:
         """Does nothing: nobody counts this node as lost."""
 
@@ -111,10 +107,6 @@ class LocalLink:
     def host_of_cycle(self, cycle: int, limit_s: float) -> bytes | None:
         """Never called: this node has rank 0."""
         raise AssertionError("the only node hosts the store of each cycle")
-
-    def another_store(self) -> Any:
-        """Never called: there is no store."""
-        raise AssertionError("a node that is alone has no store")
 
     def was_deposed(self) -> bool:
         """Returns False: no other node coordinates."""

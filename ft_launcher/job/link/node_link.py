@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ft_launcher.job.coordinator.beat_schedule import DEPUTIES, BeatSchedule, look_every, own_limit_s
 from ft_launcher.job.coordinator.node_messages import (
@@ -136,10 +135,6 @@ class NodeLink:
             return decode_as(CycleEnd, self._ends.take(end_key(cycle), 0) or b"")
         return None
 
-    def when_ended(self, cycle: int, do: Callable[[], None]) -> None:
-        """Has `do` called once the end of this cycle arrives, by the thread that hears of it: `do` must not block."""
-        self._ends.when(end_key(cycle), do)
-
     def send(self, message: NodeMessage) -> None:
         """Sends a message to the coordinator; returns at once."""
         self._outbox.put(message)
@@ -187,14 +182,6 @@ class NodeLink:
         for key in keys:
             self._awaited.expect(key, self.stopped)
         return keys[-1]
-
-    def another_store(self) -> Any:
-        """Returns torch's store on a new connection, which the caller should drop soon.
-
-        Raises:
-            StoreLost: none can be made.
-        """
-        return self._connections.shared.open().another().raw
 
     def entered(self, place: RankAssigned, hosted_by_user: bool = False) -> None:
         """Notes that this node takes part in a cycle.

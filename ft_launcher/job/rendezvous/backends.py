@@ -87,7 +87,7 @@ def one_node(config: LaunchConfig, settings: Settings, ports: PortHolder, host: 
 def _node_alone(config: LaunchConfig, address: str) -> JoinRequest:
     """Returns the arrival of a node that is its own coordinator."""
     name = socket.gethostname()
-    return JoinRequest(_node_id(name), 0, name, address, config.nproc_per_node)
+    return JoinRequest(_node_id(name), 0, name, address, config.nproc_per_node, role=config.role)
 
 
 def _settings_of_one(settings: Settings, max_restarts: int) -> NodeSettings:
@@ -124,7 +124,10 @@ def several_nodes(
         _SEVERAL_NODES,
         parameters.run_id,
         lambda: open_job_store(config.rdzv_backend, parameters, must_do),
-        this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
+        replace(
+            this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
+            role=config.role,
+        ),
         _node_settings(parameters, settings, config.max_restarts, static),
         ports,
         first_store,

@@ -34,8 +34,7 @@ class ForeignRendezvous(NodeRendezvous):
     is_alone = False
     follows_requests = False
     """A request of a rank may concern other nodes, which nobody would tell."""
-    needs_agents_store = True
-    """For torch's barrier at the end of the job."""
+    numbers_ranks = False
 
     def __init__(
         self, handler: RendezvousHandler, me: JoinRequest, settings: NodeSettings, ports: PortHolder, poll_s: float

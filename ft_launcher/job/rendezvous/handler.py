@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-import weakref
 from collections.abc import Callable, Set
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from torch.distributed import HashStore, TCPStore
@@ -42,7 +40,6 @@ from ft_launcher.job.link.lease import Lease
 from ft_launcher.job.link.local_link import LocalLink
 from ft_launcher.job.link.node_link import NodeLink
 from ft_launcher.job.link.questions import Questions, Topic
-from ft_launcher.job.rendezvous.agents_store import AgentsStore
 from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder
 from ft_launcher.job.store.job_store import JobStore
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
@@ -83,8 +80,9 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     follows_requests = True
     """Whether what a rank asks for can be passed on to the other nodes."""
-    needs_agents_store = False
-    """The agents leave the store of a cycle when its ranks are assigned: all else goes by the link."""
+    numbers_ranks = True
+    """Whether the coordinator numbers the ranks of all nodes. If not, torch's agents do so among each other, and wait
+    for each other at the end, in a store that the handler gives them."""
 
     def __init__(
         self,
@@ -436,7 +434,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Opens the cycle's store, which the node of rank 0 hosts; None: the cycle ended first."""
         if self._is_hosted_by_user(place):
             self.cycle_store = self._first_store
-            return self._info(link, place, link.another_store(), link.another_store)
+            return self._info(place)
         if place.rank == 0:
             # Static: the user's own name for the first node, which the other nodes can reach.
             if self._first_store is not None:
@@ -446,43 +444,34 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             self.cycle_store = self._ports.host(place.cycle, host, self.use_agent_store)
             # After the server listens: the others connect at once.
             link.announce(place.cycle, json.dumps(self.cycle_store.address()))
-            return self._info(link, place, self.cycle_store.server, partial(self._client_of, self.cycle_store))
+            return self._info(place)
         text = self._host_of_cycle(link, place.cycle)
         if not text:
             return None
         self.cycle_store = CycleStore.of_another_node(place.cycle, parse_json(text))
         try:
-            client = self._client_of(self.cycle_store)
+            self._reach(self.cycle_store)
         except (RuntimeError, OSError) as error:
             where = f"{self.cycle_store.host}:{self.cycle_store.port}"
             self.report_end(
                 EndReason.FAILED, f"the store of the cycle at {where} cannot be reached ({one_line(error)})"
             )
             return None
-        return self._info(link, place, client, partial(self._client_of, self.cycle_store))
+        return self._info(place)
 
-    def _client_of(self, store: CycleStore) -> TCPStore:
-        """Makes a client of a cycle's store."""
+    def _reach(self, store: CycleStore) -> None:
+        """Connects to a cycle's store, and leaves it again: if no rank can reach it, no rank need be started.
+
+        Raises:
+            RuntimeError, OSError: it cannot be reached.
+        """
         # Not less than the node timeout: until then the host may only be slow, and not lost.
         limit = timedelta(seconds=max(_CONNECT_S, self._settings.timeout_s))
         with resolver.towards(store.host, store.port) as address:
-            return TCPStore(address, store.port, is_master=False, wait_for_workers=False, timeout=limit)
+            TCPStore(address, store.port, is_master=False, wait_for_workers=False, timeout=limit)
 
-    def _info(
-        self, link: CoordinatorLink, place: RankAssigned, store: Any, connect: Callable[[], Any]
-    ) -> RendezvousInfo:
+    def _info(self, place: RankAssigned) -> RendezvousInfo:
+        """Returns what torch's agent needs: a store in its own memory, since the coordinator numbers the ranks."""
         assert self.cycle_store is not None
         where = RendezvousStoreInfo(self.cycle_store.host, self.cycle_store.port)
-        if place.nodes == 1:  # torch's agent has nobody to assign ranks with: it writes into its own memory
-            return RendezvousInfo(HashStore(), place.rank, place.nodes, where)
-        agents = AgentsStore(store, connect)
-        # Not held by the link: its connection ends when torch's agent, which has assigned the ranks, lets go of it.
-        known = weakref.ref(agents)
-
-        def end() -> None:
-            waiting = known()
-            if waiting is not None:
-                waiting.end()
-
-        link.when_ended(place.cycle, end)
-        return RendezvousInfo(agents, place.rank, place.nodes, where)
+        return RendezvousInfo(HashStore(), place.rank, place.nodes, where)

@@ -48,7 +48,7 @@ def agent_of(kind: type[LocalElasticAgent], folder: Path, **more: Any) -> Any:
         get_run_id=lambda: "run 7",
         get_backend=lambda: "none",
         use_agent_store=True,
-        needs_agents_store=True,
+        numbers_ranks=False,
         shutdown=lambda: True,
     )
     spec = WorkerSpec(

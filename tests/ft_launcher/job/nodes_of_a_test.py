@@ -37,6 +37,11 @@ def request(action: str = "restart", rank: int = 3) -> RankRequest:
     return RankRequest(rank, ControlRequest(action, "please"))
 
 
+def place(cycle: int, rank: int, nodes: int, reason: str = "") -> RankAssigned:
+    """The place of a node of two ranks among others like it."""
+    return RankAssigned(cycle, rank, nodes, reason, 2 * rank, 2 * nodes, 2 * rank, 2 * nodes)
+
+
 def judge(case: Case | RequestCase, now: float) -> PolicyAnswer:
     """A restart, counted in the history: after 5 s where the headline is `wait 5`, and none where it is `fatal`.
 

@@ -18,6 +18,23 @@ from tests.ft_launcher.job.story import Story, running
 # Forming.
 
 
+@pytest.mark.parametrize(
+    ("nodes", "numbers"),
+    [
+        ([(2, "train")], [(0, 2, 0, 2)]),
+        ([(2, "train"), (3, "train")], [(0, 5, 0, 5), (2, 5, 2, 5)]),
+        ([(2, "train"), (1, "read"), (4, "train")], [(0, 7, 0, 6), (2, 7, 0, 1), (3, 7, 2, 6)]),
+    ],
+)
+def test_the_numbers_of_the_ranks(nodes: list[tuple[int, str]], numbers: list[tuple[int, ...]]) -> None:
+    machine, work = coordinator(len(nodes), len(nodes)), []
+    for name, (nprocs, role) in zip("abc", nodes, strict=False):
+        work += machine.on(node(name, nprocs=nprocs, role=role), 0.0)
+    places = [one.answer for one in work if isinstance(one, Reply) and isinstance(one.answer, RankAssigned)]
+    found = [(one.first_rank, one.world_size, one.first_role_rank, one.role_world_size) for one in places]
+    assert found == numbers
+
+
 def test_at_the_maximum_the_first_cycle_forms_at_once() -> None:
     story = Story(2, 3)
     assert story.come("cb") == []

@@ -58,7 +58,7 @@ messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(Ended, words, numbers, reasons, words, st.none() | requests, numbers),
     st.builds(Left, words, words),
     st.builds(Members, numbers, st.lists(words), st.lists(words), st.lists(numbers)),
-    st.builds(RankAssigned, numbers, numbers, numbers, words, st.booleans(), judgements),
+    st.builds(RankAssigned, numbers, numbers, numbers, words, *[numbers] * 4, st.booleans(), judgements),
     overs,
     st.builds(CycleEnd, numbers, reasons, words, st.none() | numbers),
     st.builds(Formed, numbers, words, numbers, numbers, st.just([]), words, arrivals, objects, st.none() | overs),

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from ft_launcher.job.coordinator.formation import Rules, Size
-from ft_launcher.job.coordinator.node_messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, RankAssigned, encode
+from ft_launcher.job.coordinator.node_messages import NO_CYCLE, CycleEnd, EndReason, Formed, Left, encode
 from ft_launcher.job.link.attempt import NodeSettings
 from ft_launcher.job.link.coordinator_link import CutReason
 from ft_launcher.job.link.coordinator_service import BEAT, end_key, reply_key
@@ -17,14 +17,14 @@ from ft_launcher.job.link.lease import Lease
 from ft_launcher.job.link.node_link import NodeLink
 from ft_launcher.job.store.job_store import JobStore
 from rank_monitor.contract.processes.wait import readable
-from tests.ft_launcher.job.nodes_of_a_test import judge, node
+from tests.ft_launcher.job.nodes_of_a_test import judge, node, place
 from tests.ft_launcher.job.store.test_job_store import PATIENT_S, opened, server
 from tests.patience import until
 
 __all__ = ["server"]
 
 LEASE_S = 3.0
-ANSWER = RankAssigned(0, 0, 1, "the first nodes came")
+ANSWER = place(0, 0, 1, "the first nodes came")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(
     link: NodeLink, lease: Lease, store: JobStore
 ) -> None:
     """Its beats go on: only the thread that ends the ranks hangs, in a write to a file server, say."""
-    link.entered(RankAssigned(0, 0, 2, "", False))
+    link.entered(place(0, 0, 2))
     link.attended = True
     store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED, "a rank failed"))})
     assert readable([lease.fileno()], PATIENT_S), "nobody could end the ranks"
@@ -87,11 +87,11 @@ def break_sender(link: NodeLink, lease: Lease, store: JobStore) -> None:
 
 
 def break_waiter(link: NodeLink, lease: Lease, store: JobStore) -> None:
-    def fail() -> None:
-        raise KeyError("what is called at the end")
+    def fail(key: str, text: bytes) -> None:
+        raise KeyError("what is done with an end")
 
-    link.entered(RankAssigned(0, 0, 2, "", False))
-    link.when_ended(0, fail)
+    link._ends.put = fail  # type: ignore[method-assign]
+    link.entered(place(0, 0, 2))
     store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED, "a rank failed"))})
 
 

@@ -138,4 +138,4 @@ def test_each_cycle_has_a_number_and_a_store() -> None:
     second = node.cycle_store
     assert first is not None and second is not None
     assert (first.cycle, second.cycle) == (0, 1) and first.port != second.port
-    assert node.names() == ([], []) and node.needs_agents_store and not node.follows_requests
+    assert node.names() == ([], []) and not node.numbers_ranks and not node.follows_requests

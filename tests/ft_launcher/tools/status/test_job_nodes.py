@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from ft_launcher.job.coordinator.node_messages import Members, RankAssigned
+from ft_launcher.job.coordinator.node_messages import Members
 from ft_launcher.job.link.questions import Topic
 from ft_launcher.record import events
 from ft_launcher.tools.status.asking import Asking, NodeSeen, SilentNode
 from ft_launcher.tools.status.job_nodes import JobNodes, NodeAnswers
 from ft_launcher.tools.status.node_record import ranks_as_record, ranks_of_record, stacks_as_record, stacks_of_record
 from ft_launcher.tools.status.node_status import NodeStatus, RankReading
+from tests.ft_launcher.job.nodes_of_a_test import place
 from tests.patience import until
 
 SOON_S = 0.02
@@ -50,10 +51,10 @@ class AskedNodes:
 
     def rendezvous(self, rank: int | None, cycle: int = 0) -> Any:
         """That of the node with this node rank; None: it waits for a place."""
-        place = None
+        entered = None
         if rank is not None:
-            place = RankAssigned(cycle, rank, 2, "")
-        return SimpleNamespace(questions=self, place=place, current_place=place, members=self.members)
+            entered = place(cycle, rank, 2)
+        return SimpleNamespace(questions=self, place=entered, current_place=entered, members=self.members)
 
 
 def seen(asks: JobNodes) -> NodeSeen:
