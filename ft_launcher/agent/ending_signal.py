@@ -53,6 +53,13 @@ class EndingSignal(EventSource):
             return None
         return self._arrived[0]
 
+    @property
+    def preempting(self) -> int:
+        """The signal that preempts this node; 0 for none, and for Ctrl-C, which is no preemption."""
+        if self.number is None or self.number == signal.SIGINT:
+            return 0
+        return self.number
+
     # As a source of events.
 
     def descriptors(self) -> set[int]:

@@ -1,7 +1,10 @@
-"""The membership of a node in its job: reports to the coordinator and carries out what that decides.
+"""The membership of a node in its job: reports to the coordinator and carries out what the coordinator decides.
 
-Made by the node agent. Does not decide what follows the end of a cycle: the coordinator does, once for all nodes. It is
-in this process where the node is the only one, or where the rendezvous is not ours.
+The node agent makes one and calls it in its own thread: `form` before each cycle, `poll` while the cycle runs, `after`
+when it has ended, `leave` at the end of the job. `joining.py` has the way into a cycle, `departure.py` the last word.
+
+The membership does not decide what follows the end of a cycle: the coordinator does, once for all nodes. It is in this
+process where the node is the only one, or where the rendezvous is not ours.
 """
 
 from __future__ import annotations
@@ -12,32 +15,29 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
-from torch.distributed import DistNetworkError, DistStoreError
-from torch.distributed.elastic.agent.server.api import RunResult
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from ft_launcher.agent import fault_finding
 from ft_launcher.agent.cycle.cycle import CyclePhase, EndedElsewhere, Event
+from ft_launcher.agent.departure import Departure
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.fault_finding import NodeFindings
+from ft_launcher.agent.job_end import JobEnd, NoFurtherCycle
+from ft_launcher.agent.joining import Joining
 from ft_launcher.agent.last_end import LastEnd
-from ft_launcher.agent.own_health import check_node
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.decide.policy.case import RankRequest
-from ft_launcher.decide.policy.restart_policy import REQUESTS, Action, Decision, asked_by, asks_for_restart
+from ft_launcher.decide.policy.restart_policy import asked_by
 from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason, JobOver
 from ft_launcher.job.link.coordinator_link import Cut, CutReason
 from ft_launcher.job.rendezvous.cycle_store import CycleStore
 from ft_launcher.job.rendezvous.handler import NodeRendezvous, NoPlace
 from ft_launcher.node.processes.signals import told_to_end
-from ft_launcher.record.ledger.account import Category
-from rank_monitor.contract.errors import StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes.wait import readable
 
@@ -45,25 +45,6 @@ logger = logging.getLogger(__name__)
 
 # Seconds after a signal in which the other nodes' end may arrive. The training is complete here: nothing else is lost.
 _ENDS_AFTER_SIGNAL_S = 5.0
-_THREADS_END_S = 2.0
-"""Seconds for the threads of the link to end, beyond the time in which the rendezvous closes (`close_timeout`)."""
-
-
-@dataclass(frozen=True)
-class JobEnd:
-    """How the job ended on this node: the launcher's exit code (None: as torch chooses), why, and torch's result."""
-
-    exit_code: int | None
-    reason: str
-    result: RunResult
-
-
-class NoFurtherCycle(Exception):
-    """This node takes part in no further cycle; `end` says how the job ended for it."""
-
-    def __init__(self, end: JobEnd) -> None:
-        super().__init__(end.reason)
-        self.end = end
 
 
 class Membership(EventSource):
@@ -94,9 +75,10 @@ class Membership(EventSource):
         self._end: CycleEnd | None = None
         self._cut: Cut | None = None
         self._last_end = LastEnd(ranks, rendezvous)
+        self._joining = Joining(ranks, results, ending, rendezvous, self._last_end)
+        self._departure = Departure(ending, rendezvous, ranks.parts.settings.stop.exit_barrier_timeout)
         # The code of a preemption in which no rank was left to be killed; `preempt` says when it is another.
         self._preempted = int(ExitCode.PREEMPTED)
-        self._why_leaving = "its launcher ends"
 
     # As a source of events.
 
@@ -137,9 +119,7 @@ class Membership(EventSource):
         """Checks this node, waits for its place in the next cycle, and opens the cycle's store."""
         self._end = self._cut = None
         try:
-            waited_s = self._await_decision()
-            while not self._try_to_join(assign_ranks):
-                pass
+            waited_s = self._joining.join(assign_ranks)
         except NoPlace as over:
             raise NoFurtherCycle(self._over(over.over)) from None
         place, store = self._nodes.place, self._nodes.cycle_store
@@ -155,92 +135,6 @@ class Membership(EventSource):
         self._ranks.relax_learned_limit(judgement.relaxed_limit)
         self._ranks.suspect_result = judgement.suspect_result
         return store
-
-    def _await_decision(self) -> float:
-        """On a node that is its own coordinator: records what follows the last cycle, and waits for a backoff.
-
-        No other node waits, so the decision is on the console before this node's health is checked. Among several nodes
-        an unhealthy one must not have a place: there the arrival that brings the fault comes after the check.
-
-        Returns:
-            The seconds of the backoff; 0 also among several nodes.
-
-        Raises:
-            NoPlace: the job is over.
-            SignalException: the launcher got a signal.
-        """
-        link = self._nodes.local_link
-        if link is None:
-            self._await_dismissal()
-            return 0.0
-        self._nodes.ask()
-        place = self._nodes.answered()
-        if place is not None:
-            self._last_end.record(place.judgement, place.reason)
-            return 0.0
-        judgement = link.judgement
-        assert judgement is not None, "a coordinator of one node answers at once, unless the policy waits"
-        self._last_end.record(judgement, judgement.decision.reason)
-        self._parts.times.begins(Category.BACKOFF)
-        while self._nodes.answered() is None:
-            due = link.next_deadline()
-            assert due is not None
-            # A signal must end the launcher at once during a backoff.
-            number = self._ending.wait(due - time.monotonic())
-            if number is not None:
-                raise self._ending.error_without_ranks(number)
-        return judgement.decision.wait_s
-
-    def _await_dismissal(self) -> None:
-        """Among several nodes, after a request that ends this launcher: waits for the coordinator's answer.
-
-        No place follows for this node, so its health need not be checked before. A node that is cut off from the
-        coordinator ends all the same, as its rank has asked.
-
-        Raises:
-            NoPlace: there was such a request.
-            SignalException: the launcher got a signal.
-        """
-        asked = self._last_end.asked
-        if asked is None or asks_for_restart(asked.request):
-            return
-        try:
-            self._ending.call(lambda: self._nodes.await_place(self._nodes.link))
-        except (RendezvousConnectionError, StoreLost) as error:
-            logger.warning("the other nodes may not know what a rank has asked for: %s", one_line(error))
-            code = REQUESTS[asked.request.action][1]
-            assert code is not None, "the launcher ends"
-            raise NoPlace(JobOver(int(code), asked_by(asked.rank, asked.request))) from None
-
-    def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
-        """Waits for a place in the next cycle and takes it; returns False if that formation failed: another follows."""
-        unfit = check_node(self._parts, self._ranks.cycle, self._ending)
-        if unfit:
-            raise NoFurtherCycle(self._unhealthy(unfit))
-        try:
-            self._ending.call(assign_ranks)
-        except (DistStoreError, DistNetworkError) as error:
-            if self._nodes.is_local:
-                raise
-            # Another node may host it: the coordinator forms another cycle.
-            if self._nodes.take_end() is None:
-                self._nodes.report_end(EndReason.FAILED, f"the store of the cycle cannot be made: {one_line(error)}")
-            return False
-        except RendezvousConnectionError as error:
-            # Before its first place this node may never have reached the store: not a lost host.
-            if self._nodes.place is None or self._nodes.is_local:
-                raise
-            raise NoPlace(JobOver(int(ExitCode.STORE_HOST_LOST), str(error))) from None
-        return True
-
-    def _unhealthy(self, why: str) -> JobEnd:
-        found = self._last_end.found
-        code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {why}"
-        if found.fault is not None:  # nobody else will hear of it
-            decision = Decision(Action.LEAVE, why, exit_code=code)
-            self._parts.recorder.failed(self._ranks.cycle, found.fault, decision, found.life)
-        self._why_leaving = reason
-        return JobEnd(code, reason, self._results.stopped())
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
@@ -372,20 +266,13 @@ class Membership(EventSource):
         Raises:
             SignalException: always.
         """
-        number = self._preempting_signal()
+        number = self._ending.preempting
         if number and self._ranks.running():  # without ranks the others learn of it when this node leaves
             self._nodes.report_end(EndReason.PREEMPTED, told_to_end(number), number=number)
         error = self._ending.end_ranks()
         if number:
             self._nodes.ranks_ended()
         raise error
-
-    def _preempting_signal(self) -> int:
-        """Returns the signal that preempts this node; 0 for none, and for Ctrl-C, which is no preemption."""
-        number = self._ending.number
-        if number is None or number == signal.SIGINT:
-            return 0
-        return number
 
     def _after_request(self, asked: RankRequest) -> None:
         """Ends the ranks and reports the request of one of them; the answer to the next arrival says what follows."""
@@ -462,7 +349,7 @@ class Membership(EventSource):
                 self._ending.call(self._exit_barrier)
             except SignalException as error:
                 logger.warning("%s; the training is complete, so this is not a failure", error)
-        self._leave(stop.exit_barrier_timeout)
+        self._departure.after_success()
         self._results.linger()
         return JobEnd(int(ExitCode.OK), "", result)
 
@@ -514,47 +401,5 @@ class Membership(EventSource):
         return None
 
     def leave(self, job_end: JobEnd | None) -> None:
-        """Leaves the job for good: waits for the other nodes to know its end where this one succeeded."""
-        limit_s = None
-        if job_end is not None and job_end.exit_code == ExitCode.OK:
-            limit_s = self._parts.settings.stop.exit_barrier_timeout
-        number = self._preempting_signal()
-        if number:
-            self._why_leaving = told_to_end(number)
-        if self._nodes.hosts_store:
-            self._await_other_ranks()
-        self._leave(limit_s, number)
-        if self._nodes.lease is not None:
-            self._nodes.lease.close()
-
-    def _leave(self, limit_s: float | None, number: int = 0) -> None:
-        """As `NodeRendezvous.leave`. A signal to this launcher shortens it, also where the store does not answer."""
-        if self._ending.number is not None:
-            limit_s = None
-
-        def leave() -> None:
-            self._nodes.leave(self._why_leaving, limit_s, number)
-
-        after_signal_s = self._nodes.close_s + _THREADS_END_S
-        if not self._ending.call_at_end(leave, after_signal_s):
-            logger.warning(
-                "this node ends before it has left the rendezvous, for which a signal leaves %g s: the other nodes may "
-                "count it as lost",
-                after_signal_s,
-            )
-
-    def _await_other_ranks(self) -> None:
-        """After a preemption: waits while ranks of other nodes save, which would lose the store that this node hosts.
-
-        For the rest of the time that the ranks of this node had for it, at most. A second signal shortens it.
-        """
-        ends_at = self._ending.grace_ends_at
-        if time.monotonic() >= ends_at:
-            return
-        last, link = self._nodes.await_ranks(), self._nodes.node_link
-        assert link is not None
-        while last and (left := ends_at - time.monotonic()) > 0 and link.cut(time.monotonic()) is None:
-            readable({self._ending.fileno(), link.stopped.fileno()}, min(left, self._nodes.check_s))
-            ends_at = min(ends_at, time.monotonic() + self._ending.time_left())
-            if link.stopped.take(last, 0.0) is not None:
-                return
+        """Leaves the job for good. The agent calls it at the very end, on every path."""
+        self._departure.leave(job_end)

@@ -31,7 +31,8 @@ from torch.distributed.elastic.utils import macros
 from ft_launcher.agent.cycle.cycle import Cycle, CyclePhase
 from ft_launcher.agent.ending_signal import EndingSignal
 from ft_launcher.agent.event_source import EventSource
-from ft_launcher.agent.membership import JobEnd, Membership, NoFurtherCycle
+from ft_launcher.agent.job_end import JobEnd, NoFurtherCycle
+from ft_launcher.agent.membership import Membership
 from ft_launcher.agent.own_health import HealthWatch
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks

@@ -33,7 +33,8 @@ class Rendezvous:
 def test_an_end_that_arrives_with_the_last_exit_code_is_not_waited_for_again() -> None:
     """The loop polls all sources at each wake-up: it takes the end also where the ranks' success came first."""
     rendezvous: Any = Rendezvous()
-    ranks: Any = SimpleNamespace(parts=None)
+    stop = SimpleNamespace(exit_barrier_timeout=300.0)
+    ranks: Any = SimpleNamespace(parts=SimpleNamespace(settings=SimpleNamespace(stop=stop)))
     nothing: Any = None
     node = Membership(ranks, nothing, nothing, rendezvous, nothing)
     assert node.poll(set()) == [EndedElsewhere(END)] and rendezvous.ends == []

@@ -1,0 +1,155 @@
+"""The way of this node into the next cycle: the decision about the last one, the check of its health, its place.
+
+The membership has one `Joining` and calls it between two cycles, in the agent's thread. What may block runs in a thread
+of `EndingSignal.call`, so that a signal to the launcher ends the wait. Starts no rank and ends none.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.job_end import JobEnd, NoFurtherCycle
+from ft_launcher.agent.last_end import LastEnd
+from ft_launcher.agent.own_health import check_node
+from ft_launcher.agent.ranks import Ranks
+from ft_launcher.agent.results import Results
+from ft_launcher.decide.policy.restart_policy import REQUESTS, Action, Decision, asked_by, asks_for_restart
+from ft_launcher.job.coordinator.node_messages import EndReason, JobOver
+from ft_launcher.job.rendezvous.handler import NodeRendezvous, NoPlace
+from ft_launcher.record.ledger.account import Category
+from rank_monitor.contract.errors import StoreLost, one_line
+from rank_monitor.contract.exit_codes import ExitCode
+
+logger = logging.getLogger(__name__)
+
+
+class Joining:
+    """Takes this node from the end of one cycle to its place in the next.
+
+    Args:
+        ranks: of this node.
+        results: torch's results of them.
+        ending: the signal that ends the launcher.
+        rendezvous: connects this node to the coordinator.
+        last_end: what was found of the last cycle, to be recorded with the decision.
+    """
+
+    def __init__(
+        self, ranks: Ranks, results: Results, ending: EndingSignal, rendezvous: NodeRendezvous, last_end: LastEnd
+    ) -> None:
+        self._ranks = ranks
+        self._parts = ranks.parts
+        self._results = results
+        self._ending = ending
+        self._nodes = rendezvous
+        self._last_end = last_end
+
+    def join(self, assign_ranks: Callable[[], None]) -> float:
+        """Waits for this node's place in the next cycle, and enters that.
+
+        Args:
+            assign_ranks: has torch's agent call the rendezvous, and numbers the ranks.
+
+        Returns:
+            The seconds of a backoff that were waited for here.
+
+        Raises:
+            NoPlace: the job is over for this node, as the coordinator says.
+            NoFurtherCycle: this node is unhealthy.
+            SignalException: the launcher got a signal.
+        """
+        waited_s = self._await_decision()
+        while not self._try_to_join(assign_ranks):
+            pass
+        return waited_s
+
+    def _await_decision(self) -> float:
+        """On a node that is its own coordinator: records what follows the last cycle, and waits for a backoff.
+
+        No other node waits, so the decision is on the console before this node's health is checked. Among several nodes
+        an unhealthy one must not have a place: there the arrival that brings the fault comes after the check.
+
+        Returns:
+            The seconds of the backoff; 0 also among several nodes.
+
+        Raises:
+            NoPlace: the job is over.
+            SignalException: the launcher got a signal.
+        """
+        link = self._nodes.local_link
+        if link is None:
+            self._await_dismissal()
+            return 0.0
+        self._nodes.ask()
+        place = self._nodes.answered()
+        if place is not None:
+            self._last_end.record(place.judgement, place.reason)
+            return 0.0
+        judgement = link.judgement
+        assert judgement is not None, "a coordinator of one node answers at once, unless the policy waits"
+        self._last_end.record(judgement, judgement.decision.reason)
+        self._parts.times.begins(Category.BACKOFF)
+        while self._nodes.answered() is None:
+            due = link.next_deadline()
+            assert due is not None
+            # A signal must end the launcher at once during a backoff.
+            number = self._ending.wait(due - time.monotonic())
+            if number is not None:
+                raise self._ending.error_without_ranks(number)
+        return judgement.decision.wait_s
+
+    def _await_dismissal(self) -> None:
+        """Among several nodes, after a request that ends this launcher: waits for the coordinator's answer.
+
+        No place follows for this node, so its health need not be checked before. A node that is cut off from the
+        coordinator ends all the same, as its rank has asked.
+
+        Raises:
+            NoPlace: there was such a request.
+            SignalException: the launcher got a signal.
+        """
+        asked = self._last_end.asked
+        if asked is None or asks_for_restart(asked.request):
+            return
+        try:
+            self._ending.call(lambda: self._nodes.await_place(self._nodes.link))
+        except (RendezvousConnectionError, StoreLost) as error:
+            logger.warning("the other nodes may not know what a rank has asked for: %s", one_line(error))
+            code = REQUESTS[asked.request.action][1]
+            assert code is not None, "the launcher ends"
+            raise NoPlace(JobOver(int(code), asked_by(asked.rank, asked.request))) from None
+
+    def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
+        """Waits for a place in the next cycle and takes it; returns False if that formation failed: another follows."""
+        unfit = check_node(self._parts, self._ranks.cycle, self._ending)
+        if unfit:
+            raise NoFurtherCycle(self._unhealthy(unfit))
+        try:
+            self._ending.call(assign_ranks)
+        except (DistStoreError, DistNetworkError) as error:
+            if self._nodes.is_local:
+                raise
+            # Another node may host it: the coordinator forms another cycle.
+            if self._nodes.take_end() is None:
+                self._nodes.report_end(EndReason.FAILED, f"the store of the cycle cannot be made: {one_line(error)}")
+            return False
+        except RendezvousConnectionError as error:
+            # Before its first place this node may never have reached the store: not a lost host.
+            if self._nodes.place is None or self._nodes.is_local:
+                raise
+            raise NoPlace(JobOver(int(ExitCode.STORE_HOST_LOST), str(error))) from None
+        return True
+
+    def _unhealthy(self, why: str) -> JobEnd:
+        found = self._last_end.found
+        code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {why}"
+        if found.fault is not None:  # nobody else will hear of it
+            decision = Decision(Action.LEAVE, why, exit_code=code)
+            self._parts.recorder.failed(self._ranks.cycle, found.fault, decision, found.life)
+        return JobEnd(code, reason, self._results.stopped())
