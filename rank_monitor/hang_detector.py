@@ -8,8 +8,8 @@ which is the same clock (one per machine).
 
 **How a hang becomes a kill.** Each limit in force gives one deadline; the earliest of them counts.
 
-1. 0.1 s before the deadline the rank is SUSPECT: its stacks are asked for, and the agent is notified. Nothing has
-   happened to the rank yet. A sign of life moves the deadline away, and the alarm is gone.
+1. 0.1 s before the deadline the rank is SUSPECT. Unless `dump_stacks` is off, its stacks are asked for and the agent is
+   notified. Nothing has happened to the rank yet: a sign of life moves the deadline away, and the alarm is gone.
 2. At the deadline a rank without an in-process wrapper is CONDEMNED: the verdict goes to the agent, then SIGCONT and
    the configured signal to the rank. A sign of life changes nothing any more.
 3. A rank that can restart in process is asked to do so first (INTERRUPTED). If it has not begun to when the hard

@@ -68,7 +68,7 @@ class Sections(Message, kind=2):
 
 @dataclass(frozen=True)
 class IterationReached(Message, kind=3):
-    """The training has finished this iteration. A sign of progress, but no heartbeat."""
+    """The training reports its iteration. Postpones the limit of heartbeats as a heartbeat does."""
 
     iteration: int
 
@@ -259,7 +259,8 @@ class InterruptedAgain(Message, kind=28):
 @dataclass(frozen=True)
 class GroupMade(Message, kind=27):
     """The training made its default process group. `backends`: as torch has them, `cpu:gloo,cuda:nccl` for example.
-    The launcher then knows that the rank has begun, and by which library its ranks wait for each other."""
+    The launcher takes it for the beginning of the training: it warns if nobody asks to be watched within a while, and
+    says once how long NCCL itself waits in a hang."""
 
     backends: str
 
