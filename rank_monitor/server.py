@@ -4,17 +4,18 @@
 monitor. The server acts and decides nothing about the rank: `hang_detector.py` turns messages and moments into
 actions, and `_act` performs them.
 
-    rank ---- RankSocket ----+                   +--> HangDetector --> actions --> `_act`
-    agent --- AgentChannel --+--> Loop.wait -----+          signals to the rank (`rank_process.py`)
-    pidfd of the rank -------+    (callbacks)               verdicts and snapshots to the agent
-    timer of the lease ------+                              requests to the rank's in-process wrapper
+    rank ---- RankSocket ----+
+    agent --- AgentChannel --+--> Loop.wait --callbacks--> HangDetector --actions--> `_act`:
+    pidfd of the rank -------+                                 signals to the rank (`rank_process.py`)
+    timer of the lease ------+                                 verdicts to the agent
+                                                               requests to the rank's in-process wrapper
 
 A monitor must never stop the training that it protects. No message, whatever it holds, ends the loop: what cannot be
 used is refused, logged once and counted.
 
-Threads: none but the main thread. All callbacks run inside `Loop.wait`, one after the other, so nothing here needs a
-lock. What blocks the loop delays a verdict: the longest wait is that for stacks (0.5 s, `rank_process.py`) and for the
-flight recorder (`_RECORDER_WAIT_S`).
+Threads: none but the main thread. All callbacks run in it, inside `serve_once`, one after the other, so nothing here
+needs a lock. What blocks the loop delays a verdict: the longest waits are those for stacks (0.5 s, `rank_process.py`)
+and for the flight recorder (`_RECORDER_WAIT_S`).
 """
 
 from __future__ import annotations

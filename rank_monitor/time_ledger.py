@@ -7,10 +7,12 @@ result to the launcher (`Times`), which adds the ledgers of all ranks up.
 the innermost open section, or, with no section open, to one of the kinds of `Outside`. So the parts always add up to
 the whole. Outside of all sections a rank passes through these:
 
-    STARTING --attached--> PREPARING --first step--> BETWEEN ----------------> BETWEEN (wrapper returned)
-                               ^                        | the wrapper interrupts        ^
-                               |                        v                               |
-                               +-- RESTARTING <-- FINALIZING  (time since the last sign of progress: STALLED)
+    STARTING --attached--> PREPARING --first step--> BETWEEN
+                               ^                        | interrupted: the time since the last progress is STALLED
+                               | called again           v
+                           RESTARTING <--restarts-- FINALIZING
+                               |                        |
+                               +--------returned--------+--> BETWEEN
 
 A report of sections carries each open section with the moment of its opening, so times are exact however late a report
 is read. Where reports were lost, with a full socket or with a monitor, the time stays complete, and only durations
