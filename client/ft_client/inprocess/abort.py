@@ -157,6 +157,7 @@ def _end(holder: list[ProcessGroup]) -> None:
 
 
 def _reset_names() -> None:
+    """Destroys all process groups of torch, and resets its count of groups. Keeps the groups in `_aborted`."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():
         return
@@ -266,6 +267,7 @@ def _run(steps: Mapping[str, Callable[[], Any]]) -> None:
 
 
 def _attempt(what: str, step: Callable[[], Any]) -> None:
+    """Calls a step. Logs what it raises: the next step of the abort is to run all the same."""
     try:
         step()
     except Exception as error:

@@ -427,6 +427,12 @@ def assign(assignment: Callable[[RankAssignmentCtx], object], ctx: RankAssignmen
 
 
 def _check(state: State) -> None:
+    """Checks the state that an assignment of the user made, so that its error shows here and not as a hang.
+
+    Raises:
+        RestartAbort: no rank would be active.
+        InternalError: a number is impossible, or numbers and mode do not fit together.
+    """
     size = state.active_world_size
     if size == 0:
         raise RestartAbort(f"none of {state.world_size} ranks would be active")

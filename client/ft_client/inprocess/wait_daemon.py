@@ -35,6 +35,7 @@ COMPANION = "ft_companion"
 """The name of a standalone agent in `ps`, by which it is told from another process with a recycled pid."""
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are passed on to the command: those by which users and batch systems end a job, or warn it."""
 _NOT_FOUND = 127
 """The exit code where the command cannot be started, as of a shell that does not find it."""
 

@@ -23,7 +23,7 @@ Result = Any
 
 
 def check_result(result: Result) -> None:
-    """Checks that a result is one real number.
+    """Checks that a result is one real number. Does not wait for a device: a tensor's value is not read.
 
     Raises:
         TypeError, ValueError: naming `result`.
@@ -130,13 +130,21 @@ def choice(name: str, value: Any, of: type[Choice]) -> Choice:
 
 
 def check_callable(name: str, function: Any) -> None:
-    """Checks that `function` is None or can be called; else raises TypeError."""
+    """Checks that `function` is None or can be called.
+
+    Raises:
+        TypeError: naming the argument.
+    """
     if function is not None and not callable(function):
         raise TypeError(f"{name}={function!r} cannot be called")
 
 
 def check_large(result: Result, threshold: float, num_samples: int) -> None:
-    """Checks the arguments of `is_unexpectedly_large`; raises TypeError or ValueError."""
+    """Checks the arguments of `is_unexpectedly_large`.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
     check_result(result)
     check_count("num_samples", num_samples, 1)
     if not isinstance(threshold, (int, float)) or not (math.isfinite(threshold) and threshold > 0):

@@ -102,6 +102,8 @@ class Wrapped:
 
 
 def _timed(call: Callable[..., Any], section: SectionContext) -> Callable[..., Any]:
+    """Returns a function that calls `call` within `section`, unless the section is open already."""
+
     @functools.wraps(call)
     def timed(*args: Any, **kwargs: Any) -> Any:
         if section.is_open:

@@ -283,6 +283,11 @@ def _not_initialized(call: str) -> RuntimeError:
 
 
 def _scores_of(scores_to_compute: object) -> set[str]:
+    """Returns the names of the scores that the user asked for.
+
+    Raises:
+        ValueError: a name is unknown, or there is none.
+    """
     known = {RELATIVE, INDIVIDUAL}
     if scores_to_compute == "all":
         return known

@@ -165,6 +165,11 @@ def meet(arguments: Arguments, make_store: Callable[[], Any], state: State) -> C
 
 
 def _meet_at_agent(arguments: Arguments, make_store: Callable[[], Any]) -> Coordination:
+    """Connects to the store that a node agent hosts; to the user's own store, where `store_factory` names one.
+
+    Only in the agent's store a rank that was started again alone learns the number of the other ranks' present call,
+    which rank 0 writes there.
+    """
     if arguments.store_factory is not TCPStore:
         prefix = _next_prefix(_BASE)
         return _over(make_store(), make_store, arguments, prefix, _of_launcher())
@@ -212,6 +217,10 @@ def _of_launcher() -> Address:
 
 
 def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: State) -> Coordination:
+    """Starts this rank's standalone agent, which may host the store, then connects to the store.
+
+    In this order: the store of the ranks may be in the standalone agent of rank 0.
+    """
     store_kwargs = arguments.store_kwargs
     where = None
     if isinstance(arguments.store_factory, type) and issubclass(arguments.store_factory, TCPStore):

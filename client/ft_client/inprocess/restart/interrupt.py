@@ -327,12 +327,14 @@ def _handled_in(thread: int) -> BaseException | None:
 
 
 def _module(frame: FrameType) -> str:
+    """Returns the name of the module whose code a frame runs."""
     return str(frame.f_globals.get("__name__", ""))
 
 
 def _is_in_try(frame: FrameType) -> bool:
-    """Whether a `try` or `with` of the function itself is around what the frame executes. Before Python 3.11, which has
-    the table of exception handlers, nobody knows: False.
+    """Returns whether a `try` or `with` of the frame's own function is around what the frame executes.
+
+    Before Python 3.11 there is no table of exception handlers, and the answer is False.
 
     The table (Objects/exception_handling_notes.txt of CPython) has four numbers for each entry: start, length, target,
     in units of two bytes, and depth. Each has 6 bits a byte, the highest first; 0x40 says that more follow.
