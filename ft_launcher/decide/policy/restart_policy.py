@@ -1,8 +1,17 @@
 """The restart policy: a fault, the question about it and the time in; a decision with its reason out. Pure.
 
-Knows no process, no clock and no store. Log, journal and console show the same reason. What is remembered between two
-decisions is the `History` of the contract; `ended_cycle.py` says what it is told of a cycle. docs/restart_policy.md has
-the rules as tables. The journal holds the question with each decision, so that `ft_launcher replay` can ask it again.
+`answer` adds the failed cycle to the history and decides by `decide`, in this order:
+
+1. Ends that no budget prevents: a result that could not be validated, no other hardware, an exit code of the user's
+   list, the same error too often, no progress (`_not_restarted`).
+2. Restarts that cost nothing: a move to other hardware, hardware that a waiting node replaces, a preemption
+   (`_reason_not_charged`). Each is bounded, so that it cannot go on for ever.
+3. The budget: a charged restart, after a wait where the cycle died young; or the end of the job.
+
+`job_policy.py` calls `answer` for each fault of a job, and `after_request` for a request of a rank; `ft_launcher
+replay` calls both again with what the journal holds. Log, journal and console show the same reason. What is remembered
+between two decisions is the `History` of the contract; `ended_cycle.py` makes what the history gets of a cycle.
+docs/restart_policy.md has the rules as tables.
 """
 
 from __future__ import annotations
@@ -22,25 +31,27 @@ from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.json_record import from_json, to_json
 from rank_monitor.contract.wire.messages import NO_ITERATION, ControlRequest
 
-# Both are bounded: a fault that recurs on every node would otherwise restart for ever and spend no budget.
+# Without these two bounds a fault that recurs on every node would restart for ever and spend no budget.
 MAX_MOVES = 3
 """How many exits with code 16 in a row are not charged."""
 
 MAX_UNCHARGED = 3
 """How many cycles in a row that ended by preemption, or by hardware that a waiting node replaces, are not charged."""
 
-# Characters. A rank chooses the text, and it becomes part of one line.
+# Characters of the description of a request. A rank chooses the text, and it becomes part of one line.
 _MAX_DESCRIPTION = 200
 MAX_EARLY = 2
-"""How many times in a row the same error of the program may end a cycle before any process group: once may be a file
-that another program was just writing."""
+"""How many times in a row the same error before any process group ends the job. A single one is no proof: it may be
+about a file that another program was just writing."""
 
 _MIN_HEALTHY = "min-healthy"
 _NOT_ASKED = ("checkpoint_iteration_file", "max_no_progress_restarts", "restart_policy", "soft_timeout_limit")
-"""Settings that other parts of the launcher read: the path is the user's, and nothing of it belongs into a record."""
+"""Settings that a record of a question leaves out, since other parts of the launcher read them and no decision does.
+One is a path of the user's, which must not get into a record."""
 
 _MAX_CHARGED = 1 << 20
-"""Restarts: a number in a journal that anyone may have written must not fill the memory."""
+"""Charged restarts that are read from a record. Anyone may have written a journal, and a number in it must not fill the
+memory."""
 
 
 class Action(Enum):
@@ -80,13 +91,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Question:
-    """What the restart policy is asked after a failed cycle: all that it decides by except the fault.
+    """All that the restart policy decides by, except the fault. The journal holds it with each decision.
 
     Attributes:
-        settings, max_restarts: the policy.
-        history: of the job before the cycle that has ended; for `decide`, that cycle included (`History.ended`).
-        life: of that cycle.
-        other_hardware: there is another device or node that a restart would use.
+        settings, max_restarts: the options of the policy, and `--max-restarts`.
+        history: the history of the job. For `answer` without the cycle that has just failed; for `decide` with it
+            (`History.ended`).
+        life: how long the failed cycle ran, and how far it came.
+        other_hardware: there is another device or node that a restart would use. The record has it as `elsewhere`.
     """
 
     settings: RestartSettings
@@ -100,7 +112,7 @@ class Question:
         settings = {name: value for name, value in to_json(self.settings).items() if name not in _NOT_ASKED}
         history = self.history.to_record(now)
         if self.settings.restart_window is None:
-            # Without a window only their number counts, and a job may have thousands.
+            # Without a window only the number of charged restarts counts, and a job may have thousands.
             history["charged"] = len(history["charged"])
         return {
             "settings": settings,
@@ -112,10 +124,14 @@ class Question:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], now: float) -> Question:
-        """Reads a record of `to_record`; a setting that it lacks has its default, and one not known is ignored.
+        """Returns the question in a record of `to_record`, which another release may have written: a missing setting
+        has its default, and an unknown one is ignored.
+
+        Args:
+            now: the moment at which the ages in the record are taken (monotonic seconds).
 
         Raises:
-            ProtocolError: it does not fit.
+            ProtocolError: `record` is no such record.
         """
         try:
             history = dict(record["history"])
@@ -133,7 +149,12 @@ class Question:
 
 
 def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, History]:
-    """Returns what follows a fault, and the history after that; `now` in monotonic seconds."""
+    """Returns what follows a fault, and the history after it, with the failed cycle and a charged restart in it.
+
+    Args:
+        question: with the history before the failed cycle.
+        now: monotonic seconds.
+    """
     settings = question.settings
     history = question.history.ended(
         ended_cycle(fault, question.life),
@@ -150,11 +171,11 @@ def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, Hist
 
 
 def _about_budget(before: History, after: History, settings: RestartSettings) -> str:
-    """Returns when the budget is whole again, in words, and why it just was if the fault found it so.
+    """Returns in words when the budget is whole again, and whether progress has just given it back.
 
     Args:
-        before: the history before the fault.
-        after: with it, before the restart is charged.
+        before: the history without the failed cycle.
+        after: the history with the failed cycle, before the restart is charged.
     """
     ways = []
     if after.mark is not None:
@@ -177,8 +198,9 @@ def inputs_of(
     """Returns what a decision is made of as JSON values, beside what the event of the fault holds.
 
     Args:
-        by_views: by where the ranks of so many nodes were the fault was found; 0: by the evidence of its own node.
-        returned: the rank that had returned, with the seconds since, by which nodes together found the fault.
+        by_views: the number of nodes whose views of their ranks the fault was found by; 0: by the evidence of its own
+            node.
+        returned: seconds since the return, by global rank, of the ranks by which all nodes together found the fault.
     """
     found = question.to_record(now) | {"agreed_exit_code": fault.agreed_exit_code, "by_views": by_views}
     if returned:
@@ -187,8 +209,12 @@ def inputs_of(
 
 
 def decide(fault: Fault, question: Question, now: float) -> Decision:
-    """Decides whether the job restarts after `fault`; `now` in monotonic seconds."""
-    # The ends that no budget prevents come first, then the restarts that cost nothing, then the budget.
+    """Returns whether the job restarts after `fault`, and why. The module's docstring has the order of the rules.
+
+    Args:
+        question: its history contains the failed cycle.
+        now: monotonic seconds.
+    """
     final = _not_restarted(fault, question)
     if final is not None:
         return final
@@ -214,12 +240,12 @@ def decide(fault: Fault, question: Question, now: float) -> Decision:
 
 
 def is_suspect(fault: Fault) -> bool:
-    """Whether the ranks of the faulty node or device should run on other hardware, if there is some."""
+    """Returns whether the ranks of the faulty node or device should run on other hardware, if there is some."""
     return fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE or fault.fault_class is FaultClass.HARDWARE
 
 
 def _reason_not_charged(fault: Fault, question: Question) -> str | None:
-    """Returns why the restart is not charged; None when it is charged."""
+    """Returns why the restart costs nothing; None: the restart is charged to the budget."""
     history = question.history
     if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and history.moves <= MAX_MOVES:
         return f"exit code 16: move {max(1, history.moves)} of {MAX_MOVES} to other hardware"
@@ -228,14 +254,14 @@ def _reason_not_charged(fault: Fault, question: Question) -> str | None:
     times = f"{fault.fault_class.value}, {max(1, history.same_class)} of {MAX_UNCHARGED} in a row"
     if fault.fault_class is FaultClass.HARDWARE and question.other_hardware:
         return f"{times}: another node takes the place"
-    # A user who allows no restart at all gets none after a preemption either.
+    # `--max-restarts 0` means no restart at all, also after a preemption.
     if fault.fault_class is FaultClass.PREEMPTION and question.max_restarts > 0:
         return f"{times}: a rank was told to end"
     return None
 
 
 def _not_restarted(fault: Fault, question: Question) -> Decision | None:
-    """Returns the decision to end the job where a restart would not help, whatever the budget; else None."""
+    """Returns the decision to end the job where a restart would not help, whatever the budget; None: it may help."""
     history, settings = question.history, question.settings
     if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
         if fault.doubt:
@@ -262,7 +288,8 @@ def _not_restarted(fault: Fault, question: Question) -> Decision | None:
 
 
 def _about_same_error(history: History, limit: int) -> str:
-    """Returns why the same error ends the job."""
+    """Returns the reason where the same error ends the job: how often it came, and by which of the three rules
+    (docs/restart_policy.md, "The same error") it counts as the same."""
     if history.same_errors > 1:
         times = f"{history.same_errors} times in a row"
     else:
@@ -275,7 +302,8 @@ def _about_same_error(history: History, limit: int) -> str:
 
 
 def final_codes(settings: RestartSettings) -> set[int]:
-    """Returns the exit codes by which a rank asks the launcher for more than an in-process restart can do."""
+    """Returns the exit codes of ranks that end a cycle even where the ranks restart in process: 16, 17, and those of
+    `--ft-no-restart-exit-codes`. They ask for more than a restart in process can do."""
     ours = {int(ExitCode.RESUME_TO_DISAMBIGUATE), int(ExitCode.FAILED_ON_RESULT_VALIDATION)}
     return ours | set(settings.no_restart_exit_codes)
 
@@ -298,6 +326,8 @@ def backoff_s(young: int, least_s: float, most_s: float) -> float:
 
 
 def _final_code(fault: Fault, settings: RestartSettings) -> int:
+    """Returns the exit code of a launcher that gives up: the code that all failed ranks have in common, if the user
+    wants it passed on, else one that says that ranks failed or hung."""
     if settings.exit_code == "one":
         return int(ExitCode.RANKS_FAILED)
     if fault.kind is FaultKind.HANG:
@@ -308,11 +338,12 @@ def _final_code(fault: Fault, settings: RestartSettings) -> int:
 
 
 def _left(question: Question, now: float) -> int:
+    """Returns how many charged restarts are left: `--max-restarts` without those within the window."""
     return max(0, question.max_restarts - len(question.history.within(question.settings.restart_window, now)))
 
 
 def is_known(request: ControlRequest) -> bool:
-    """Whether the action of a request is known; an unknown one ends no cycle."""
+    """Returns whether the action of a request is known. A request with an unknown action ends no cycle."""
     return request.action in REQUESTS
 
 
@@ -322,7 +353,7 @@ def asks_for_restart(request: ControlRequest) -> bool:
 
 
 def asked_by(rank: int, request: ControlRequest) -> str:
-    """Describes in one line which rank made a request, with its description."""
+    """Returns in one line which rank made a request, with the rank's description."""
     description = " ".join(request.description.split())[:_MAX_DESCRIPTION]
     if description:
         return f"rank {rank} asked for it: {description}"
