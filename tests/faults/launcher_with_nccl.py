@@ -5,6 +5,7 @@ A restart waits longer for NCCL's answer, which may come late from a machine tha
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NoReturn
 
 from ft_launcher import cli
@@ -14,10 +15,12 @@ own_main = cli.main
 
 def main(*arguments: Any) -> NoReturn:
     """Runs after the fork of the zygote, before which no torch may be imported."""
+    from ft_launcher.agent import ranks
     from ft_launcher.agent.cycle import nccl_ras
 
     vars(nccl_ras)["is_nccl_available"] = lambda: True
-    nccl_ras._WAIT_S = nccl_ras._LIMIT_S = nccl_ras._FIRST_BYTES_S = 60.0
+    patient = nccl_ras.RasWaits(first_bytes_s=60.0, answer_s=60.0, restart_s=60.0)
+    vars(ranks)["NcclRas"] = partial(nccl_ras.NcclRas, waits=patient)
     own_main(*arguments)
 
 

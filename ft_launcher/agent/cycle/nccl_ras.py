@@ -32,18 +32,27 @@ _DEFAULT_PORT = 28028
 _REQUEST = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nVERBOSE STATUS\n"
 """Sent at once: NCCL reads line by line, and answers with one line each; a release without JSON refuses that line, and
 answers with text. TIMEOUT: so many seconds it waits for each of its peers, a second being the least."""
-_CONNECTIONS = 3
+CONNECTIONS = 3
 """The kernel may give a connection to a rank that is stopped: it takes it, and says nothing."""
-_FIRST_BYTES_S = 0.12
-"""NCCL answers the first line at once, from a thread of its own. After so long a further connection is made beside
-those before: all three are made in less than `_WAIT_S`."""
-_LIMIT_S = 5.0
-"""Of all connections to one question: an answer that is later comes when the ranks are gone."""
-_WAIT_S = 0.5
-"""From the question on. By this much at most a restart is delayed where NCCL does not answer; it takes milliseconds
-where it has long given up those that it does not reach (5 to 60 s)."""
 AGAIN_S = 5.0
 """All ranks exceed their limits at nearly the same moment: the first question is for all of them."""
+
+
+@dataclass(frozen=True)
+class RasWaits:
+    """How long NCCL's RAS is waited for, in seconds.
+
+    Attributes:
+        first_bytes_s: after so long without an answer a further connection is made beside those before. NCCL answers
+            the first line at once, from a thread of its own. All connections are made in less than `restart_s`.
+        answer_s: from the question to the end of its answer: a later answer comes when the ranks are gone.
+        restart_s: from the question on, a restart waits so long. NCCL takes milliseconds where it has long given up
+            the ranks that it does not reach (after 5 to 60 s).
+    """
+
+    first_bytes_s: float = 0.12
+    answer_s: float = 5.0
+    restart_s: float = 0.5
 
 
 @dataclass
@@ -63,9 +72,11 @@ class NcclRas:
     Args:
         environ: the launcher's own environment: what the user set there is used and left as it is.
         is_wanted: whether hangs are explained by what ranks wait for (`--ft-flight-recorder`).
+        waits: how long an answer is waited for.
     """
 
-    def __init__(self, environ: Mapping[str, str], is_wanted: bool) -> None:
+    def __init__(self, environ: Mapping[str, str], is_wanted: bool, waits: RasWaits = RasWaits()) -> None:
+        self._waits = waits
         self._held: socket.socket | None = None
         self._address: tuple[str, int] | None = None
         self._question: _Question | None = None
@@ -107,7 +118,9 @@ class NcclRas:
         if self._last is not None and not self._last.is_answered.is_set():
             return
         question = self._question = self._last = _Question(now, ras_answer.most_bytes(ranks), pids)
-        asking = threading.Thread(target=_answer, args=(question, self._address), daemon=True, name="ft_nccl_ras")
+        asking = threading.Thread(
+            target=_answer, args=(question, self._address, self._waits), daemon=True, name="ft_nccl_ras"
+        )
         try:
             asking.start()
         except RuntimeError as error:  # the machine, or the limit of this user, has no thread left
@@ -115,13 +128,13 @@ class NcclRas:
             logger.warning("NCCL's RAS is not asked: %s", error)
 
     def view(self) -> NcclView | None:
-        """Returns the answer to the last question of this cycle. Waits for it, up to 0.5 s after the question.
+        """Returns the answer to the last question of this cycle. Waits until `RasWaits.restart_s` after the question.
 
         None: there is none in time, or nothing was asked.
         """
         if self._question is None:
             return None
-        self._question.is_answered.wait(max(0.0, self._question.asked_at + _WAIT_S - time.monotonic()))
+        self._question.is_answered.wait(max(0.0, self._question.asked_at + self._waits.restart_s - time.monotonic()))
         return self._question.view
 
     def close(self) -> None:
@@ -172,11 +185,11 @@ def hung_for_s(reports: Iterable[RankReport], now: float) -> float:
     return now - max(began, default=now - AGAIN_S)
 
 
-def _answer(question: _Question, address: tuple[str, int]) -> None:
+def _answer(question: _Question, address: tuple[str, int], waits: RasWaits) -> None:
     """Asks until there is an answer. Runs in a thread of its own."""
-    deadline = time.monotonic() + _LIMIT_S
+    deadline = time.monotonic() + waits.answer_s
     try:
-        with contextlib.closing(_speaking(address, deadline)) as connections:
+        with contextlib.closing(_speaking(address, deadline, waits.first_bytes_s)) as connections:
             for connection in connections:
                 try:
                     received = _received(connection, question.most_bytes, deadline)
@@ -192,7 +205,7 @@ def _answer(question: _Question, address: tuple[str, int]) -> None:
         question.is_answered.set()
 
 
-def _speaking(address: tuple[str, int], deadline: float) -> Generator[socket.socket]:
+def _speaking(address: tuple[str, int], deadline: float, first_bytes_s: float) -> Generator[socket.socket]:
     """Asks, and returns each connection at which an answer begins or which is closed.
 
     Where one is silent for a moment a further one is made, and each of them may still answer.
@@ -202,14 +215,14 @@ def _speaking(address: tuple[str, int], deadline: float) -> Generator[socket.soc
     """
     with contextlib.ExitStack() as opened:
         silent: list[socket.socket] = []
-        for made in range(1, _CONNECTIONS + 1):
+        for made in range(1, CONNECTIONS + 1):
             with contextlib.suppress(ConnectionError):  # the rank that listened there has ended
                 connection = opened.enter_context(socket.create_connection(address, _left(deadline)))
                 connection.sendall(_REQUEST)
                 silent.append(connection)
-            limit_s = _FIRST_BYTES_S
+            limit_s = first_bytes_s
             while silent:
-                if made == _CONNECTIONS:
+                if made == CONNECTIONS:
                     limit_s = _left(deadline)
                 ready = wait(silent, min(limit_s, _left(deadline)))
                 if not ready:

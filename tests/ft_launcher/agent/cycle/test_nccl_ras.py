@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from ft_launcher.agent.cycle import nccl_ras
-from ft_launcher.agent.cycle.nccl_ras import NcclRas, address_in
-from ft_launcher.decide.attribution import ras_answer
+from ft_launcher.agent.cycle.nccl_ras import NcclRas, RasWaits, address_in
 from ft_launcher.node.monitors.rank_report import RankReport
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from tests.nccl_ras_server import Serve, Server
@@ -24,15 +23,15 @@ from tests.ports import free_port
 ANSWERS = Path(__file__).parents[3] / "data" / "nccl_ras"
 DEAD = "dead.json"
 RANKS, PIDS = 4, (100, 101)
-OWN_WAIT_S, OWN_FIRST_BYTES_S = nccl_ras._WAIT_S, nccl_ras._FIRST_BYTES_S
+PATIENT = RasWaits(first_bytes_s=patient(30), answer_s=patient(30), restart_s=patient(30))
+"""On a busy machine an answer may take longer than a restart would wait for it."""
+IMPATIENT = replace(PATIENT, first_bytes_s=0.0)
 
 
 @pytest.fixture(autouse=True)
 def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch with NCCL, and a machine on which an answer may take longer than a restart would wait for it."""
+    """A torch with NCCL."""
     monkeypatch.setattr(nccl_ras, "is_nccl_available", lambda: True)
-    for name in ("_WAIT_S", "_LIMIT_S", "_FIRST_BYTES_S"):
-        monkeypatch.setattr(nccl_ras, name, patient(30))
 
 
 def asked(ras: NcclRas) -> NcclRas:
@@ -87,8 +86,13 @@ def one_byte_at_a_time(connection: socket.socket) -> None:
 
 
 @pytest.fixture
-def ras() -> Iterator[NcclRas]:
-    one = NcclRas({}, True)
+def waits() -> RasWaits:
+    return PATIENT
+
+
+@pytest.fixture
+def ras(waits: RasWaits) -> Iterator[NcclRas]:
+    one = NcclRas({}, True, waits)
     yield one
     one.close()
 
@@ -116,35 +120,27 @@ def test_the_answer_of_a_new_and_of_an_old_release(name: str, ras: NcclRas, serv
     assert view.answered_at > 0
 
 
-def test_another_rank_answers_where_one_is_stopped_or_ends(
-    ras: NcclRas, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", 0.0)
+@pytest.mark.parametrize("waits", [IMPATIENT])
+def test_another_rank_answers_where_one_is_stopped_or_ends(ras: NcclRas, serve: Callable[..., Server]) -> None:
     serve(silent, torn, status(DEAD))
     view = asked(ras).view()
     assert view is not None and view.processes == 4
 
 
-def test_one_that_is_late_may_still_answer_beside_others(
-    ras: NcclRas, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", 0.0)
+@pytest.mark.parametrize("waits", [IMPATIENT])
+def test_one_that_is_late_may_still_answer_beside_others(ras: NcclRas, serve: Callable[..., Server]) -> None:
     first: list[socket.socket] = []
     serve(first.append, lambda second: status(DEAD)(first[0]), silent)
     assert asked(ras).view() is not None
 
 
 def test_all_connections_are_made_before_a_restart_goes_on() -> None:
-    assert nccl_ras._CONNECTIONS * OWN_FIRST_BYTES_S < OWN_WAIT_S
+    assert nccl_ras.CONNECTIONS * RasWaits().first_bytes_s < RasWaits().restart_s
 
 
+@pytest.mark.parametrize("waits", [replace(PATIENT, first_bytes_s=0.05, answer_s=0.5)])
 @pytest.mark.parametrize("function", [silent, torn, endless, one_byte_at_a_time])
-def test_no_answer(
-    function: Serve, ras: NcclRas, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nccl_ras, "_FIRST_BYTES_S", 0.05)
-    monkeypatch.setattr(nccl_ras, "_LIMIT_S", 0.5)
-    monkeypatch.setattr(ras_answer, "_MAX_BYTES", 1 << 20)
+def test_no_answer(function: Serve, ras: NcclRas, serve: Callable[..., Server]) -> None:
     serve(function)
     assert asked(ras).view() is None
 
@@ -153,14 +149,11 @@ def test_nobody_listens(ras: NcclRas) -> None:
     assert asked(ras).view() is None
 
 
-def test_a_restart_does_not_wait_for_one_that_is_silent(
-    ras: NcclRas, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nccl_ras, "_WAIT_S", 0.0)
+@pytest.mark.parametrize("waits", [replace(PATIENT, restart_s=0.0)])
+def test_a_restart_does_not_wait_for_one_that_is_silent(ras: NcclRas, serve: Callable[..., Server]) -> None:
     server = serve(silent)
     assert asked(ras).view() is None
-    assert ras._question is not None and not ras._question.is_answered.is_set()
-    server.close()
+    until_connected(server, 1)  # it would still answer
 
 
 def test_without_a_thread_there_is_no_answer_and_no_wait_for_one(ras: NcclRas, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,24 +180,23 @@ def test_one_question_stands_for_all_ranks(ras: NcclRas, serve: Callable[..., Se
     assert ras.view() is None
 
 
-def test_no_second_thread_reads_an_answer_beside_the_first(ras: NcclRas, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_second_thread_reads_an_answer_beside_the_first(ras: NcclRas, serve: Callable[..., Server]) -> None:
     """One of the last cycle may still read what a stranger sends without end."""
-    questions: list[nccl_ras._Question] = []
-    monkeypatch.setattr(nccl_ras, "_answer", lambda question, address: questions.append(question))
+    strangers: list[socket.socket] = []
+    server = serve(strangers.append, status(DEAD))
     asked(ras)
-    until_asked(questions, 1)
+    until_connected(server, 1)
     ras.begin_cycle()
-    asked(ras)
-    assert ras.view() is None
-    questions[0].is_answered.set()
-    asked(ras)
-    until_asked(questions, 2)
-    questions[1].is_answered.set()
+    assert asked(ras).view() is None
+    assert server.connections == 1
+    until(lambda: bool(strangers), "its turn")
+    strangers[0].shutdown(socket.SHUT_RDWR)
+    until(lambda: asked(ras).view() is not None, "the answer to a question of this cycle")
 
 
-def until_asked(questions: list[nccl_ras._Question], count: int) -> None:
-    until(lambda: len(questions) >= count, f"{count} questions")
-    assert len(questions) == count
+def until_connected(server: Server, count: int) -> None:
+    until(lambda: server.connections >= count, f"{count} connections")
+    assert server.connections == count
 
 
 @pytest.mark.parametrize(("ranks", "is_read"), [(RANKS, False), (2048, True)])
