@@ -80,7 +80,7 @@ class CountedJobStore(JobStore):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._backend = Counted(self._backend)
+        self.backend = Counted(self.backend)
 
     def enter(self, attempt: str) -> None:
         super().enter(attempt)
@@ -96,13 +96,17 @@ class OurNode:
 
         def connected() -> JobStore:
             store = open_job_store("c10d", parameters)
-            return CountedJobStore(store._backend, store.raw, store._connect, store.run_id, hosts)
+            return CountedJobStore(store.backend, store.raw, store.connect, store.run_id, hosts)
 
         rules = Rules(Size(nodes, nodes), join_s=PATIENT_S)
         me = JoinRequest(f"n{index:05d}", 0, f"n{index}", HOST, RANKS, f"{index:05d}")
         settings = NodeSettings(rules, _judge, BEAT_S, TIMEOUT_S)
         self._handler = NodeRendezvous("c10d", "job", connected, me, settings, PortHolder(HOST, None, None))
         self._fails = index == 0
+
+    def leave(self) -> None:
+        """Leaves the job."""
+        self._handler.leave("the benchmark ends")
 
     def form(self) -> int:
         """Forms the next cycle, ending the one before, and has the node's ranks assigned; the first of them."""

@@ -48,7 +48,7 @@ def operations_to_form(count: int) -> float:
             simulated_nodes.operations.clear()
             assert sorted(pool.map(lambda one: one.form(), nodes)) == list(range(count))
         formed = sum(simulated_nodes.operations.values())
-        list(pool.map(lambda one: one._handler.leave("the test ends"), nodes))
+        list(pool.map(lambda one: one.leave(), nodes))
     return formed / count
 
 

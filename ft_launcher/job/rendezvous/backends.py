@@ -128,7 +128,7 @@ def several_nodes(
             this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
             role=config.role,
         ),
-        _node_settings(parameters, settings, config.max_restarts, static),
+        node_settings(parameters, settings, config.max_restarts, static),
         ports,
         first_store,
         static or shares_store(os.environ),
@@ -216,7 +216,7 @@ def _index(environ: Mapping[str, str], rank: int, insists: bool) -> int:
     return index
 
 
-def _node_settings(
+def node_settings(
     parameters: RendezvousParameters, settings: Settings, max_restarts: int, static: bool = False
 ) -> NodeSettings:
     members = settings.members

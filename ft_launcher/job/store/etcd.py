@@ -70,12 +70,12 @@ class Records:
         self._root = root
         self._ttl_s = ttl_s
         # etcd's lease ids are positive 64-bit integers, hence the shift, and 1 for 0.
-        self._lease = str(int.from_bytes(hashlib.blake2b(root.encode(), digest_size=8).digest(), "big") >> 1 or 1)
+        self.lease = str(int.from_bytes(hashlib.blake2b(root.encode(), digest_size=8).digest(), "big") >> 1 or 1)
         self._name = secrets.token_hex(8)
-        held_s = _hold_lease(gateway, self._lease, ttl_s)
+        held_s = _hold_lease(gateway, self.lease, ttl_s)
         stopped = threading.Event()
         weakref.finalize(self, stopped.set)
-        arguments = (gateway, self._lease, ttl_s, held_s, stopped)
+        arguments = (gateway, self.lease, ttl_s, held_s, stopped)
         threading.Thread(target=_refresh_lease, args=arguments, name="etcd lease", daemon=True).start()
 
     def read(self, names: Sequence[str]) -> tuple[list[Record | None], int]:
@@ -96,18 +96,18 @@ class Records:
 
     def delete(self, name: str) -> bool:
         """Removes a record. Returns whether it existed."""
-        (answer,) = self._transact([{"request_delete_range": {"key": self._key(name)}}])["responses"]
+        (answer,) = self._transact([{"request_delete_range": {"key": self.key_of(name)}}])["responses"]
         return int(answer["response_delete_range"].get("deleted", 0)) > 0
 
     def delete_range(self, first: str, end: str) -> None:
         """Removes the records from the first name up to, and without, the last."""
-        self._transact([{"request_delete_range": {"key": self._key(first), "range_end": self._key(end)}}])
+        self._transact([{"request_delete_range": {"key": self.key_of(first), "range_end": self.key_of(end)}}])
 
     def remove(self, name: str, revision: int, ranges: Sequence[tuple[str, str]]) -> None:
         """Removes a record and some ranges (see `delete_range`), if the record still has this revision."""
-        same = {"key": self._key(name), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
-        keys = [{"key": self._key(name)}]
-        keys += [{"key": self._key(first), "range_end": self._key(end)} for first, end in ranges]
+        same = {"key": self.key_of(name), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+        keys = [{"key": self.key_of(name)}]
+        keys += [{"key": self.key_of(first), "range_end": self.key_of(end)} for first, end in ranges]
         self._transact([{"request_delete_range": key} for key in keys], [same])
 
     def swap(self, name: str, revision: int, value: bytes) -> tuple[bool, Record | None]:
@@ -116,7 +116,7 @@ class Records:
         A random ticket is written with it: where the answer to a first try was lost, the second finds its own ticket.
         """
         ticket, writer = secrets.token_bytes(8), f"writer/{self._name}-{threading.get_ident()}"
-        same = {"key": self._key(name), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
+        same = {"key": self.key_of(name), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
         writes = [self._put(name, value), self._put(writer, ticket)]
         answer = self._transact(writes, [same], [self._range(name), self._range(writer)])
         if answer.get("succeeded"):
@@ -128,7 +128,7 @@ class Records:
 
     def watch(self, name: str, revision: int, limit_s: float) -> None:
         """Waits until a record was written after a revision; see `Gateway.watch`."""
-        self.gateway.watch(self._key(name), revision, limit_s)
+        self.gateway.watch(self.key_of(name), revision, limit_s)
 
     def _transact(self, then: list[Json], when: Sequence[Json] = (), otherwise: Sequence[Json] = ()) -> Json:
         body = {"compare": list(when), "success": then, "failure": list(otherwise)}
@@ -137,17 +137,18 @@ class Records:
         except EtcdRefusal as error:
             if error.code != _NOT_FOUND:
                 raise
-        _hold_lease(self.gateway, self._lease, self._ttl_s)  # it ran out, or etcd lost its records
+        _hold_lease(self.gateway, self.lease, self._ttl_s)  # it ran out, or etcd lost its records
         return self.gateway.call("kv/txn", body)
 
-    def _key(self, name: str) -> str:
+    def key_of(self, name: str) -> str:
+        """Returns the key of a record in etcd, as its gateway takes it."""
         return _text(f"{self._root}{name}".encode())
 
     def _put(self, name: str, value: bytes) -> Json:
-        return {"request_put": {"key": self._key(name), "value": _text(value), "lease": self._lease}}
+        return {"request_put": {"key": self.key_of(name), "value": _text(value), "lease": self.lease}}
 
     def _range(self, name: str) -> Json:
-        return {"request_range": {"key": self._key(name)}}
+        return {"request_range": {"key": self.key_of(name)}}
 
 
 class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
@@ -156,7 +157,7 @@ class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
     _key = "state"
 
     def __init__(self, records: Records) -> None:
-        self._records = records
+        self.records = records
 
     @property
     def name(self) -> str:
@@ -165,7 +166,7 @@ class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
 
     def get_state(self) -> tuple[bytes, int] | None:
         """See base class."""
-        (state,), _ = self._records.read([self._key])
+        (state,), _ = self.records.read([self._key])
         if state is None:
             return None
         return (state.value, state.revision)
@@ -176,7 +177,7 @@ class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
             revision = token or 0
         else:
             revision = -1
-        written, now = self._records.swap(self._key, revision, state)
+        written, now = self.records.swap(self._key, revision, state)
         if now is None:
             return None
         return (now.value, now.revision, written)
@@ -192,13 +193,13 @@ class EtcdV3Store(WaitingStore):
 
     def __init__(self, records: Records) -> None:
         super().__init__()
-        self._records = records
+        self.records = records
         self._counted: dict[str, Record] = {}
         self.set_timeout(timedelta(seconds=records.gateway.read_timeout_s))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """See base class."""
-        self._records.put({_name(key): bytes_of(value) for key, value in zip(keys, values, strict=True)})
+        self.records.put({_name(key): bytes_of(value) for key, value in zip(keys, values, strict=True)})
 
     def add(self, key: str, num: int) -> int:
         """Adds to a counter, 0 where there is none, once even when an answer is lost; returns the sum.
@@ -225,16 +226,16 @@ class EtcdV3Store(WaitingStore):
 
     def delete_key(self, key: str) -> bool:
         """Removes a key. Returns whether it existed."""
-        return self._records.delete(_name(key))
+        return self.records.delete(_name(key))
 
     def remove_keys(self, prefix: str, but: str) -> None:
         """See base class."""
-        self._records.delete_range(_name(prefix), _name(but))
-        self._records.delete_range(_after(but), _after(prefix))
+        self.records.delete_range(_name(prefix), _name(but))
+        self.records.delete_range(_after(but), _after(prefix))
 
     def remove_job(self, record: str, token: Any, prefix: str) -> None:
         """See base class."""
-        self._records.remove(record, token, [(_name(prefix), _after(prefix)), ("writer/", "writer0")])
+        self.records.remove(record, token, [(_name(prefix), _after(prefix)), ("writer/", "writer0")])
 
     def _change(
         self, key: str, change: Callable[[bytes | None], bytes | None], record: Record | None = None
@@ -245,7 +246,7 @@ class EtcdV3Store(WaitingStore):
         """
         name, deadline = _name(key), time.monotonic() + self.timeout.total_seconds()
         if record is None:
-            (record,), _ = self._records.read([name])
+            (record,), _ = self.records.read([name])
         backoff_s = 0.001
         while True:
             if record is None:
@@ -255,7 +256,7 @@ class EtcdV3Store(WaitingStore):
             new = change(old)
             if new is None:
                 return record
-            written, record = self._records.swap(name, revision, new)
+            written, record = self.records.swap(name, revision, new)
             if written:
                 return record
             if time.monotonic() > deadline:
@@ -264,10 +265,10 @@ class EtcdV3Store(WaitingStore):
             time.sleep(random.uniform(0, backoff_s))
 
     def _read(self, keys: Sequence[str], deadline: float) -> tuple[list[bytes | None], int]:
-        lost_at = min(deadline, time.monotonic() + self._records.gateway.read_timeout_s)
+        lost_at = min(deadline, time.monotonic() + self.records.gateway.read_timeout_s)
         while True:
             try:
-                found, revision = self._records.read([_name(key) for key in keys])
+                found, revision = self.records.read([_name(key) for key in keys])
                 return [None if record is None else record.value for record in found], revision
             except EtcdRefusal:
                 raise
@@ -277,7 +278,7 @@ class EtcdV3Store(WaitingStore):
             time.sleep(_RETRY_S)
 
     def _watch(self, key: str, index: int, waited_s: float, limit_s: float) -> None:
-        self._records.watch(_name(key), index, min(limit_s, _WATCH_S))
+        self.records.watch(_name(key), index, min(limit_s, _WATCH_S))
 
 
 def _name(key: str) -> str:

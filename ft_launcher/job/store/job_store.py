@@ -70,16 +70,16 @@ class JobStore:
         run_id: the job's id, of which all its keys begin.
         hosted_here: whether this process is the store's server.
 
-    `raw` is torch's store itself; `may_have_host`: another agent may be its server. `attempt` is the one whose keys
-    are read and written.
+    `raw` is torch's store itself, `backend` and `connect` are as given; `may_have_host`: another agent may be its
+    server. `attempt` is the one whose keys are read and written.
     """
 
     def __init__(
         self, backend: RendezvousBackend, store: Store, connect: Connect, run_id: str, hosted_here: bool
     ) -> None:
         self.raw = store
-        self._backend = backend
-        self._connect = connect
+        self.backend = backend
+        self.connect = connect
         self.run_id = run_id
         self._prefix = f"ft_launcher/{run_id}/"
         self.hosted_here = hosted_here
@@ -104,7 +104,7 @@ class JobStore:
             StoreLost: the store cannot be reached.
         """
         with _lost():
-            other = type(self)(*self._connect(), self._connect, self.run_id, self.hosted_here)
+            other = type(self)(*self.connect(), self.connect, self.run_id, self.hosted_here)
         other.enter(self.attempt)
         return other
 
@@ -260,9 +260,9 @@ class JobStore:
         """Returns the job's record; None if there is none."""
         with _lost():
             is_in_files = isinstance(self.raw, WaitingStore) and not self.raw.serves_many_jobs
-            if is_in_files and not self.raw.check([self._backend._key]):
+            if is_in_files and not self.raw.check([self.backend._key]):
                 return None  # torch's backend, which files have, would wait for a record that they have lost
-            found = self._backend.get_state()
+            found = self.backend.get_state()
         if found is None:
             return None
         return Head(*found)
@@ -270,7 +270,7 @@ class JobStore:
     def set_head(self, value: str, before: Head | None) -> Head | None:
         """Writes the record if it still is `before` (None: there was none). Returns None if it changed or is gone."""
         with _lost():
-            result = self._backend.set_state(value.encode(), before.token if before else None)
+            result = self.backend.set_state(value.encode(), before.token if before else None)
         ours = result is not None and bytes(result[0]) == value.encode()  # also when an answer before this was lost
         if ours:
             return Head(result[0], result[1])
@@ -280,7 +280,7 @@ class JobStore:
         """Removes the record, if it still is `head`, and the keys of the attempt, on stores that outlive the job."""
         if isinstance(self.raw, WaitingStore):
             with _lost():
-                self.raw.remove_job(self._backend._key, head.token, self._full(""))
+                self.raw.remove_job(self.backend._key, head.token, self._full(""))
 
     def remove_other_attempts(self) -> None:
         """Removes the keys of other attempts of this job, where the store can list its keys."""

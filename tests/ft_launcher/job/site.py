@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParam
 
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import CycleEnd
-from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.link.attempt import NodeSettings, enter_current
 from ft_launcher.job.link.node_link import NodeLink
 from ft_launcher.job.rendezvous.cycle_store import PortHolder
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
@@ -55,13 +55,22 @@ class Site:
         settings = NodeSettings(self.rules, judge, BEAT_S, TIMEOUT_S)
 
         def open_store() -> JobStore:
-            parameters = RendezvousParameters("c10d", f"127.0.0.1:{self.port}", "job", 1, 2, is_host="0")
-            found = open_job_store("c10d", parameters)  # which holds this process for the host
-            return self.store_kind(found._backend, found.raw, found._connect, found.run_id, hosts)
+            return self._connected(hosts)
 
         ports = PortHolder("127.0.0.1", None, None)
         self.nodes[name] = NodeRendezvous("ft-nodes", "job", open_store, node(name, seq=0, **fields), settings, ports)
         return self.join(name)
+
+    def _connected(self, hosts: bool) -> JobStore:
+        parameters = RendezvousParameters("c10d", f"127.0.0.1:{self.port}", "job", 1, 2, is_host="0")
+        found = open_job_store("c10d", parameters)  # which holds this process for the host
+        return self.store_kind(found.backend, found.raw, found.connect, found.run_id, hosts)
+
+    def store(self) -> JobStore:
+        """A connection to the keys of the nodes, once one of them has begun."""
+        store = self._connected(hosts=False)
+        assert enter_current(store)
+        return store
 
     def join(self, name: str) -> Future[RendezvousInfo]:
         """A node asks for its place in the next cycle."""

@@ -7,7 +7,6 @@ import resource
 import pytest
 
 from ft_launcher.job.coordinator.node_messages import EndReason
-from ft_launcher.job.store.job_store import JobStore
 from tests.ft_launcher.job.nodes_of_a_test import failed
 from tests.ft_launcher.job.site import Site, site
 from tests.ft_launcher.job.store.test_job_store import keys_of
@@ -15,11 +14,6 @@ from tests.patience import until
 
 both = pytest.mark.parametrize("hosted", [True, False], ids=["hosted", "apart"])
 _MAX_GROWTH_KIB = 100 * 1024
-
-
-def store_of(made: Site) -> JobStore:
-    link = made.link("a")
-    return link._connections.shared.open().another()
 
 
 def restart(made: Site, cycle: int) -> None:
@@ -35,7 +29,7 @@ def test_a_foreign_counter_of_the_inbox(hosted: bool, count: str, caplog: pytest
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with site(3, 3, hosted) as made:
         made.form("abc", begin=True)
-        keys_of(store_of(made)).set("inbox", count)
+        keys_of(made.store()).set("inbox", count)
         if count in ("0", "-7", "garbage", "9" * 30):
             until(lambda: "was written anew" in caplog.text)
         for cycle in range(3):
@@ -50,7 +44,7 @@ def test_foreign_beats(hosted: bool, beats: str, caplog: pytest.LogCaptureFixtur
     with site(3, 3, hosted) as made:
         made.form("abc", begin=True)
         node = next(name for name in "abc" if name != made.coordinator())
-        keys_of(store_of(made)).set(f"beat/{node}", beats)
+        keys_of(made.store()).set(f"beat/{node}", beats)
         until(lambda: "counted anew" in caplog.text)
         for cycle in range(3):
             restart(made, cycle)
@@ -60,7 +54,7 @@ def test_foreign_beats(hosted: bool, beats: str, caplog: pytest.LogCaptureFixtur
 def test_foreign_messages(hosted: bool, caplog: pytest.LogCaptureFixture) -> None:
     with site(3, 3, hosted) as made:
         made.form("abc", begin=True)
-        store = store_of(made)
+        store = made.store()
         for text in ("garbage", "[" * 100_000, '{"v": 1, "kind": "Ended"}', "", "\0" * 100):
             store.post(text)
         restart(made, 0)

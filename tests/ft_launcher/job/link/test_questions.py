@@ -71,7 +71,7 @@ def test_who_takes_part_and_who_waits_can_be_read(hosted: bool) -> None:
         assert first is not None and (first.cycle, len(first.active), first.waiting) == (0, 2, [])
         spare = made.begin("s")
         node = made.nodes["s"].node
-        store = made.link("a")._connections.shared.open().another()
+        store = made.store()
         assert store.receive(waits_key(node), PATIENT_S) == b"0"
         later = questions(made, "b").members()
         assert isinstance(later, Members) and (later.active, len(later.waiting)) == (first.active, 1)

@@ -10,7 +10,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from ft_launcher.job.coordinator.formation import Size, choose
 from ft_launcher.job.coordinator.node_messages import NO_RANK
-from ft_launcher.job.rendezvous.backends import _node_settings, this_node
+from ft_launcher.job.rendezvous.backends import node_settings, this_node
 from rank_monitor.contract.settings.config import MemberSettings, RestartSettings, Settings
 from tests.ft_launcher.job.nodes_of_a_test import node
 
@@ -77,7 +77,7 @@ def test_the_group_of_a_node() -> None:
     ],
 )
 def test_when_a_silent_node_is_lost(conf: dict[str, str], timeout_s: float, beat_s: float) -> None:
-    settings = _node_settings(parameters(**conf), Settings(), 0)
+    settings = node_settings(parameters(**conf), Settings(), 0)
     assert (settings.timeout_s, settings.beat_s) == (timeout_s, beat_s)
     assert settings.rules.rank_claim_s > timeout_s
 
@@ -88,30 +88,30 @@ def test_when_a_silent_node_is_lost(conf: dict[str, str], timeout_s: float, beat
 )
 def test_the_number_of_nodes(scale: str, grows: bool, shrinks: bool) -> None:
     members = MemberSettings(spares=1, segment=2, scale=scale)
-    rules = _node_settings(parameters(), Settings(members=members), 0).rules
+    rules = node_settings(parameters(), Settings(members=members), 0).rules
     assert rules.size == Size(2, 4, held_back=1, segment=2, may_grow=grows, may_shrink=shrinks)
     assert not rules.keep_healthy
     healthy = Settings(restart=RestartSettings(restart_policy="min-healthy"))
-    assert _node_settings(parameters(), healthy, 0).rules.keep_healthy
+    assert node_settings(parameters(), healthy, 0).rules.keep_healthy
 
 
 def test_how_long_nodes_wait_for_each_other() -> None:
     assert (
-        _node_settings(parameters(), Settings(), 0).rules.join_s,
-        _node_settings(parameters(), Settings(), 0).rules.last_call_s,
+        node_settings(parameters(), Settings(), 0).rules.join_s,
+        node_settings(parameters(), Settings(), 0).rules.last_call_s,
     ) == (
         600,
         30,
     )
-    given = _node_settings(parameters(join_timeout="7", last_call_timeout="0"), Settings(), 0).rules
+    given = node_settings(parameters(join_timeout="7", last_call_timeout="0"), Settings(), 0).rules
     assert (given.join_s, given.last_call_s) == (7, 0)
-    assert _node_settings(parameters(close_timeout="8"), Settings(), 0).close_s == 8
-    assert _node_settings(parameters(timeout="9"), Settings(), 0).rules.join_s == 9, "static has that key"
+    assert node_settings(parameters(close_timeout="8"), Settings(), 0).close_s == 8
+    assert node_settings(parameters(timeout="9"), Settings(), 0).rules.join_s == 9, "static has that key"
 
 
 @pytest.mark.parametrize(("static", "join_s"), [(False, 600), (True, 900)])
 def test_the_timeout_that_torch_puts_into_each_configuration_is_that_of_static(static: bool, join_s: int) -> None:
     config = LaunchConfig(min_nodes=2, max_nodes=4, nproc_per_node=1)
-    assert _node_settings(parameters(**config.rdzv_configs), Settings(), 0, static).rules.join_s == join_s
+    assert node_settings(parameters(**config.rdzv_configs), Settings(), 0, static).rules.join_s == join_s
     config = LaunchConfig(min_nodes=2, max_nodes=4, nproc_per_node=1, rdzv_configs={"join_timeout": 7})
-    assert _node_settings(parameters(**config.rdzv_configs), Settings(), 0, static).rules.join_s == 7
+    assert node_settings(parameters(**config.rdzv_configs), Settings(), 0, static).rules.join_s == 7

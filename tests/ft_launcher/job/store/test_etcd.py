@@ -186,7 +186,7 @@ def test_records_go_when_the_job_is_dead_and_only_then(etcd: EtcdServer, run_id:
     living, dead = (connect(etcd.endpoint, f"{run_id}-{name}", ttl=1) for name in ("living", "dead"))
     living[1].set("key", "1")
     dead[1].set("key", "1")
-    gateway, key = dead[1]._records.gateway, dead[1]._records._key("store/key")
+    gateway, key = dead[1].records.gateway, dead[1].records.key_of("store/key")
     del dead
     until(lambda: not gateway.call("kv/range", {"key": key}).get("count"), "the records of a dead job are gone", 60)
     assert living[1].get("key") == b"1"
@@ -199,11 +199,11 @@ def test_two_nodes_share_one_lease_for_all_records(etcd: EtcdServer, run_id: str
         store.set(f"key{number}", "")
         backend.set_state(b"", None)
         store.add(f"beat/{number}", 1)
-    records = nodes[0][1]._records
-    span = {"key": records._key(""), "range_end": records._key("~")}
+    records = nodes[0][1].records
+    span = {"key": records.key_of(""), "range_end": records.key_of("~")}
     leases = {record["lease"] for record in records.gateway.call("kv/range", span)["kvs"]}
-    assert leases == {records._lease}
-    lease = records.gateway.call("kv/lease/timetolive", {"ID": records._lease})
+    assert leases == {records.lease}
+    lease = records.gateway.call("kv/lease/timetolive", {"ID": records.lease})
     assert lease["grantedTTL"] == "500"
 
 
@@ -248,7 +248,7 @@ def test_a_write_whose_answer_is_lost_counts_once(etcd: EtcdServer, run_id: str)
             proxy.lose_next.set()
             assert store.add("count", 1) == number
             assert not proxy.lose_next.is_set()
-        records = store._records
+        records = store.records
         (count,), _ = records.read(["store/count"])
         proxy.lose_next.set()
         written, now = records.swap("store/count", count.revision, b"6")

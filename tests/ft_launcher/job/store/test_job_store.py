@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import DistNetworkError, PrefixStore, TCPStore
+from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
 
 from ft_launcher.job.store.job_store import JobStore
@@ -42,10 +41,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, server: TCPStore) -> I
         yield open_job_store("c10d", RendezvousParameters("c10d", endpoint, "job", 1, 2, store_type="file"))
 
 
-def opened(endpoint: str) -> tuple[object, ...]:
+def opened(endpoint: str) -> tuple[Any, ...]:
     """As another process sees it: here the server is in this one."""
     of_host = open_job_store("c10d", RendezvousParameters("c10d", endpoint, "job", 1, 2, is_host="0"))
-    return of_host._backend, of_host.raw, of_host._connect, of_host.run_id, False
+    return of_host.backend, of_host.raw, of_host.connect, of_host.run_id, False
 
 
 def keys_of(store: JobStore) -> PrefixStore:
@@ -90,7 +89,7 @@ def test_a_hole_is_given_up_and_its_late_writer_takes_another_place(store: JobSt
     assert store.read_inbox(0, 0.0) == ([b"", b"two"], [])
     store.give_up_missing(2, 2)
     assert store.read_inbox(2, 0.0) == ([], []), "nobody has taken the third place yet"
-    assert store._put_if_absent("inbox/1", "one") != b"one"
+    assert keys_of(store).compare_set("inbox/1", "", "one") != b"one"
 
 
 def test_many_writers_lose_nothing(store: JobStore) -> None:
@@ -235,14 +234,14 @@ def test_a_store_that_is_gone_is_lost_in_every_operation() -> None:
     held.close()
 
 
-def test_a_lost_connection_that_is_told_late_is_no_silence(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = JobStore(*opened(f"127.0.0.1:{server.port}"))
+def test_a_lost_connection_that_is_told_late_is_no_silence(server: TCPStore) -> None:
+    class Lost(Store):  # type: ignore[misc]
+        def wait(self, keys: list[str], limit: timedelta) -> None:
+            time.sleep(limit.total_seconds())
+            raise DistNetworkError("Broken pipe")
 
-    def wait(keys: list[str], limit: timedelta) -> None:
-        time.sleep(limit.total_seconds())
-        raise DistNetworkError("Broken pipe")
-
-    monkeypatch.setattr(store, "_store", SimpleNamespace(wait=wait))
+    backend, _, *rest = opened(f"127.0.0.1:{server.port}")
+    store = JobStore(backend, Lost(), *rest)
     with pytest.raises(StoreLost):
         store.receive("x", 0.001)
 
