@@ -292,8 +292,8 @@ def iteration_reached(evidence: Iterable[RankEvidence], checkpoint_iteration_fil
     return None
 
 
-def iteration_in_file(path: Path) -> int | None:
-    """Returns the whole number in a file; None when it contains none, or cannot be read in time."""
+def iteration_in_file(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> int | None:
+    """Returns the whole number in a file; None when it contains none, or cannot be read in `timeout_s` seconds."""
 
     def read() -> int | None:
         with suppress(OSError):
@@ -302,7 +302,7 @@ def iteration_in_file(path: Path) -> int | None:
                 return int(text)
         return None
 
-    return call_within(_READ_TIMEOUT_S, read, "ft_checkpoint_iteration")
+    return call_within(timeout_s, read, "ft_checkpoint_iteration")
 
 
 def call_within(timeout_s: float, function: Callable[[], _T], name: str) -> _T | None:

@@ -53,7 +53,7 @@ def live_view() -> Iterator[Show]:
     """Context that shows the terminal's alternate screen. Gives the function that draws it."""
     with Live(screen=True, auto_refresh=False) as live:
         yield lambda found, note, stacks: live.update(
-            Group(*_parts(found, note, stacks, live.console.size.height)), refresh=True
+            Group(*parts(found, note, stacks, live.console.size.height)), refresh=True
         )
 
 
@@ -77,7 +77,7 @@ def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
     return text
 
 
-def _parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: int) -> Iterator[Text | Table]:
+def parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: int) -> Iterator[Text | Table]:
     """Yields the parts of a screen of `height` lines. Rows of nodes leave room for what is below them."""
     yield Text(printable(f"{found['job_name']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
     yield Text(printable(note) or _KEYS, "bold red" if note else "dim")

@@ -6,10 +6,10 @@ environment. The node of rank 0 decides, by the journals of earlier attempts and
 
 What cannot be read in time only makes the choice less accurate: the last findings apply then.
 
-Threads: the agent's thread calls `choose`, which blocks for `_WAIT_S` at most. `ft_saves` reads journals and makes the
-findings: the journals of a long job take seconds, and a folder on another machine may hang for ever. Where `ft_saves`
-still runs at the next choice, no second one is started. Any thread may write an event; `_on_event` only appends it to a
-deque, and `ft_saves` takes it from there.
+Threads: the agent's thread calls `choose`, which blocks for `wait_s` seconds at most. `ft_saves` reads journals and
+makes the findings: the journals of a long job take seconds, and a folder on another machine may hang for ever. Where
+`ft_saves` still runs at the next choice, no second one is started. Any thread may write an event; `_on_event` only
+appends it to a deque, and `ft_saves` takes it from there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_READ = 32 << 20
 """Bytes of earlier journals that are read, the newest first: two seconds. The journal of any node has the time of the
 whole job."""
 _WAIT_S = 2.0
-"""Seconds that the start of a cycle waits for `ft_saves`. Reading `_MAX_READ` takes about as long."""
+"""Seconds. A start of a cycle waits no longer. Reading `_MAX_READ` takes about as long."""
 _READ = frozenset({"ledger", "cycle_start", "cycle_end", "fault", "in_process_fault", "in_process_restart"})
 """Events from which the choice is made."""
 
@@ -44,9 +44,11 @@ class SaveIntervals:
     Args:
         journals: the folder with the journals of earlier attempts; None: journals are not written to files.
         recorder: gets the choice; its journal's events are listened to.
+        wait_s: seconds that the start of a cycle waits for `ft_saves`.
     """
 
-    def __init__(self, journals: str | None, recorder: Recorder) -> None:
+    def __init__(self, journals: str | None, recorder: Recorder, wait_s: float = _WAIT_S) -> None:
+        self.wait_s = wait_s
         self._folder = journals
         self._recorder = recorder
         self._earlier = Collection()
@@ -59,7 +61,7 @@ class SaveIntervals:
         recorder.journal.listeners.append(self._on_event)
 
     def choose(self, cycle: int, has_rank0: bool) -> float:
-        """Returns the seconds between two saves for a cycle that starts now. Blocks for `_WAIT_S` at most.
+        """Returns the seconds between two saves for a cycle that starts now. Blocks for `wait_s` seconds at most.
 
         Args:
             has_rank0: whether rank 0 starts on this node. Its choice counts, and is written to the journal. The choice
@@ -70,7 +72,7 @@ class SaveIntervals:
             if self._reading is None or not self._reading.is_alive():
                 self._reading = threading.Thread(target=self._find, args=(has_rank0,), name="ft_saves", daemon=True)
                 self._reading.start()
-                self._reading.join(_WAIT_S)
+                self._reading.join(self.wait_s)
         chosen = choose_save_interval(cycle, self._findings)
         if has_rank0:
             self._recorder.save_interval(chosen)

@@ -74,6 +74,8 @@ class JobNodes:
 
     def __init__(self, rendezvous: NodeRendezvous, every_s: float = _EVERY_S) -> None:
         self._rendezvous, self._every_s = rendezvous, every_s
+        self.wanted_s = _WANTED_S
+        """How long the other nodes go on reporting after the last call of `seen` (seconds)."""
         self._lock = threading.Lock()
         self._wanted_at = 0.0
         self._is_watching = False
@@ -121,7 +123,7 @@ class JobNodes:
 
     def _watch(self) -> None:
         """The thread `ft_node_watch`: asks the other nodes every `every_s` seconds, until `seen` was not called for
-        `_WANTED_S`."""
+        `wanted_s`."""
         with contained(_NOT_ASKED):
             first: int | None = None
             while self._is_wanted():
@@ -141,7 +143,7 @@ class JobNodes:
     def _is_wanted(self) -> bool:
         """Returns whether `seen` was called lately."""
         with self._lock:
-            return time.monotonic() < self._wanted_at + _WANTED_S
+            return time.monotonic() < self._wanted_at + self.wanted_s
 
     def _read_ranks(self, questions: Questions, first: int) -> None:
         """Reads the answers to question `first` and to later ones. An older answer is left out, since its age is not

@@ -137,13 +137,11 @@ class Round:
         self.start, self.returned, self.end = (
             Arrivals(store, f"{number}/{name}") for name in ("start", "return", "end")
         )
-        self._records, self._store_address, self._culprit = (
-            f"{number}/{name}" for name in ("records", "note", "blame")
-        )
+        self._records, self.store_address, self._culprit = (f"{number}/{name}" for name in ("records", "note", "blame"))
 
     def offer(self, store_address: str) -> None:
         """Writes the store address that the ranks get at the start. Until the round starts, a later one replaces it."""
-        self._store.set(self._store_address, store_address)
+        self._store.set(self.store_address, store_address)
 
     def arrive(self, entry: Entry, end_reason: Callable[[], str] = str) -> None:
         """Enters the barrier at the start. Does not wait for the others: that is waiting for `started`.
@@ -158,7 +156,7 @@ class Round:
             # A rank that was stopped for long may lower the number: whoever reads it then follows more ends of rounds.
             self._store.set(_CURRENT, str(self.number))
             reason = end_reason()
-            store_address = self._store.get(self._store_address).decode()
+            store_address = self._store.get(self.store_address).decode()
             if reason:
                 release(self._store, self.started, END + reason)
             else:

@@ -102,7 +102,7 @@ def test_another_host_goes_on_where_the_ranks_are(store: HashStore, serving: Ser
     serving(servers, numbered())
     until(lambda: set(servers) == {1}, "the one of the next iteration")
     until(
-        lambda: b"1001" in store.get(Round(store, 1)._store_address), "its note in the place of that of the host before"
+        lambda: b"1001" in store.get(Round(store, 1).store_address), "its note in the place of that of the host before"
     )
     Round(store, 0).interrupt("{}")
     assert started_with(store, 1)["MASTER_PORT"] == "1001"

@@ -90,7 +90,7 @@ def test_who_was_slow_for_too_long_would_go_on_beside_the_others(monkeypatch: py
 
     def delete_all(iteration: Round) -> None:
         delete_keys(iteration)
-        for key in (iteration._store_address, iteration.started, iteration.outcome, iteration.closed):
+        for key in (iteration.store_address, iteration.started, iteration.outcome, iteration.closed):
             iteration._store.delete_key(key)
 
     monkeypatch.setattr(Round, "delete_keys", delete_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ft_client.inprocess.restart.user_function import release_frames, was_never_
 from ft_client.inprocess.standalone.store_host import own_address
 from tests.client.inprocess import corner_mains
 from tests.client.inprocess.job import job
+from tests.patience import patient
 
 SOON_S = 60.0
 """Less than the time for which ranks wait for each other at a barrier (100 s)."""
@@ -181,8 +183,10 @@ def test_the_signal_of_a_user_does_not_leave_a_function_to_be_interrupted() -> N
     interrupter._lock = Nasty()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         interrupter.call(lambda: 1)
-    assert not interrupter._armed
-    interrupter._asked = True
+    asking = threading.Thread(target=interrupter.interrupt)  # waits for a function that runs: there is none
+    asking.start()
+    asking.join(patient(20))
+    assert not asking.is_alive()
     with pytest.raises(Interrupted):
         interrupter.call(lambda: 1)
     interrupter.close()

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ft_client.straggler import Detector, NVRxStragglerDetectionManager, Report, StragglerManager, section_timers
+from ft_client.straggler.detector import INDIVIDUAL, RELATIVE, Detection
 from tests.client import asked
 from tests.client.straggler import ranks
 from tests.patience import patient
@@ -154,16 +155,14 @@ def silent_modes(rank: int) -> dict[str, Any]:
 def kernels_of_some(rank: int) -> list[dict[int, float] | None]:
     """Kernels recorded by hand: one of all ranks, one that rank 3 lacks; then a rank without any."""
     told: list[dict[int, float] | None] = []
-    Detector.initialize()
+    detection = Detection([RELATIVE, INDIVIDUAL], True, profiling_interval=1, interval_s=60.0, node=f"n{rank}")
     for turn in range(2):
-        detection = Detector._now
-        assert detection is not None
         detection.kernels.record(recorded("everywhere", 10.0 * (2 if rank == 1 else 1)))
         if rank != 3:
             detection.kernels.record(recorded("somewhere", 10.0 * (rank + 1)))
         if turn and rank == 3:
             detection.kernels.drain()
-        report = Detector.generate_report()
+        report = detection.report()
         told.append(None if report is None else dict(report.gpu_relative_perf_scores))
     return told
 

@@ -10,6 +10,7 @@ import pytest
 
 from ft_client.rank.monitoring import process
 from ft_client.straggler import Detector, Report, Statistic
+from ft_client.straggler.detector import INDIVIDUAL, Detection
 from ft_client.straggler.kernels import MAX_KERNELS
 from rank_monitor.contract.wire.messages import SectionTimes
 from tests.client.fake_monitor import FakeMonitor
@@ -155,16 +156,20 @@ def test_before_initialize_and_after_shutdown(call: Any) -> None:
 
 def test_kernels_that_are_always_new_are_bounded() -> None:
     """Beyond the bound they are not compared; those known before still are."""
-    Detector.initialize(scores_to_compute="individual_perf_scores", gather_on_rank0=False)
-    scores = []
-    for turn in range(3):
-        detection = Detector._now
-        assert detection is not None
-        for name in ["always", *(f"{turn} {index}" for index in range(300))]:
-            detection.kernels.record(recorded(name, 10.0))
-        scores.append(report_of().gpu_individual_perf_scores[0])
-    assert scores == [1.0] * 3
-    assert len(detection._best.kernels) == MAX_KERNELS and "always" in detection._best.kernels
+    detection = Detection([INDIVIDUAL], False, profiling_interval=1, interval_s=60.0, node="here")
+
+    def score(took_us: float, *names: str) -> float:
+        for name in names:
+            detection.kernels.record(recorded(name, took_us))
+        report = detection.report()
+        assert report is not None
+        return report.gpu_individual_perf_scores[0]
+
+    turns = [["always", *(f"{turn} {index}" for index in range(300))] for turn in range(3)]
+    assert MAX_KERNELS < 2 * 300
+    assert [score(10.0, *names) for names in turns] == [1.0] * 3
+    assert math.isnan(score(20.0, "2 0"))
+    assert score(20.0, "always") == score(20.0, "0 299") == 0.5
 
 
 def test_reports_at_the_interval() -> None:

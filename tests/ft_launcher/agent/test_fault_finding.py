@@ -27,11 +27,12 @@ def test_a_rank_that_lost_a_peer_just_before_its_own_limit(
     """The peer was on another node, and ended there because it hung: where this one was is to be told as well."""
     error = RankException("RuntimeError", message, f"RuntimeError: {message}", 0.0)
     evidence = RankEvidence(2, 0, 42, exit_code=1, died_at=1.0, exception=error, exception_at=1.0)
-    monkeypatch.setattr(fault_finding, "_gathered", lambda ranks: [evidence])
+    monkeypatch.setattr(fault_finding, "gather", lambda *given: [evidence])
     suspected_at = None
     if suspected_s_ago is not None:
         suspected_at = time.monotonic() - suspected_s_ago
     found = SimpleNamespace(suspected_at=suspected_at)
     monitors = SimpleNamespace(report=lambda local_rank: found)
-    ranks: Any = SimpleNamespace(running=lambda: {}, monitors=monitors)
+    placement = SimpleNamespace(ranks=[])
+    ranks: Any = SimpleNamespace(running=lambda: {}, monitors=monitors, placement=placement, processes=None)
     assert fault_finding.look(ranks).hangs is hangs

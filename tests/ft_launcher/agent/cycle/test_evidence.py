@@ -61,7 +61,7 @@ def test_the_rank_that_waits_for_a_lock_is_marked(script: Path) -> None:
     "broken",
     [
         lambda path: path.write_bytes(b"\xff" + TEXT.encode()),
-        lambda path: path.write_text("#" * evidence._MAX_TEXT + "\n"),
+        lambda path: path.write_text("#" * (1 << 20) + "\n" + TEXT),
         lambda path: path.unlink(),
         lambda path: (path.unlink(), os.mkfifo(path)),
         lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
@@ -91,8 +91,10 @@ def test_a_file_without_a_whole_path_is_not_looked_for(
 
 
 def test_a_rank_that_waits_in_a_collective_is_not_looked_at(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "_read_texts", lambda *_: pytest.fail("it is read"))
+    opened: list[object] = []
+    monkeypatch.setattr(evidence, "open_regular", lambda path, **_: opened.append(path))
     assert places(waits(script, world={"entered": 4, "finished": 3})) == [Activity.BLOCKED]
+    assert opened == []
 
 
 def test_of_many_places_those_of_the_fewest_ranks_are_looked_at(script: Path) -> None:
@@ -227,9 +229,7 @@ def test_a_file_without_a_number_says_nothing(tmp_path: Path) -> None:
 def test_a_number_on_storage_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr(evidence, "read_file", lambda *_, **__: b"7" if answered.wait(60) else b"")
-    with monkeypatch.context() as context:
-        context.setattr(evidence, "_READ_TIMEOUT_S", 0.05)
-        assert iteration_in_file(tmp_path / "file") is None
+    assert iteration_in_file(tmp_path / "file", timeout_s=0.05) is None
     answered.set()
     assert iteration_in_file(tmp_path / "file") == 7
 

@@ -113,6 +113,6 @@ def shown(found: dict[str, Any], note: str = "", stacks: list[str] | None = None
     """The lines of the screen, faults without their time."""
     console = Console(width=120, color_system=None)
     with console.capture() as captured:
-        console.print(Group(*live_view._parts(found, note, stacks or [], height)))
+        console.print(Group(*live_view.parts(found, note, stacks or [], height)))
     lines = [line.strip() for line in captured.get().splitlines()]
     return [line[9:] if line[2:3] == ":" else line for line in lines]

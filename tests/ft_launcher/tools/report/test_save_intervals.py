@@ -24,17 +24,12 @@ from tests.patience import patient, until
 JOB = "again"
 
 
-@pytest.fixture(autouse=True)
-def long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there is read in time, on a busy machine too."""
-    monkeypatch.setattr(save_intervals, "_WAIT_S", patient(60))
-
-
 def made(folder: Path) -> tuple[SaveIntervals, Recorder]:
     recorder = Recorder(RunFolder(str(folder / "logs"), JOB, Access()), RecordSettings(journal_dir=str(folder)))
     recorder.journal.run_id = JOB
     (folder / "journal.earlier.jsonl").write_bytes(as_bytes(earlier_attempt(JOB)))
-    return SaveIntervals(str(folder), recorder), recorder
+    # What is there is read in time, on a busy machine too.
+    return SaveIntervals(str(folder), recorder, wait_s=patient(60)), recorder
 
 
 def written(recorder: Recorder) -> list[float]:
@@ -64,11 +59,11 @@ def test_a_folder_that_hangs_holds_up_no_start(tmp_path: Path, monkeypatch: pyte
         return find(paths)
 
     monkeypatch.setattr(save_intervals, "journals_in", slow)
-    monkeypatch.setattr(save_intervals, "_WAIT_S", 0.0)
+    intervals.wait_s = 0.0
     assert [intervals.choose(cycle, has_rank0=True) for cycle in range(2)] == [FIRST_SAVE_S, FIRST_SAVE_S]
     answers.set()
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "ft_saves"], "all is read")
-    monkeypatch.setattr(save_intervals, "_WAIT_S", patient(60))
+    intervals.wait_s = patient(60)
     assert intervals.choose(2, has_rank0=True) == best_interval_s(5.0, 3000.0)
 
 
@@ -85,7 +80,7 @@ def test_a_journal_that_cannot_be_read_costs_no_start(tmp_path: Path) -> None:
     (tmp_path / "journal.wrong.jsonl").write_bytes(b"\x00[[[" * 1000 + b"\n")
     assert intervals.choose(0, has_rank0=True) == best_interval_s(5.0, 3000.0)
     (tmp_path / "journal.earlier.jsonl").unlink()
-    intervals = SaveIntervals(None, recorder)
+    intervals = SaveIntervals(None, recorder, wait_s=patient(60))
     recorder.journal.write(events.CycleStartEvent(0, 0, 1, "127.0.0.1:1", [{"rank": 0, "local_rank": 0, "pid": 1}]))
     assert intervals.choose(1, has_rank0=True) == FIRST_SAVE_S
     assert written(recorder)[-1] == FIRST_SAVE_S

@@ -75,8 +75,7 @@ def test_only_answers_to_questions_of_this_watch_are_shown() -> None:
     assert seen(asks).age_s is None, "who knows how old that is"
     nodes.answer(Topic.RANKS, 1, ranks_as_record(8, 0, []))
     until(lambda: seen(asks).age_s is not None)
-    with asks._lock:
-        asks._wanted_at = 0.0
+    asks.wanted_s = 0.0
     until(lambda: threads_named("ft_node_watch") <= of_others, "the end of the watch")
     assert seen(asks).age_s is None, "nobody has asked meanwhile"
 
