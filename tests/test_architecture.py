@@ -538,6 +538,55 @@ def test_one_file_spells_our_environment_variables(module: Module) -> None:
     assert not spelled, "\n".join(spelled)
 
 
+MAX_PRIVATE_USES = 46
+"""Uses of private names of ours in tests. The number may only become less: most of what is left shortens a limit, or
+breaks a part that no public name reaches."""
+OF_TORCHS_AGENT = {"_assign_worker_ranks", "_pcontext", "_remaining_restarts", "_shutdown", "_start_workers"}
+"""Private names of torch's agent that ours overrides or sets."""
+
+
+def private_names_of_ours() -> set[str]:
+    """The underscored names that our packages bind: functions, classes, variables and attributes."""
+    bound: set[str] = set()
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                bound.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                bound.add(node.attr)
+    return set(filter(is_underscored, bound)) - OF_TORCHS_AGENT
+
+
+def names_in_use(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Lines and names: attributes (but those of `self`, `os` and `torch`), what is set by a name in a text, and imports
+    from our packages."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and root_of(node.value) not in {"self", "cls", "super", "os", "torch"}:
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and called(node) in {"setattr", "delattr"}:
+            yield from ((node.lineno, text_of(given).rpartition(".")[2]) for given in node.args[:2])
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in FOLDERS:
+            yield from ((node.lineno, alias.name) for alias in node.names)
+
+
+def test_tests_use_no_more_private_names_than_before() -> None:
+    """A test that holds a private name breaks when the inside changes, though no user would notice."""
+    ours = private_names_of_ours()
+    uses = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line, name in names_in_use(ast.parse(path.read_text()))
+        if name in ours
+    ]
+    advice = (
+        "check what a caller sees: a result, a public method, a message on the wire, a file. Give a part or a limit to"
+        " what needs it as an argument, or replace a public name. An attribute that others may read gets a public name."
+    )
+    assert len(uses) <= MAX_PRIVATE_USES, "\n".join([advice, *uses])
+
+
 NUMBERS = {
     field.name
     for group in config.GROUPS.values()
