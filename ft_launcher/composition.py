@@ -191,6 +191,8 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
         recorder = Recorder(run_folder, job.settings.record)
         times = NodeTimes(recorder)
         settings, journal = job.settings, recorder.journal
+        # Whatever listens to the journal is closed after `job_ended`, so that traces and followers of the status see
+        # the end.
         with contextlib.ExitStack() as listeners:
             if settings.record.otel_traces:
                 listeners.enter_context(tracing(journal, __version__))
@@ -277,9 +279,11 @@ def _run_recorded(
             text = console_text.failed_ranks(error.name, error.failures, recorder.shown, hidden)
         return text
 
+    # Inside a user's program nothing is printed and no reply is written: the caller raises the error.
     outcome = _outcome(launch, (lambda text: None) if within else console_text.show_lines, summary)
     if outcome.error is not None and not within:
         write_reply(outcome.error)
+    # Where an agent was made, its exit code counts: it knows preemption, and what all nodes agreed on.
     if agents and agents[0].exit_code is not None:
         outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
     return outcome
@@ -440,6 +444,7 @@ def _choose_rendezvous(job: Job, signals: SignalPipe) -> Rendezvous:
         ports = PortHolder(master, port, port_range)
         shares = static or shares_store(os.environ)
         return Rendezvous(ports, False, partial(backends.one_node, config, job.settings, ports, master, shares))
+    # Several nodes, or a handler that is not ours: the store of each cycle gets a free port on the node of rank 0.
     ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)
     if config.rdzv_backend in backends.OURS:
         several = partial(backends.several_nodes, config, job.settings, ports, descriptor_limit.must_do)

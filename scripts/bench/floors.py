@@ -1,4 +1,4 @@
-"""What nothing can be faster than: the least work that does the same. Knows nothing of launchers."""
+"""Measures the least work that does the same as a launcher: nothing can be faster. Knows nothing of launchers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """P11: how long simulated nodes take to form a cycle, and what that costs the store, beside torch's dynamic handler.
 
-The nodes are threads; "ranks" are nodes here. Of ours, one node has a process of its own and hosts the store, as an
-agent does; the others share four processes. Each brings a fault of 3 KiB and has its ranks assigned. torch's nodes
-speak to a store in its own process. The first formation holds the nodes' connects. torch's handler keeps all nodes in
+The nodes are threads; what torch calls a rank is a node here. With our handler, one node has a process of its own and
+hosts the store, as an agent does, and all other nodes share four processes. Each node brings a fault of 3 KiB and has
+its ranks assigned. With torch's handler, the nodes use a store in a process of its own; that handler keeps all nodes in
 one record, written by compare-and-set.
+
+The first formation includes the time in which the nodes connect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""P15: how long the coordinator takes to find who holds up simulated ranks of many nodes, from what the nodes sent."""
+"""P15: how long the coordinator takes to find the culprit among simulated ranks of many nodes, from what the nodes
+sent."""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ def found(_launcher: Launcher, ranks: int, outcome: Outcome) -> None:
 
     The time is from the texts of the nodes to the decision.
     """
-    guilty = ranks // 5
+    culprit = ranks // 5
     sent = {
-        f"n{first // PER_NODE}": _text_of(range(first, first + PER_NODE), guilty) for first in range(0, ranks, PER_NODE)
+        f"n{first // PER_NODE}": _text_of(range(first, first + PER_NODE), culprit)
+        for first in range(0, ranks, PER_NODE)
     }
     hang = Fault(FaultKind.HANG, 0, 0, 1, -9, "hangs", "", "", fault_class=FaultClass.HANG, collateral=True)
     report = FaultReport(hang, CycleLife(60.0), "rank 0 hangs")
@@ -44,18 +46,18 @@ def found(_launcher: Launcher, ranks: int, outcome: Outcome) -> None:
         outcome.add("named_s", time.perf_counter() - began)
         outcome.add("named_cpu_s", time.process_time() - began_cpu)
         outcome.add("sent_by_rank_bytes", sum(map(len, sent.values())) / ranks)
-        if answer.faulty_node != f"n{guilty // PER_NODE}":
+        if answer.faulty_node != f"n{culprit // PER_NODE}":
             raise JobFailed(f"named {answer.judgement}")
 
 
-def _text_of(ranks: range, guilty: int) -> str:
-    return json.dumps([rank_view.to_record(_view(rank, guilty)) for rank in ranks])
+def _text_of(ranks: range, culprit: int) -> str:
+    return json.dumps([rank_view.to_record(_view(rank, culprit)) for rank in ranks])
 
 
-def _view(rank: int, guilty: int) -> RankView:
+def _view(rank: int, culprit: int) -> RankView:
     """Each step reduces over the ranks of the node (tensor parallel), then over those with one local rank."""
     node, local_rank = divmod(rank, PER_NODE)
-    is_late, same_node, same_group = rank == guilty, node == guilty // PER_NODE, local_rank == guilty % PER_NODE
+    is_late, same_node, same_group = rank == culprit, node == culprit // PER_NODE, local_rank == culprit % PER_NODE
     tensor, data = GroupState(STEP, STEP, "all_reduce"), GroupState(STEP - 1, STEP - 1, "all_reduce")
     if same_group and not is_late:
         data = GroupState(STEP, STEP - 1, "all_reduce", "[[4096, 4096]] ['BFloat16']", "dp")

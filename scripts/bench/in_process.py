@@ -1,13 +1,14 @@
-"""Jobs whose ranks wrap a function: the function called again after an exception (P8), and while nothing happens (P9).
+"""Measures jobs whose ranks wrap a function: a call again after an exception (P8), and a call in which nothing happens
+(P9).
 
-P8 runs with the least wait that the wrapper allows and at defaults, with a function that makes no process group and
-with one that makes a gloo group in each iteration; there, the time to the last rank's group being ready counts as well.
-A third function takes the first step of a DDP model after that. It then takes the first step of another DDP model: what
-that takes is what a step takes where nothing was restarted.
+P8 runs with the least wait that the wrapper allows, and at defaults. There are three functions. The first makes no
+process group. The second makes a gloo group in each round, and the time until the last rank's group is ready counts.
+The third then takes the first step of a DDP model, and after that the first step of another DDP model: the second of
+these steps shows what a step takes where nothing was restarted.
 
-P9 counts requests where they arrive: the kernel counts, for each connection of the server, the segments with data
-that came in. A client sends each request at once (TCP_NODELAY) and waits for most answers, so a request is a segment.
-No process is slowed down by that, whoever hosts the store. Under the launcher, the agent's own requests count too.
+P9 counts requests where they arrive: for each connection of the server the kernel counts the segments with data that
+came in. A client sends each request at once (TCP_NODELAY) and waits for most answers, so a request is a segment. No
+process is slowed down by the counting, whoever hosts the store. Under the launcher, the agent's own requests count too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""One run of a launcher: started in a folder of its own, read through its ranks' stamps, ended to the last process.
+"""Runs one launcher once: starts it in a folder of its own, reads the stamps of its ranks, and ends every process of
+it.
 
-Every wait has a deadline. A process is ended only when its environment names this job's folder.
+Every wait has a deadline. A process is ended only when its environment names this job's folder, so that other jobs on
+the machine are safe.
 """
 
 from __future__ import annotations

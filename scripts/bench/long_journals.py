@@ -84,7 +84,7 @@ class Cycle:
     Attributes:
         progress: the last sign of progress; before the end of a hang its limit.
         reached: the last iteration.
-        kind, guilty: how it failed, and by which rank; None: it succeeded.
+        kind, culprit: how it failed, and by which rank; None: it succeeded.
         ledgers: the lines of the event `ledger`.
     """
 
@@ -93,7 +93,7 @@ class Cycle:
     progress: float
     over: float
     kind: FaultKind | None
-    guilty: int
+    culprit: int
     reached: int = NO_ITERATION
     ledgers: list[str] = field(default_factory=list)
     fault: Fault | None = None
@@ -233,7 +233,7 @@ def _ns(seconds: float) -> int:
 
 def _judge(job: Job, cycle: Cycle, policy: Policy, history: History) -> History:
     """Finds the fault of a cycle and what follows, as its node and the coordinator do; returns the history after it."""
-    node = cycle.guilty // RANKS
+    node = cycle.culprit // RANKS
     fault = find(_evidence(cycle, node), _raise)
     assert fault is not None
     life = CycleLife(cycle.over - cycle.began, cycle.reached)
@@ -272,12 +272,14 @@ def _evidence(cycle: Cycle, node: int) -> CycleEvidence:
 
 
 def _of_rank(cycle: Cycle, rank: int) -> RankEvidence:
-    is_guilty, age_s = rank == cycle.guilty, cycle.over - cycle.progress + 0.021659492
-    snapshot = Snapshot(13, not is_guilty, not is_guilty, cycle.reached, {STEP: age_s}, age_s)
+    is_culprit, age_s = rank == cycle.culprit, cycle.over - cycle.progress + 0.021659492
+    snapshot = Snapshot(13, not is_culprit, not is_culprit, cycle.reached, {STEP: age_s}, age_s)
     if cycle.kind is FaultKind.HANG:
-        snapshot = replace(snapshot, frames=_WAITS, process=_process("futex_do_wait"), groups=_groups(cycle, is_guilty))
+        snapshot = replace(
+            snapshot, frames=_WAITS, process=_process("futex_do_wait"), groups=_groups(cycle, is_culprit)
+        )
     found = RankEvidence(rank, rank % RANKS, _pid(cycle, rank), -signal.SIGTERM, cycle.over + 1.3, snapshot=snapshot)
-    if not is_guilty:
+    if not is_culprit:
         return found
     match cycle.kind:
         case FaultKind.HANG:
@@ -293,8 +295,8 @@ def _verdict(cycle: Cycle) -> Verdict:
     waited_s = cycle.over - cycle.progress
     return Verdict(
         cycle=cycle.number,
-        rank=cycle.guilty,
-        pid=_pid(cycle, cycle.guilty),
+        rank=cycle.culprit,
+        pid=_pid(cycle, cycle.culprit),
         limit=f"section:{STEP}",
         limit_s=_HANG_S,
         waited_s=waited_s,
@@ -320,10 +322,10 @@ def _process(waits_in: str) -> dict[str, Any]:
     return {"state": "S (sleeping)", "stopped": False, "threads": 114, "wchan": waits_in, "kernel_stack": stack}
 
 
-def _groups(cycle: Cycle, is_guilty: bool) -> dict[str, Any]:
+def _groups(cycle: Cycle, is_culprit: bool) -> dict[str, Any]:
     """How far a rank is in its process group, by the flight recorder."""
     entered = finished = cycle.reached + 1
-    if not is_guilty:
+    if not is_culprit:
         entered += 1
     state = {"entered": entered, "started": 0, "finished": finished, "operation": "all_reduce"}
     return {"0": state | {"shape": "[[4096, 4096]] ['BFloat16']", "description": "default_pg", "members": []}}
@@ -382,11 +384,11 @@ def _started(job: Job, cycle: Cycle, node: int) -> Iterator[str]:
 def _failed(cycle: Cycle, node: int, ledger: str) -> Iterator[str]:
     """The end of a failed cycle; on the node of the rank that failed with the fault and the decision."""
     assert cycle.fault is not None and cycle.decision is not None
-    is_guilty = node == cycle.guilty // RANKS
+    is_culprit = node == cycle.culprit // RANKS
     evidence = _evidence(cycle, node)
     stopped = cycle.over + _STOP_S
-    if is_guilty:
-        yield from _death(cycle, evidence.ranks[cycle.guilty % RANKS])
+    if is_culprit:
+        yield from _death(cycle, evidence.ranks[cycle.culprit % RANKS])
     if cycle.kind is FaultKind.HANG:
         seen = [
             {"rank": rank.rank, "place": rank.scene.activity.name.lower(), "frames": list(rank.scene.frames)}
@@ -395,10 +397,10 @@ def _failed(cycle: Cycle, node: int, ledger: str) -> Iterator[str]:
             for rank in evidence.ranks
         ]
         yield _line(events.StacksEvent(cycle.number, seen), stopped)
-    if is_guilty or cycle.kind is FaultKind.HANG:
+    if is_culprit or cycle.kind is FaultKind.HANG:
         yield _line(events.EvidenceEvent(cycle.number, None, **to_record(evidence)), stopped)
     yield ledger
-    if is_guilty:
+    if is_culprit:
         life = CycleLife(cycle.over - cycle.began, cycle.reached)
         yield _line(events.FaultEvent.of(cycle.fault, cycle=cycle.number), stopped)
         yield _line(events.DecisionEvent.of(cycle.decision, cycle=cycle.number, inputs=cycle.inputs), stopped)

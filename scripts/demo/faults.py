@@ -1,7 +1,7 @@
-"""The demo's training with faults on purpose: replaces functions of `train.py`, which knows nothing of it.
+"""The demo's training with injected faults: replaces functions of `train.py`, which does not know of it.
 
-Each process carries at most one fault: the first in the list that has not happened yet. A marker file in the output
-folder says that one has, so the restarted run gets past it and on to the next.
+Each process carries at most one fault: the first in the list that has not been injected yet. A marker file in the
+output folder says that a fault was injected, so a restarted run gets past it and on to the next fault.
 """
 
 from __future__ import annotations

@@ -150,6 +150,7 @@ class Replay:
         journals."""
         for key, fault, evidence, with_views, nodes in self._by_views:
             scenes = self._scenes.get(key, {})
+            # The decision was made from the views of more or other nodes than those whose journals are here.
             if len(scenes) != with_views:
                 self._leave_out(FAULT_OF_ALL, _OTHER_NODES)
                 continue
@@ -163,8 +164,10 @@ class Replay:
         match entry.event:
             case events.JobStartEvent.event:
                 self._begin(entry)
+            # A new piece continues the launch, unless lines before it were lost or it belongs to another job.
             case events.JournalPieceEvent.event if facts.get("lost_bytes") or entry.run_id != journal.run_id:
                 self._begin(entry)
+            # Among the dropped lines there may have been decisions and changes of health.
             case events.LinesDroppedEvent.event:
                 journal.history = None
                 journal.health.clear()
@@ -276,6 +279,7 @@ class Replay:
     def _decide(self, entry: JournalEntry, fault: JournalEntry, inputs: Mapping[str, Any]) -> None:
         """Decides again, and compares the history of restarts before the decision with the one that its inputs have."""
         before, self._journal.history = self._journal.history, None
+        # The inputs of this decision must have the history that the last decision of this journal left.
         if before is not None:
             then = JournalEntry(entry.event, entry.v, entry.t, before, source=entry.source, line=entry.line)
             self._compare(HISTORY, then, lambda: again.history_in(inputs), _whole(entry.facts.get("cycle")))
@@ -287,6 +291,7 @@ class Replay:
             return facts
 
         self._compare(DECISION, entry, decided)
+        # On several nodes the next decision may be in another journal.
         if after and self._journal.nodes == 1:
             self._journal.history = after
 

@@ -129,6 +129,7 @@ def choose_save_interval(cycle: int, findings: JobFindings | None) -> SaveInterv
         return SaveIntervalEvent(
             cycle, interval_s, f"{as_text(interval_s)}, the first value: {reason}", faults, save_s, mtbf_s
         )
+    # Enough faults are known: the formula decides, within bounds.
     best_s = best_interval_s(save_s, mtbf_s)
     interval_s = min(max(best_s, _LEAST_SAVE_S, save_s), max(_MAX_SAVE_S, save_s))
     bounded = ""
@@ -163,6 +164,7 @@ def _interval(findings: JobFindings) -> Advice | None:
         faults = "one fault is" if count == 1 else f"{count} faults are"
         text = f"{faults} too few to say how often to save; {used}"
         return Advice("checkpoint interval", text, numbers)
+    # The error of the time between faults, which is known from so many faults, gives the range of intervals that pay.
     error = 1 / math.sqrt(count)
     best_s = best_interval_s(saves.mean_s, findings.mtbf_s)
     low_s = best_interval_s(saves.mean_s, findings.mtbf_s * (1 - error))
@@ -210,6 +212,8 @@ def _limit(section: WatchedSection, sections: Sequence[WatchedSection]) -> Advic
     if section.limit_s is not None:
         numbers |= {"limit_s": limit_s, "fired": float(section.fired)}
     worth = ""
+    # A limit that fits, and a section that was seen too few times, give no advice. The section `step` needs no limit of
+    # its own where printed steps have one.
     match section.fit:
         case LimitFit.UNWATCHED if section.name == PRINTED_STEP or (section.name == STEP and not has_printed):
             text = f"no limit watches it; {proposed}"
@@ -280,6 +284,7 @@ def _one_more(spares: Spares) -> str:
     beside = f"One more spare would have saved {saved}, and cost {cost}"
     if spares.losses < _FEWEST_FAULTS:
         return f"{beside}: so few losses do not say whether it pays"
+    # Saved time is proportional to the number of losses, and so has the relative error of that number.
     error = 1 / math.sqrt(spares.losses)
     if spares.saved_rank_s * (1 - error) > spares.cost_rank_s:
         judged = "it pays"

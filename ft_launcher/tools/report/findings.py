@@ -132,6 +132,7 @@ def _join(launches: Sequence[Launch]) -> _Joined:
     attempts = {id(launch): attempt for attempt, found in of_attempt.items() for launch in found}
     recoveries: dict[int, list[tuple[int, Mapping[str, float]]]] = {}
     parts: dict[_Key, CycleTimes] = {}
+    # By node rank, so that `setdefault` keeps the part of the lowest one.
     for launch in sorted(launches, key=lambda launch: launch.node_rank):
         of_launch = recoveries.setdefault(id(launch), [])
         for part in launch.parts:
@@ -241,6 +242,7 @@ def _chosen(events: Sequence[FaultEntry]) -> list[FaultEntry]:
     found = _in_process(events)
     ended = [event for event in events if event.event == "fault"]
     on_other_node = [event for event in events if event.event == "cycle_end"]
+    # The event of a node that has failed itself says most: of these, a rank that failed on its own comes first.
     if ended:
         found.append(min(ended, key=lambda event: (event.collateral, event.t)))
     elif on_other_node:
@@ -262,6 +264,7 @@ def _in_process(events: Sequence[FaultEntry]) -> list[FaultEntry]:
             known = found.get(event.iteration)
             if known is None or known.took_s < event.took_s:
                 found[event.iteration] = event
+    # A restart was for all deaths between the restart before and itself; the first of them gives the facts.
     restarts = []
     for event in sorted(found.values(), key=lambda event: event.t):
         before = [death for death in deaths if death.t <= event.t]
@@ -307,6 +310,7 @@ def _phases(joined: _Joined, event: FaultEntry) -> Mapping[str, float]:
     Asked in this order: the restart in process itself; the journal of the faulty node; the lowest node rank of the next
     cycle; the next attempt.
     """
+    # The ranks restarted in process: they measured it themselves, and it is the whole recovery.
     if event.event.startswith("in_process"):
         return {"in_process": event.took_s}
     attempt, cycle = joined.key(event)
@@ -315,9 +319,12 @@ def _phases(joined: _Joined, event: FaultEntry) -> Mapping[str, float]:
     place = bisect_right(own, cycle, key=_cycle_of)
     if place < len(own):
         return own[place][1]
+    # The node with the fault was lost: any node of the next cycle has the recovery that led into it.
     place = bisect_right(joined.recovered, (attempt, cycle))
     if place < len(joined.recovered) and joined.recovered[place][0] == attempt:
         return joined.parts[joined.recovered[place]].recovery
+    # No cycle of this attempt followed. What is known is how long the fault took to be found and the ranks to end, and,
+    # where another attempt followed, how long that took to begin.
     phases = {}
     ended = joined.parts.get((attempt, cycle))
     if ended is not None:
@@ -339,6 +346,8 @@ def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEntry]]) -> dict[
     keys = list(joined.parts)
     last: FaultEntry | None = None
     for number, key in enumerate(keys):
+        # The account of a window of parts knows which steps were done again within it. The parts before this one are
+        # counted without it and with it: the difference is what this part made vain in earlier parts.
         window = [joined.parts[known] for known in keys[max(0, number - _LOOKS_BACK) : number + 1]]
         before_s = account(window[:-1]).seconds.get(Category.LOST_PROGRESS, 0.0)
         own_s = window[-1].seconds.get(Category.LOST_PROGRESS, 0.0)
@@ -348,6 +357,8 @@ def _lost(joined: _Joined, faults: Mapping[_Key, Sequence[FaultEntry]]) -> dict[
         of_cycle = faults.get(key, ())
         for event in of_cycle:
             found[id(event)] = found.get(id(event), 0.0) + own_s / len(of_cycle)
+        # A restart in process resumes in the same cycle, so only a fault that ended a cycle can make a later cycle
+        # resume earlier.
         ended = [event for event in of_cycle if not event.event.startswith("in_process")]
         if ended:
             last = ended[-1]

@@ -64,6 +64,7 @@ def verdict(findings: JobFindings) -> str:
         sentences.append(f"{counted(len(findings.faults), 'fault')} cost {as_text(findings.cost_s)} ({named}).")
     else:
         sentences.append("No fault is known.")
+    # The end of the job, where its last attempt has one.
     if findings.exit_code is None:
         sentences.append("The journal has no end: the job runs, or its launcher was killed.")
     elif findings.exit_code and not findings.reason:

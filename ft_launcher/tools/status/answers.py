@@ -134,6 +134,8 @@ class Answers:
         The other nodes are asked first, and awaited last: they look for questions seldom, and meanwhile this node asks
         its own ranks. A rank that answers here is left out of the other nodes' answer.
         """
+        # First the other nodes are asked, which takes them longest; then this node's ranks; then the other nodes are
+        # awaited.
         others = None
         if of_all_nodes and self._asking.other_nodes is not None:
             others = self._asking.other_nodes.ask_stacks()
@@ -146,6 +148,7 @@ class Answers:
         readings: Sequence[RankReading] = ()
         if has_ranks:
             readings = self._status.readings
+        # No rank is listed twice: this node's own answer about its ranks counts.
         here = {reading.rank for reading in readings}
         readings = [*readings, *(reading for reading in found.readings if reading.rank not in here)]
         if not readings and not found.silent:

@@ -105,6 +105,7 @@ def _trouble(facts: Facts, times: JobTime | None) -> str:
 
 def rank_state(reading: RankReading, facts: Facts, times: JobTime | None) -> RankState:
     """Returns what a rank does, from its last reading and from what is known of the whole job."""
+    # Readings are of before: what events say of a rank's end is newer.
     if reading.rank in facts.exit_codes or not facts.runs:
         return RankState.EXITED
     if reading.condemned:
@@ -124,6 +125,7 @@ def sentence(facts: Facts, times: JobTime | None) -> str:
     Example: `running, cycle 0, step 1,200, 0.31 s a step, saved 40 s ago at step 1,100, goodput 93.1%`.
     """
     state = job_state(facts, times)
+    # What a job does while no rank runs: the category of time that passes now.
     doing = ""
     if times is not None and times.category:
         doing = f" ({times.category})"
