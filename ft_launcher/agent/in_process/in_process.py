@@ -7,11 +7,10 @@ Made and called by `agent/ranks.py`, whose events the cycle loop takes. Decides 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from torch.distributed import PrefixStore
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.agent.cycle.evidence import fault_in, gather, of_node, oom_kills
 from ft_launcher.agent.in_process.blame_exchange import BlameExchange, BlameOfInterruption
+from ft_launcher.agent.in_process.rank_loss import RankLossNotifier
 from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import is_recorded, to_record
 from ft_launcher.agent.in_process.recovery_steps import (
@@ -38,13 +38,12 @@ from ft_launcher.agent.in_process.recovery_steps import (
     Step,
     TakeOver,
 )
-from ft_launcher.agent.in_process.store_threads import EventQueue, Keys, StoreThreads
+from ft_launcher.agent.in_process.store_threads import Keys, StoreThreads, connect
 from ft_launcher.decide.attribution import Fault, FaultKind, RankEvidence
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.policy.restart_policy import final_codes
 from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder
 from ft_launcher.node.monitors.monitors import NodeMonitors
-from ft_launcher.node.processes.process_tree import SessionTree
 from ft_launcher.node.ranks.rank_context import RankContext
 from ft_launcher.node.zygote.pool import NoWarmStart
 from ft_launcher.record.in_process_recorder import InProcessRecorder
@@ -52,7 +51,7 @@ from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.placement import Placement, RankNumbers
 from rank_monitor.contract import env
 from rank_monitor.contract.restart_phase import ENTERING
-from rank_monitor.contract.rounds.round import Round, depart, withdraw
+from rank_monitor.contract.rounds.round import Round
 from rank_monitor.contract.rounds.round_stores import serve_rounds
 from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.wire.foreign import parse_json
@@ -62,8 +61,6 @@ logger = logging.getLogger(__name__)
 
 LIMIT = "in_process"
 """The name of the limit in a fault where a restart in process did not end."""
-_TERMINATED = "TERMINATED"
-"""The name of `Interruption.TERMINATED`, as in the records that ranks write."""
 
 
 class InProcess:
@@ -91,7 +88,7 @@ class InProcess:
         start, numbers = settings.start, [each.rank for each in placement.ranks]
         state = RecoveryState.at_start(numbers, start.rejoin != "false", final_codes(settings.restart))
         self._levels = RecoveryLevels(state, start.inprocess == "auto")
-        self._threads = StoreThreads(store.host, store.port)
+        self._threads = StoreThreads(partial(connect, store.host, store.port))
         self._loss_notifier = RankLossNotifier(self._threads, settings.stop.workers_stop_timeout, ranks.on_reaped)
         self._servers: dict[str, dict[int, object]] = {}
         """For each call, by the prefix of its keys: the store servers of its rounds."""
@@ -297,42 +294,6 @@ class InProcess:
         self._monitors.begin_rank(self._store.cycle, local_rank, rank, pid, started_ns)
         self._levels.started(local_rank)
         self._recorder.started_again(self._store.cycle, rank, local_rank, pid)
-
-
-class RankLossNotifier:
-    """Writes to the ranks' store that a rank is gone, in a thread for each, and waits there until the others took note.
-
-    `recovery_level.py` decides what is written and the contract how.
-
-    Args:
-        threads: at the cycle's store; close them before `notified`.
-        stop_s: from SIGTERM to SIGKILL for processes that a dead rank left (seconds).
-        on_reaped: called with the pid of each of these whose exit code was taken, in the thread.
-
-    Attributes:
-        notified: the notifications that ended.
-    """
-
-    def __init__(self, threads: StoreThreads, stop_s: float, on_reaped: Callable[[int], None]) -> None:
-        self._threads, self._stop_s, self._on_reaped = threads, stop_s, on_reaped
-        self.notified: EventQueue[LossNotified] = EventQueue()
-
-    def notify(self, order: NotifyLoss, pid: int) -> None:
-        """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once."""
-
-        def speak(keys: Keys) -> None:
-            record = json.dumps({"rank": order.member, "interruption": _TERMINATED})
-            if order.joins:
-                withdraw(keys, order.member, record, order.limit_s)
-            else:
-                depart(keys, order.member, record, order.limit_s)
-            # After the notice: the others must not wait while a data loader of the dead rank takes its time.
-            SessionTree(pid, self._on_reaped).stop(signal.SIGTERM, self._stop_s)
-
-        def end(problem: str) -> None:
-            self.notified.put(LossNotified(order.local_rank, problem))
-
-        self._threads.start(f"ft_departure{pid}", order.prefix, speak, end)
 
 
 def _members(

@@ -1,8 +1,8 @@
 """Threads that wait in the ranks' store of one cycle, each over a connection of its own; they end with the cycle.
 
-Used by `in_process.py` and `blame_exchange.py`. A client of torch's store serves one call at a time, so a wait would
-block every other thread that shared its connection. What they find they leave in an `EventQueue`. Knows nothing of what
-the threads wait for.
+Used by the other files of this room and by `agent/standalone.py`. A client of torch's store serves one call at a time,
+so a wait would block every other thread that shared its connection. What they find they leave in an `EventQueue`. Knows
+nothing of what the threads wait for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, TypeVar
 
 from torch.distributed import PrefixStore, TCPStore
 
@@ -30,13 +31,17 @@ _OVER = "the cycle is over"
 _T = TypeVar("_T")
 
 
+def connect(host: str, port: int) -> TCPStore:
+    """Returns a new connection to the store of a running cycle."""
+    limit = datetime.timedelta(seconds=_CONNECT_S)
+    with resolver.towards(host, port) as address:
+        return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+
+
 class Keys(PrefixStore):  # type: ignore[misc]
     """The keys of a call with prefix `name`, over a connection for one thread; `awaited`: those that it waits for."""
 
-    def __init__(self, prefix: str, host: str, port: int, over: threading.Event) -> None:
-        limit = datetime.timedelta(seconds=_CONNECT_S)
-        with resolver.towards(host, port) as address:
-            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+    def __init__(self, prefix: str, store: Any, over: threading.Event) -> None:
         super().__init__(prefix, store)
         self.name, self.awaited = prefix, list[str]()
         self._over = over
@@ -56,10 +61,16 @@ class Keys(PrefixStore):  # type: ignore[misc]
 
 
 class StoreThreads:
-    """The threads of one cycle, whose store is at `host` and `port`."""
+    """The threads of one cycle.
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    Args:
+        connect: called in each thread; returns a new connection to the ranks' store, or raises what a store raises.
+        making: held while an object of torch is made around that connection.
+    """
+
+    def __init__(self, connect: Callable[[], Any], making: AbstractContextManager[Any] | None = None) -> None:
+        self._connect = connect
+        self._making = making or nullcontext()
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._waiting: dict[str, Keys] = {}
@@ -95,17 +106,22 @@ class StoreThreads:
     def _run(self, name: str, prefix: str, task: Callable[[Keys], None], end: Callable[[str], None]) -> None:
         problem = ""
         try:
-            keys = self._waiting[name] = Keys(prefix, self._host, self._port, self._over)
+            keys = self._waiting[name] = self._keys(prefix)
             task(keys)
         except Exception as error:  # of any kind that a store raises: the agent decides
             problem = one_line(error)
         self._waiting.pop(name, None)
         end(problem)
 
+    def _keys(self, prefix: str) -> Keys:
+        store = self._connect()
+        with self._making:
+            return Keys(prefix, store, self._over)
+
     def _release(self) -> None:
         with contextlib.suppress(Exception):  # a store that is gone ends every wait by itself
             for keys in list(self._waiting.values()):
-                another = Keys(keys.name, self._host, self._port, self._over)
+                another = self._keys(keys.name)
                 for key in keys.awaited:
                     release(another, key, _OVER)
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from rank_monitor.contract.processes import local_address, resolver
 from rank_monitor.contract.rounds.barrier import Store
@@ -82,8 +81,8 @@ class PortHolder:
     def serve(self) -> TCPStore:
         """Starts a new, empty store server. The two ports after its port are free, too."""
         if self._held is not None:
-            return self._serve_at(self._held.dup())
-        return self._serve_at(self._find())
+            return self.serve_at(self._held.dup())
+        return self.serve_at(self._find_or_refuse())
 
     def host(self, cycle: int, host: str, shared: bool) -> CycleStore:
         """Hosts the store of a cycle for clients of `host`; where it is not `shared`, rank 0 gets a port for its own.
@@ -94,11 +93,12 @@ class PortHolder:
         server, ranks_port = self.serve(), 0
         if not shared:
             # Free now, as are the next two. Another program may take it before rank 0 does.
-            with self._find() as listener:
+            with self._find_or_refuse() as listener:
                 ranks_port = int(listener.getsockname()[1])
         return CycleStore(cycle, host, server.port, server, ranks_port)
 
-    def _serve_at(self, listener: socket.socket) -> TCPStore:
+    def serve_at(self, listener: socket.socket) -> TCPStore:
+        """Starts a server at a listening socket, which it takes over."""
         port = listener.getsockname()[1]
         with resolver.towards(local_address.towards(self._address), port) as address:
             return TCPStore(
@@ -116,9 +116,9 @@ class PortHolder:
         """Starts a server for one round of in-process restart, beside the cycle's own; returns it and its port.
 
         Raises:
-            RendezvousConnectionError: no port is free.
+            OSError: no port is free.
         """
-        server = self._serve_at(self._find())
+        server = self.serve_at(self._find())
         return server, server.port
 
     def close(self) -> None:
@@ -126,29 +126,35 @@ class PortHolder:
         if self._held is not None:
             self._held.close()
 
+    def _find_or_refuse(self) -> socket.socket:
+        """As `_find`, with the error that torch's agent expects of a rendezvous."""
+        try:
+            return self._find()
+        except OSError as error:
+            raise _refusal(str(error.strerror)) from error
+
     def _find(self) -> socket.socket:
+        """Returns a socket that listens at a free port, whose next two ports are free, too.
+
+        Raises:
+            OSError: there is none.
+        """
         if self._range is not None:
             low, high = self._range
             # At random: launchers of several jobs on one host look for ports in the same range at once.
             candidates = random.sample(range(low, high + 1), min(_TRIES, high - low + 1))
+            where = f"ports {low} to {high}"
         else:
             candidates = [0] * _TRIES
-        for candidate in candidates:
-            try:
-                listener = _listen(self._address, candidate)
-            except RendezvousConnectionError as error:
-                if not _is_taken(error):  # the same at every port: no such address, no permission
-                    raise
-                continue
-            port = listener.getsockname()[1]
-            if all(_is_free(self._address, port + offset) for offset in range(1, FREE_AFTER + 1)):
-                return listener
-            listener.close()
-        if self._range is None:
             where = "any port"
-        else:
-            where = f"ports {self._range[0]} to {self._range[1]}"
-        raise RendezvousConnectionError(f"no free port found among {where} (--ft-port-range)")
+        try:
+            return local_address.listening_before_free_ports(self._address, candidates, FREE_AFTER)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                text = f"no free port found among {where} (--ft-port-range)"
+            else:  # the same at every port: no such address, no permission
+                text = _no_server(self._address, int(candidates[0]), error)
+            raise OSError(error.errno, text) from error
 
 
 def shares_store(environ: Mapping[str, str]) -> bool:
@@ -187,7 +193,7 @@ def _underlying(store: Store) -> Store:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """Returns a listening socket.
+    """Returns a socket that listens at the port that the user gave.
 
     Raises:
         RendezvousConnectionError: the port cannot be had; its cause is the system's error.
@@ -198,22 +204,18 @@ def _listen(address: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             text = f"port {port} at {address} is in use; name another by --master-port"
         else:
-            where = local_address.host_and_port(address, port)
-            text = f"no server can listen at {where}: {os.strerror(error.errno or 0)}"
-        raise RendezvousConnectionError(text) from error
+            text = _no_server(address, port, error)
+        raise _refusal(text) from error
 
 
-def _is_taken(error: RendezvousConnectionError) -> bool:
-    """Whether another port may be free."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+def _no_server(address: str, port: int, error: OSError) -> str:
+    where = local_address.host_and_port(address, port)
+    return f"no server can listen at {where}: {os.strerror(error.errno or 0)}"
 
 
-def _is_free(address: str, port: int) -> bool:
-    # The port of a store may be the last there is.
-    if port > 65535:
-        return False
-    try:
-        _listen(address, port).close()
-    except RendezvousConnectionError:
-        return False
-    return True
+def _refusal(text: str) -> Exception:
+    # Imported here: the agent of one rank without a launcher serves stores too, and has no rendezvous.
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+    refusal: Exception = RendezvousConnectionError(text)
+    return refusal

@@ -7,11 +7,14 @@ clients try both, and a program that knows IPv4 only finds the server too. A loo
 
 from __future__ import annotations
 
+import errno
 import functools
 import socket
+from collections.abc import Iterable
 
 _IPV4, _IPV6 = "127.0.0.1", "::1"
 _LOCAL = "localhost"
+_LAST_PORT = 65535
 _EVERYWHERE = {4: "0.0.0.0", 6: "::"}
 
 
@@ -68,6 +71,29 @@ def listening(address: str, port: int) -> socket.socket:
     )
 
 
+def listening_before_free_ports(address: str, candidates: Iterable[int], free_after: int) -> socket.socket:
+    """Returns a socket that listens at the first of these ports whose next `free_after` ports are free, too.
+
+    Args:
+        candidates: port 0 is a free one, another each time.
+
+    Raises:
+        OSError: with EADDRINUSE, there is no such port; else the one for which none of these ports can be had.
+    """
+    for candidate in candidates:
+        try:
+            listener = listening(address, candidate)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        port = listener.getsockname()[1]
+        if all(_is_free(address, port + offset) for offset in range(1, free_after + 1)):
+            return listener
+        listener.close()
+    raise OSError(errno.EADDRINUSE, f"no free port at {address}")
+
+
 def host_and_port(host: str, port: int) -> str:
     """Returns `host:port`; an address of IPv6 is put in brackets."""
     if ":" in host:
@@ -94,6 +120,17 @@ def _can_be_bound(address: str) -> bool:
     try:
         with socket.socket(_family(address), socket.SOCK_DGRAM) as tried:
             tried.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _is_free(address: str, port: int) -> bool:
+    # The port before it may be the last there is.
+    if port > _LAST_PORT:
+        return False
+    try:
+        listening(address, port).close()
     except OSError:
         return False
     return True

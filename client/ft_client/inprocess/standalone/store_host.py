@@ -65,13 +65,10 @@ def serve_anywhere(host: str) -> tuple[Any, int]:
     Raises:
         OSError: no such port was found.
     """
-    for _ in range(_TRIES):
-        listener = listen(host, 0)
-        port = listener.getsockname()[1]
-        if all(_is_free(host, port + offset) for offset in range(1, _FREE_AFTER + 1)):
-            return serve(listener), port
-        listener.close()
-    raise OSError(f"no free port at {host}")
+    address = local_address.where_to_listen(host)
+    listener = local_address.listening_before_free_ports(address, [0] * _TRIES, _FREE_AFTER)
+    port = listener.getsockname()[1]
+    return serve(listener), port
 
 
 def own_address(towards: tuple[str, int] | None) -> str:
@@ -117,14 +114,6 @@ def stay(port: int, call_members: CallMembers, interval_s: float, join_timeout_s
             return
         with contextlib.suppress(RuntimeError):
             call_members.wait_finished(datetime.timedelta(seconds=interval_s))
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        listen(host, port).close()
-    except (OSError, OverflowError):
-        return False
-    return True
 
 
 def _ends(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]]:

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from ft_launcher.agent.in_process.blame_exchange import Asked, Blamed, BlameExchange, BlameQuestion
-from ft_launcher.agent.in_process.store_threads import StoreThreads
+from ft_launcher.agent.in_process.store_threads import StoreThreads, connect
 from ft_launcher.decide.attribution import RankEvidence
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.rounds.round import Round
@@ -71,7 +72,7 @@ def news(exchange: BlameExchange) -> Asked | Blamed:
 def nodes() -> Iterator[Nodes]:
     limit = datetime.timedelta(seconds=patient(LIMIT_S))
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=limit)
-    threads = [StoreThreads(HOST, store.port) for _ in range(2)]
+    threads = [StoreThreads(partial(connect, HOST, store.port)) for _ in range(2)]
     host, guest = (BlameExchange(of_node, 2, time.monotonic(), of_node is threads[0]) for of_node in threads)
     made = Nodes(store, host, guest, threads)
     for exchange in (made.host, made.guest):

@@ -62,3 +62,14 @@ def test_a_taken_port_is_named() -> None:
         taken.listen()
         with pytest.raises(RendezvousConnectionError, match="in use"):
             PortHolder(HOST, taken.getsockname()[1], None)
+
+
+def test_a_range_without_a_free_port_is_named() -> None:
+    """The store of a round is served for ranks, which read the error; that of a cycle for torch's agent."""
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        holder = PortHolder(HOST, None, (port, port))
+        with pytest.raises(OSError, match="no free port found among ports"):
+            holder.serve_round()
+        with pytest.raises(RendezvousConnectionError, match="no free port found among ports"):
+            holder.serve()

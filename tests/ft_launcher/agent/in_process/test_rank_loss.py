@@ -6,13 +6,14 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from ft_launcher.agent.in_process.in_process import RankLossNotifier
+from ft_launcher.agent.in_process.rank_loss import RankLossNotifier
 from ft_launcher.agent.in_process.recovery_steps import LossNotified, NotifyLoss
-from ft_launcher.agent.in_process.store_threads import StoreThreads
+from ft_launcher.agent.in_process.store_threads import StoreThreads, connect
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.rounds.barrier import Entry
 from rank_monitor.contract.rounds.round import DONE, Round, joining
@@ -30,7 +31,7 @@ def server() -> TCPStore:
 
 @pytest.fixture
 def threads(server: TCPStore) -> StoreThreads:
-    return StoreThreads(HOST, server.port)
+    return StoreThreads(partial(connect, HOST, server.port))
 
 
 @pytest.fixture
@@ -66,14 +67,14 @@ def taken(departures: RankLossNotifier) -> LossNotified:
 
 
 def test_the_others_take_note(departures: RankLossNotifier, server: TCPStore, dead: int) -> None:
-    iteration = Round(PrefixStore(PREFIX, server), 0)
+    round_ = Round(PrefixStore(PREFIX, server), 0)
     departures.notify(notify(), dead)
-    until(lambda: bool(iteration.records()))
-    assert iteration.records() == ['{"rank": 5, "interruption": "TERMINATED"}']
+    until(lambda: bool(round_.records()))
+    assert round_.records() == ['{"rank": 5, "interruption": "TERMINATED"}']
     for member in range(5):
-        iteration.account(Entry(member, member, 6))
+        round_.account(Entry(member, member, 6))
     assert taken(departures) == LossNotified(1, "")
-    closed = iteration.closing()
+    closed = round_.closing()
     assert closed is not None and closed.has(4) and not closed.has(5)
 
 
@@ -106,7 +107,7 @@ def test_the_end_of_the_cycle_ends_a_wait(
 
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
     monkeypatch.setattr("ft_launcher.agent.in_process.store_threads._CONNECT_S", 0.1)
-    threads = StoreThreads(HOST, 1)
+    threads = StoreThreads(partial(connect, HOST, 1))
     gone = RankLossNotifier(threads, stop_s=0.0, on_reaped=lambda pid: None)
     gone.notify(notify(), dead)
     assert taken(gone).problem
