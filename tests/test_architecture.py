@@ -89,7 +89,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_launcher.node.ranks": {
         *("node.processes", "node.zygote", "record", "record.journal", "record.logs", "settings"),
     },
-    "ft_launcher.node.monitors": {"node.processes", "node.ranks"},
+    "ft_launcher.node.monitors": {"node.ranks"},
     "ft_launcher.node.health": {"decide.health", "node.processes", "settings"},
     "ft_launcher.agent.cycle": {
         *("decide.attribution", "job.coordinator", "node.monitors", "node.processes", "node.ranks", "node.zygote"),
@@ -108,7 +108,7 @@ ROOMS: dict[str, set[str]] = {
         *("record", "record.console", "record.events", "record.journal", "record.journal_reader", "record.ledger"),
     },
     "ft_launcher.tools.status": {
-        *("agent", "agent.cycle", "decide.attribution", "job.link", "job.rendezvous", "node.processes"),
+        *("agent", "agent.cycle", "decide.attribution", "job.link", "job.rendezvous"),
         *("record.events", "record.journal", "record.ledger"),
     },
     "ft_launcher.tools.bundle": {"record", "record.events", "tools.status"},

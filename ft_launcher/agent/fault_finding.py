@@ -34,8 +34,8 @@ from ft_launcher.decide.attribution import (
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.attribution.triage import Outlook, outlook
 from ft_launcher.decide.policy.ended_cycle import CycleLife
-from ft_launcher.node.processes.process_tree import is_stopped
 from ft_launcher.record.journal.contained import contained, log_contained
+from rank_monitor.contract.processes.proc import is_stopped
 from rank_monitor.contract.processes.wait import readable
 
 _CAUSE_WAIT_S = 3.0

@@ -18,13 +18,13 @@ from ft_launcher.decide.attribution.fault import HangKind
 from ft_launcher.decide.attribution.rank_view import RankView
 from ft_launcher.decide.attribution.scene import Scene, about_stall, numbered
 from ft_launcher.node.monitors.monitors import NodeMonitors
-from ft_launcher.node.processes.process_tree import is_stopped
 from ft_launcher.node.ranks import nccl
 from ft_launcher.node.ranks.rank_context import RankContext
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.placement import Placement
 from ft_launcher.settings.options import flag_of
 from ft_launcher.settings.sources import DEFAULT
+from rank_monitor.contract.processes.proc import is_stopped
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import GroupMade

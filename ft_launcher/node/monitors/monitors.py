@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from ft_launcher.node.monitors.rank_report import RankReport, Replaced
-from ft_launcher.node.processes.process_tree import is_stopped
 from ft_launcher.node.ranks.runtime import Runtime
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.processes.proc import is_stopped
 from rank_monitor.contract.processes.spawn import Monitor
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import MonitorSettings

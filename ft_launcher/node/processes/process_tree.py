@@ -114,12 +114,6 @@ def all_stats() -> dict[int, Stat]:
     return found
 
 
-def is_stopped(pid: int) -> bool:
-    """Returns whether the process is stopped (by SIGSTOP or a debugger); False when it is gone."""
-    stat = _read_stat(pid)
-    return stat is not None and stat.state in "Tt"
-
-
 def is_zombie(pid: int) -> bool:
     """Returns whether the process, or its main thread alone, has ended and nobody has taken its exit code yet.
 

@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from ft_launcher.node.processes.process_tree import is_stopped
 from ft_launcher.node.zygote import fork_server
 from ft_launcher.node.zygote.client import NoRanks, RankOrder, ZygoteLost, ZygoteProcess, ZygoteUnfit
 from ft_launcher.node.zygote.forked_rank import ForkedRank
@@ -32,6 +31,7 @@ from ft_launcher.node.zygote.next_zygote import Learned, NextZygote
 from ft_launcher.settings import warm_start
 from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import ConfigError, FtError
+from rank_monitor.contract.processes.proc import is_stopped
 from rank_monitor.contract.settings.config import StartSettings
 
 logger = logging.getLogger(__name__)

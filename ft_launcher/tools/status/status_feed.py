@@ -24,10 +24,10 @@ from ft_launcher.agent.cycle.evidence import gather
 from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import collective, rank_view
-from ft_launcher.node.processes.process_tree import is_stopped
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.tools.status.asking import Asking
 from ft_launcher.tools.status.node_status import NodeStatus, RankReading
+from rank_monitor.contract.processes.proc import is_stopped
 
 _READING_S, _STACKS_S = 0.2, 1.0
 """How long answers of monitors are waited for, and stacks of ranks (seconds). A monitor answers at once; a rank may

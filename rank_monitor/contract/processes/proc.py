@@ -33,6 +33,11 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in lines}
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped (SIGSTOP, a debugger); False when it is gone."""
+    return status(pid).get("State", "").startswith(("T", "t"))
+
+
 def catches(status_of: Mapping[str, str], number: int) -> bool:
     """Whether a process with this status has a handler for signal `number`. False of a process that has ended."""
     # In the mask, bit n - 1 stands for signal n (proc(5)).

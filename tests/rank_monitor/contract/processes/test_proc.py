@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from rank_monitor.contract.processes import proc
+from tests.patience import until
 from tests.program import ended, started
 
 NO_PID = 1 << 30
@@ -28,11 +30,16 @@ def test_a_child() -> None:
         assert f"OF_THIS_TEST={'x' * 100_000}".encode() in proc.environ(child.pid).split(b"\0")
         assert proc.status(child.pid)["Pid"] == str(child.pid)
         assert {0, 1, 2} <= set(proc.descriptors_of(child.pid))
+        child.send_signal(signal.SIGSTOP)
+        until(lambda: proc.is_stopped(child.pid))
+        child.send_signal(signal.SIGCONT)
+        until(lambda: not proc.is_stopped(child.pid))
         assert ended(child) == (0, "", "")
     assert child.pid not in proc.pids()
 
 
 def test_a_process_that_is_gone_has_empty_values() -> None:
+    assert not proc.is_stopped(NO_PID)
     assert (proc.environ(NO_PID), proc.status(NO_PID), proc.name_of(NO_PID)) == (b"", {}, "")
     assert (proc.waits_in(NO_PID), proc.kernel_stack(NO_PID), proc.descriptors_of(NO_PID)) == ("", [], [])
 
