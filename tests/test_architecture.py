@@ -44,10 +44,11 @@ module that needs an optional dependency gets a line of its own."""
 EXCEPTIONS = {
     ("ft_launcher.node.zygote.fork_server", "ft_client.bootstrap"),
     ("ft_launcher.node.ranks.function_rank", "ft_client.bootstrap"),
+    ("ft_client.inprocess.standalone.launcher_parts", "ft_launcher"),
     ("ft_client.integrations.nvrx_alias.peer.fault_tolerance.launcher", "ft_launcher.settings.command_line"),
 }
-"""The bootstrap of a rank is called in the child that was forked for it. NVIDIA's name for its launcher stands for
-ours."""
+"""The bootstrap of a rank is called in the child that was forked for it. `launcher_parts` names what runs in processes
+that the client makes for standalone agents. NVIDIA's name for its launcher stands for ours."""
 
 WINGS: dict[str, set[str]] = {
     "decide": set(),
@@ -150,7 +151,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_client.inprocess": {
         *("inprocess.exception", "inprocess.rank_assignment", "inprocess.rank_filter", "inprocess.state"),
     },
-    "ft_client.inprocess.standalone": {"inprocess", "inprocess.exception", "rank.monitoring"},
+    "ft_client.inprocess.standalone": {"inprocess", "inprocess.exception", "rank.lazy_names", "rank.monitoring"},
     "ft_client.inprocess.restart": {
         *("inprocess", "inprocess.assignment", "inprocess.exception", "inprocess.rank_assignment"),
         *("inprocess.standalone", "inprocess.state", "rank.monitoring", "rank_monitor_client"),

@@ -1,7 +1,7 @@
 """Writes to the ranks' store that a rank is gone, for ranks that cannot do so themselves any more.
 
-`recovery_level.py` decides what is written, or the standalone agent of one rank, and the contract how. Each report has a
-thread of its own, since it waits in the store until the other ranks took note.
+`recovery_level.py` or the standalone agent of one rank decides what is written, and the contract how. Each report has
+a thread of its own, since it waits in the store until the other ranks took note.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from ft_launcher.agent.in_process.recovery_steps import LossNotified, NotifyLoss
 from ft_launcher.agent.in_process.store_threads import EventQueue, Keys, StoreThreads
-from ft_launcher.node.processes.process_tree import SessionTree
 from rank_monitor.contract.rounds.round import depart, withdraw
 
 TERMINATED = "TERMINATED"
@@ -48,6 +47,8 @@ class RankLossNotifier:
             else:
                 depart(keys, order.member, record, order.limit_s)
             if self._stop_s is not None:
+                from ft_launcher.node.processes.process_tree import SessionTree  # here: not needed without a launcher
+
                 # After the notice: the others must not wait while a data loader of the dead rank takes its time.
                 SessionTree(pid, self._on_reaped).stop(signal.SIGTERM, self._stop_s)
 

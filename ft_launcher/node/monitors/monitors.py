@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -87,23 +87,36 @@ class NodeMonitors:
         settings: limits for every rank.
         nprocs: ranks of this node.
         lease: descriptor of a timer; when it runs out the monitors end the ranks, whatever this process does.
+        listeners: where the ranks connect, if these sockets exist already; None: they are made here.
+        first_number: the first monitor's, by which logs and `ps` name it.
     """
 
-    def __init__(self, runtime: Runtime, settings: MonitorSettings, nprocs: int, lease: int | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: MonitorSettings,
+        nprocs: int,
+        lease: int | None = None,
+        listeners: Sequence[socket.socket] | None = None,
+        first_number: int = 0,
+    ) -> None:
         self._runtime = runtime
         self._settings = settings
         self._lease = lease
+        self._first_number = first_number
         self._sequence = 0
         self._reading_token = 0
         self._slots: list[_Slot] = []
         self._not_passed_on: list[tuple[int, Message | Replaced]] = []
         self._complaints = Complaints(logger.warning)
-        for local_rank in range(nprocs):
-            listener = channel.listen(self.socket_path(local_rank))
+        if listeners is None:
+            listeners = [channel.listen(self.socket_path(local_rank)) for local_rank in range(nprocs)]
+        for local_rank, listener in enumerate(listeners):
             self._slots.append(_Slot(listener, self._fork(listener, local_rank)))
 
     def _fork(self, listener: socket.socket, local_rank: int) -> Monitor:
-        return self._runtime.template.fork_monitor(listener, self._settings, local_rank, self._lease)
+        number = self._first_number + local_rank
+        return self._runtime.template.fork_monitor(listener, self._settings, number, self._lease)
 
     def socket_path(self, local_rank: int) -> Path:
         """The socket that a rank connects to."""
@@ -150,14 +163,22 @@ class NodeMonitors:
             return min(since) + STOPPED_GRACE_S
         return None
 
-    def begin_rank(self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int) -> None:
-        """Notifies a monitor of its new rank, at the start of a cycle or when a rank was started again."""
+    def begin_rank(
+        self, cycle: int, local_rank: int, rank: int, pid: int, started_ns: int, reconnect: bool = False
+    ) -> None:
+        """Notifies a monitor of its new rank, at the start of a cycle or when a rank was started again.
+
+        Args:
+            reconnect: the rank ran before this process did, and connects once more.
+        """
         slot = self._slots[local_rank]
         slot.attached, slot.judges_by = False, {}
         with contextlib.suppress(OSError):
             os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
         stack_file, recorder_socket = str(self.stack_file(local_rank)), self.recorder_socket(local_rank)
-        slot.start = CycleStart(cycle, rank, pid, started_ns, stack_file, recorder_socket=recorder_socket)
+        slot.start = CycleStart(
+            cycle, rank, pid, started_ns, stack_file, reconnect=reconnect, recorder_socket=recorder_socket
+        )
         slot.report = RankReport(slot.start)
         self._send(slot, slot.start)
 

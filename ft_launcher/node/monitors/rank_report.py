@@ -49,14 +49,15 @@ class Replaced:
 class RankReport:
     """What one rank's monitor reported in this cycle, with the time of each message (monotonic seconds).
 
-    `start` says which process of the rank it is about, and `times` is the last time ledger of it. `reading` is the last
-    answer to `NodeMonitors.ask_readings`: a finding about the end of a rank must not take it for one. `suspected_at` is
-    when it was last about to exceed a limit, `returned_at` when it returned from its program, and `standstills` how
-    often its monitor has found that it stands still. `failed` says that its program has ended with an error: before the
-    exception, which comes next if it can be told. `before_group`: the rank that sent `last_output` had certainly made
-    no process group. `at_decision` is the snapshot of the look by which the launcher decided that the job hangs: after
-    it the rank may have lost the one that is ended for the hang. `stood_still` is the snapshot of the last look at
-    which this rank stood still, at `stood_still_at`: where another node decides, this node knows no other moment.
+    `start` says which process of the rank it is about, `client_pid` which process connected as the rank (0: none),
+    and `times` is the last time ledger of it. `reading` is the last answer to `NodeMonitors.ask_readings`: a
+    finding about the end of a rank must not take it for one. `suspected_at` is when it was last about to exceed a
+    limit, `returned_at` when it returned from its program, and `standstills` how often its monitor has found that
+    it stands still. `failed` says that its program has ended with an error: before the exception, which comes next
+    if it can be told. `before_group`: the rank that sent `last_output` had certainly made no process group.
+    `at_decision` is the snapshot of the look by which the launcher decided that the job hangs: after it the rank
+    may have lost the one that is ended for the hang. `stood_still` is the snapshot of the last look at which this
+    rank stood still, at `stood_still_at`: where another node decides, this node knows no other moment.
     """
 
     start: CycleStart | None = None
@@ -78,6 +79,7 @@ class RankReport:
     stood_still: Snapshot | None = None
     stood_still_at: float | None = None
     was_attached: bool = False
+    client_pid: int = 0
     times: RankTimes | None = None
     reading: Snapshot | None = None
     reading_at: float | None = None
@@ -91,6 +93,7 @@ class RankReport:
         match message:
             case Connected():
                 self.was_attached |= message.attached
+                self.client_pid = message.pid
             case Snapshot() if message.token < 0:
                 self.reading, self.reading_at = message, now
             case Snapshot():

@@ -1,7 +1,7 @@
-"""The rank's side of its companion: the process that watches a standalone rank, and reports its end to the others.
+"""The rank's side of its standalone agent, which watches a rank without a launcher, and reports its end to the others.
 
-Starts it, sends it each call, and replaces it when it is lost. How it is made and what it does is in
-`companion_process.py`.
+Starts the agent's process, sends it each call, and replaces it when it is lost. How it is made is in
+`companion_process.py`, what it does in `rank_calls.py`.
 
 It is a fork of the rank, as long as no CUDA context and no other Python thread exists here; else it is an interpreter
 of its own, which cannot inherit a lock that another thread holds. (A store of the user's own factory can only be made
@@ -28,10 +28,10 @@ from pathlib import Path
 from ft_client.inprocess.arguments import path_of
 from ft_client.inprocess.exception import InternalError
 from ft_client.inprocess.standalone import companion_process, store_host
-from ft_client.inprocess.standalone.companion_process import CompanionOrder
 from ft_client.inprocess.standalone.watched_call import FINISHED, OVER, MakeStore, WatchedCall
 from ft_client.rank.monitoring import hidden_thread
 from rank_monitor.contract import env
+from rank_monitor.contract.agent_order import AgentOrder
 from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.processes.descriptor import moved_up
 from rank_monitor.contract.processes.fork import fork
@@ -75,7 +75,7 @@ class Companion:
         self._member, self._local_rank, self._logfile, self._owner = member, local_rank, logfile, os.getpid()
         self._tag = ""
         self._folder = runtime_folder.make()[0]
-        self.socket = self._folder / "m"
+        self.socket = self._folder / "m0"
         self._pidfiles: set[Path] = set()
         self._connection: socket.socket
         self._call: WatchedCall
@@ -138,7 +138,7 @@ class Companion:
         """What `ft_client.rank.monitoring.process.start()` needs to know in this process, and in no other."""
         return {
             env.RANK_MONITOR_SOCKET: str(self.socket),
-            env.STACK_FILE: str(self._folder / "stacks"),
+            env.STACK_FILE: str(self._folder / "stacks0"),
             env.STACK_SIGNAL: str(MonitorSettings().stack_signal),
         }
 
@@ -209,7 +209,7 @@ class Companion:
             self._make_store = make_store
         hidden_thread.start(functools.partial(self._attend, ours))
 
-    def _prepare(self, connection: socket.socket, reconnect: bool) -> CompanionOrder:
+    def _prepare(self, connection: socket.socket, reconnect: bool) -> AgentOrder:
         """The parameters of the process: a new folder at the same path, and descriptors with high numbers."""
         self._tag = secrets.token_hex(8)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -220,7 +220,7 @@ class Companion:
             log = open_own(self._logfile, os.O_WRONLY | os.O_APPEND, 0o666)
         opened = (os.pidfd_open(os.getpid()), connection.detach(), channel.listen(self.socket).detach(), log)
         rank, connection_end, listener, log = map(moved_up, opened)
-        return CompanionOrder(
+        return AgentOrder(
             tag=self._tag,
             member=self._member,
             local_rank=self._local_rank,
@@ -280,7 +280,7 @@ def _may_fork() -> bool:
     return threading.active_count() == 1 and len(sys._current_frames()) == 1 and not cuda()
 
 
-def _fork(order: CompanionOrder, make_store: MakeStore | None) -> None:
+def _fork(order: AgentOrder, make_store: MakeStore | None) -> None:
     between = fork()
     if between == 0:
         companion_process.become(order, make_store)
@@ -288,7 +288,7 @@ def _fork(order: CompanionOrder, make_store: MakeStore | None) -> None:
         os.waitpid(between, 0)
 
 
-def _execute(order: CompanionOrder) -> None:
+def _execute(order: AgentOrder) -> None:
     subprocess.run(
         [sys.executable, "-c", _START.format(path=sys.path), write_record(order)],
         stdin=subprocess.DEVNULL,

@@ -1,8 +1,9 @@
-"""The stores of a standalone job, hosted by companions so that any rank may die.
+"""The stores of a job without a launcher, hosted by standalone agents so that any rank may die.
 
-Used by `companion_process.py`. The ranks agree on each round in one store; the rank itself opens its socket, so
-that a port that is taken is an error when the wrapper is entered, and hands it to its companion. Further stores are for
-the groups of each round. Under a launcher none of this runs.
+Used by `companion.py` and `rank_calls.py`. The ranks agree on each round in one store; the rank itself opens its
+socket, so that a port that is taken is an error when the wrapper is entered, and hands it to its standalone agent.
+Further stores are for the groups of each round: `serve_anywhere` is for a rank for which nobody else serves them.
+Under a launcher none of this runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import socket
 import time
 from typing import Any
 
-from ft_client.inprocess.standalone.watched_call import MAKES_STORE, CallMembers
+from ft_client.inprocess.standalone.watched_call import CallMembers
+from rank_monitor.contract.agent_order import MAKES_STORE
 from rank_monitor.contract.processes import local_address, proc, resolver
 from rank_monitor.contract.processes.descriptor import socket_copy
 

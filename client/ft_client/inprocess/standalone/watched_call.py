@@ -17,7 +17,6 @@ import math
 import os
 import secrets
 import socket
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rank_monitor.contract.agent_order import MAKES_STORE
 from rank_monitor.contract.loss_detector import LossDetector
 from rank_monitor.contract.processes import proc, resolver
 from rank_monitor.contract.rounds.barrier import EVER
@@ -38,10 +38,6 @@ OVER, FINISHED = b"over", b"finished"
 _ALL_ENDED = "finished"
 """The key that is set when every member has finished."""
 
-MAKES_STORE = threading.Lock()
-"""Held while a thread of a companion makes a store of torch. The constructor of `TCPStore` writes to pybind11's table
-of objects without the lock of the interpreter. With torch 2.6 one start in about 40 ended a companion with the words
-"pybind11_object_dealloc(): Tried to deallocate unregistered instance!" while two of its threads made stores."""
 # torch's default timeout of a store.
 _STORE_TIMEOUT_S = 300.0
 # Each look is an operation of the store, as each beat is.
@@ -108,9 +104,12 @@ class WatchedCall:
 
     def members(self, store: Any) -> CallMembers:
         """The members of the call in a store."""
+        return self.members_in(self.keys(store))
+
+    def members_in(self, keys: Any) -> CallMembers:
+        """The members of the call in its part of a store."""
         from torch.distributed import PrefixStore
 
-        keys = self.keys(store)
         with MAKES_STORE:
             return CallMembers(PrefixStore(_OWN, keys), self.world_size)
 

@@ -21,16 +21,14 @@ from multiprocessing.process import BaseProcess, parent_process
 from pathlib import Path
 from typing import Any
 
-from ft_client.inprocess.standalone.sidecar import Sidecar
+from ft_client.inprocess.standalone import launcher_parts
 from rank_monitor.contract import env
 from rank_monitor.contract.errors import FtError
 from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.processes.spawn import Template
-from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import declarations, from_json, parse, to_json
 from rank_monitor.contract.wire import channel
-from rank_monitor.contract.wire.launcher_messages import CycleStart
 
 _START_S = 60.0
 """Seconds for the child to listen: a new interpreter may import from a slow file system."""
@@ -135,11 +133,11 @@ class _Station:
     """Acts as the agent of a monitor without a launcher: tells the monitor of each rank that connects."""
 
     def __init__(self, listener: socket.socket, settings: MonitorSettings, number: int) -> None:
-        folder = runtime_folder.make()[0]
-        # This process stands for the rank until one connects: nothing is judged before that.
-        self._start = CycleStart(0, number, os.getpid(), time.monotonic_ns(), str(folder / "stacks"))
-        template = Template.start(f"alias-{os.getpid()}-{number}", folder)
-        self._sidecar = Sidecar(template, folder, listener, number, self._start, _say, settings)
+        folder, tag = runtime_folder.make()[0], f"alias-{os.getpid()}-{number}"
+        runtime = launcher_parts.Runtime(tag, folder, Template.start(tag, folder))
+        self._number, self._started_ns = number, time.monotonic_ns()
+        self._monitor = launcher_parts.SingleMonitor(runtime, listener, number, settings, _say)
+        self._begin()
         self._rank: tuple[int, int] | None = None
 
     def run(self, woken: int) -> None:
@@ -153,22 +151,22 @@ class _Station:
             ends.add(parent.sentinel)
         try:
             while True:
-                awaited = ends | self._sidecar.descriptors()
+                awaited = set(ends)
                 if self._rank is not None:
                     awaited.add(self._rank[1])
-                ready = readable(awaited, None)
+                ready = self._monitor.wait(awaited)
                 if ready & ends:
                     return
-                self._sidecar.handle()
+                self._monitor.handle()
                 if self._rank is not None and self._rank[1] in ready:
                     self._next_rank()
                 self._check_rank()
         finally:
-            self._sidecar.close()
+            self._monitor.close()
 
     def _check_rank(self) -> None:
         """Follows the process that is connected now: its end is what the next rank waits for."""
-        pid = self._sidecar.client_pid
+        pid = self._monitor.report.client_pid
         if not pid or (self._rank is not None and self._rank[0] == pid):
             return
         self._let_go()
@@ -180,7 +178,11 @@ class _Station:
     def _next_rank(self) -> None:
         """Begins anew after the end of a rank: what the monitor knows of it must not be held against the next rank."""
         self._let_go()
-        self._sidecar.begin(self._start)
+        self._begin()
+
+    def _begin(self) -> None:
+        """This process stands for the rank until one connects: nothing is judged before that."""
+        self._monitor.begin(self._number, os.getpid(), self._started_ns)
 
     def _let_go(self) -> None:
         """Closes the pidfd of the rank that was followed."""

@@ -121,11 +121,12 @@ def test_a_companion_that_takes_the_store_along_is_not(ranks: Nursery, port: int
     rank.leave()
 
 
-def test_a_lost_monitor_is_replaced(ranks: Nursery, server: Any) -> None:
+@pytest.mark.parametrize("lost_by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_lost_monitor_is_replaced(ranks: Nursery, server: Any, lost_by: signal.Signals) -> None:
     rank, _, _ = guarded(ranks, server)
     assert rank.do("connected")
     (monitor,) = [pid for pid, name in ranks.processes().items() if name == "ft_monitor0"]
-    os.kill(monitor, signal.SIGKILL)
+    os.kill(monitor, lost_by)
     until(lambda: [pid for pid, name in ranks.processes().items() if name == "ft_monitor0" and pid != monitor], "a new")
     until(lambda: rank.do("connected"), "the rank is watched again")
     rank.say("hang")
