@@ -1,8 +1,13 @@
-"""The signal that ends the launcher on this node: notes the first one, ends waits and blocking calls early, and has the
-ranks save before they end.
+"""The signal that ends the launcher on this node: notes it, ends waits and blocking calls early, and has the ranks save
+before they end.
 
-Made by the node agent, as a source of events of its cycle loop and for the memberships, which wait for other things
-too, and know whether ranks end for a signal to this launcher or to that of another node.
+Made by the node agent. Three parts of the launcher use it:
+- The cycle loop polls it as a source of events: a signal ends the cycle.
+- The membership waits through it, while no cycle runs (`wait`, `call`, `call_at_end`), so that a signal is noticed.
+- A stop of processes asks it how long they may still take (`process_tree.Hurry`).
+
+The first signal decides how the launcher ends; each further one can only shorten the time (`signals.time_to_end`). Runs
+on the agent's thread. What a signal means for the ranks of other nodes is the coordinator's to decide.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ class EndingSignal(EventSource):
     """The signal that ends the launcher on this node, once one has arrived.
 
     Args:
-        ranks: of this node; among their `parts` are all signals to the launcher that end it.
+        ranks: of this node. Their `parts.signals` are the signals to the launcher that end it.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -42,13 +47,13 @@ class EndingSignal(EventSource):
         self._stop = ranks.parts.settings.stop
         self._arrived: list[int] = []
         self.exit_code: int | None = None
-        """The launcher's exit code, once `error` was called, unless the job has ended otherwise all the same."""
+        """The launcher's exit code, once `error` was called. Not used where the job had ended for another reason."""
         self.grace_ends_at = -math.inf
-        """When the time is over that ranks have to save after a preemption (monotonic seconds)."""
+        """When the time ends that ranks have to save after a preemption (monotonic seconds)."""
 
     @property
     def number(self) -> int | None:
-        """The first signal, which stands; None: none has arrived."""
+        """The first signal that has arrived, which decides how the launcher ends; None: none has arrived."""
         if not self._arrived:
             return None
         return self._arrived[0]
@@ -77,7 +82,7 @@ class EndingSignal(EventSource):
     # For waits.
 
     def note(self, *numbers: int) -> None:
-        """Notes signals that have arrived, in order, and says of those after the first what time they leave."""
+        """Notes signals that have arrived, in order. Reports each further one that shortens the time to end."""
         for number in numbers:
             before_s = self._time_to_end()
             self._arrived.append(number)
@@ -86,7 +91,11 @@ class EndingSignal(EventSource):
                 self._ranks.parts.recorder.hurried(number, left_s)
 
     def wait(self, limit_s: float) -> int | None:
-        """Waits for a signal, `limit_s` seconds at most; returns the first one there was, None without one."""
+        """Blocks until a signal has arrived, `limit_s` seconds at most; reaps orphans meanwhile.
+
+        Returns:
+            The first signal of all, also one from before this call; None: there was none.
+        """
         deadline = time.monotonic() + limit_s
         while self.number is None:
             left_s = deadline - time.monotonic()
@@ -107,19 +116,20 @@ class EndingSignal(EventSource):
     def time_left(self) -> float:
         """Notes the signals that have arrived; returns how long ranks may still take from now on (seconds).
 
-        Infinity: as long as they have without a signal.
+        Infinity: the signals set no limit, and the one that the caller has holds.
         """
         self.note(*self.signals.read())
         return self._time_to_end()
 
     def _time_to_end(self) -> float:
+        """Returns how long ranks may take to end after the signals that have arrived (seconds)."""
         return time_to_end(self._arrived, self._stop.workers_stop_timeout)
 
     def error(self, number: int, exit_code: int) -> SignalException:
         """Returns the exception with which a signal ends the launcher, and sets the exit code.
 
-        `torch_launch.py` leaves the rendezvous open for other nodes then. It is torch's own class, since users of
-        `launch()` and what classifies errors know it by its name.
+        The class is torch's: `torch_launch.py` leaves the rendezvous open for the other nodes when it sees this class,
+        and users of `launch()` catch it by its name.
         """
         self.exit_code = exit_code
         return SignalException(told_to_end(number), signal.Signals(number))
@@ -128,17 +138,19 @@ class EndingSignal(EventSource):
         """Returns the exception for a signal that ends the launcher while no rank runs, and sets the exit code."""
         if number == signal.SIGINT:
             return self.error(number, INTERRUPTED)
-        if not self._ranks.were_started:  # it ends as any program does
+        if not self._ranks.were_started:  # The launcher ends as any program does that dies of the signal.
             return self.error(number, died_of(number))
         return self.error(number, int(ExitCode.PREEMPTED))
 
     def call(self, work: Callable[[], _T]) -> _T:
-        """Runs a blocking call (a rendezvous, a barrier) in a thread, and returns its result or raises what it raised.
+        """Runs a blocking call (a rendezvous, a barrier, health checks) in a thread; returns what it returns.
 
-        torch's calls cannot be cancelled: when a signal arrives, the thread is left behind.
+        Blocks until the call ends or a signal arrives. torch's calls cannot be cancelled: when a signal arrives, the
+        thread is left behind. Raises also what the call raises.
 
         Raises:
-            SignalException: a signal arrived before the call returned, or earlier, while ranks were stopped.
+            SignalException: a signal arrived before the call returned, or had arrived earlier, while ranks were
+                stopped.
         """
         if self.number is not None:
             raise self.error_without_ranks(self.number)
@@ -155,16 +167,22 @@ class EndingSignal(EventSource):
         return call.result()
 
     def call_at_end(self, work: Callable[[], object], after_signal_s: float) -> bool:
-        """Runs a blocking call of the job's end (the departure from the rendezvous) in a thread; returns whether it has
-        returned. A signal shortens it and changes nothing else: how the job has ended stays.
+        """Runs a blocking call of the job's end (the departure from the rendezvous) in a thread.
+
+        Blocks until the call ends. A signal limits the wait, and changes nothing else: how the job has ended stays.
 
         Args:
-            after_signal_s: how long it may take once a signal has arrived, also one that had arrived before (seconds).
-                A signal that hurries the end shortens this. Then the thread is left behind.
+            work: the call.
+            after_signal_s: how long the call may take once a signal has arrived, also one from before (seconds). A
+                further signal may shorten this. Afterwards the thread is left behind.
+
+        Returns:
+            Whether the call has returned.
         """
         try:
             call = BlockingCall(work)
-        except RuntimeError:  # the system starts no further thread: better without an ear for signals than not at all
+        except RuntimeError:
+            # The system starts no further thread. Better a call that no signal can shorten than none at all.
             work()
             return True
         deadline = math.inf
@@ -185,10 +203,16 @@ class EndingSignal(EventSource):
     # For ranks that save before they end.
 
     def preempt(self, number: int) -> int:
-        """Sends the ranks the signal that stands for `number` once, and waits while they save. No limit is judged.
+        """Sends the ranks the signal that stands for `number`, once, and waits while they save.
+
+        The monitors judge no limit meanwhile: a rank that saves makes no steps. Blocks for `--ft-preemption-grace` at
+        most, then kills the ranks that are left.
+
+        Args:
+            number: the signal that this launcher, or the launcher of another node, has got.
 
         Returns:
-            The launcher's exit code.
+            The launcher's exit code: whether all ranks ended by themselves, or some were killed.
         """
         ranks = self._ranks
         self.grace_ends_at = time.monotonic() + self._stop.preemption_grace
@@ -201,7 +225,10 @@ class EndingSignal(EventSource):
         return int(ExitCode.PREEMPTED_KILLED)
 
     def end_ranks(self) -> SignalException:
-        """Ends the ranks after a signal to this launcher; returns the exception with which the launcher ends."""
+        """Ends the ranks after a signal to this launcher; returns the exception with which the launcher ends.
+
+        Ctrl-C stops the ranks as the terminal would. Every other signal is a preemption: the ranks may save.
+        """
         assert self.number is not None
         recorder = self._ranks.parts.recorder
         recorder.signalled(self.number)
@@ -218,27 +245,27 @@ class EndingSignal(EventSource):
     def await_agreed_exits(self) -> None:
         """Waits until ranks that have agreed to exit have saved and ended, for `--workers-stop-timeout` at most.
 
-        A signal to the launcher meanwhile is noted.
+        Notes a signal to the launcher that arrives meanwhile.
         """
         self._wait_for_exits(self._stop.workers_stop_timeout)
 
     def _signal_ranks(self, asked: RankSignal) -> None:
-        """Sends each rank's main process the signal; SIGTERM if the rank has no handler and needs one.
+        """Sends each rank's main process the signal; SIGTERM where the rank has no handler for it and needs one.
 
-        Not to its tree: data loaders must not end while their rank saves.
+        Children of the ranks get no signal: data loaders must not end while their rank saves.
         """
         pids = self._ranks.processes.pids()
         for local_rank, pidfd in self._ranks.processes.pidfds.items():
             handled = asked.always or proc.catches(proc.status(pids[local_rank]), asked.number)
-            with suppress(OSError):  # it has just ended, and another process took its end
+            with suppress(OSError):  # The rank has just ended, and another process has taken its exit code.
                 signal.pidfd_send_signal(pidfd, asked.number if handled else signal.SIGTERM)
                 # A stopped process handles the signal only when it runs again.
                 signal.pidfd_send_signal(pidfd, signal.SIGCONT)
 
     def _wait_for_exits(self, limit_s: float) -> bool:
-        """Waits until all ranks have ended, at most `limit_s`; returns whether they have.
+        """Waits until all ranks have ended, `limit_s` seconds at most; returns whether all have.
 
-        A signal to the launcher meanwhile is noted, and says how long to wait from then on.
+        A signal to the launcher that arrives meanwhile is noted, and may shorten the wait.
         """
         processes, deadline = self._ranks.processes, time.monotonic() + min(limit_s, self.time_left())
         while processes.pidfds and (left := deadline - time.monotonic()) > 0:

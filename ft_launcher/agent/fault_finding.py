@@ -1,8 +1,13 @@
-"""The end of a cycle that failed on this node: from the first failed rank to the fault, with all ranks stopped, and to
-the record of it.
+"""The end of a cycle that failed on this node: finds the fault, stops the ranks, and records what is known.
 
-Called by the memberships, which report the end to other nodes and decide what follows. Asks the monitors and NCCL where
-the ranks are before it stops them, and joins what is known into the fault. Decides nothing, and starts no rank.
+Called by the membership, which reports the end to the coordinator. The order matters, since a stop destroys evidence:
+
+1. `await_cause`: a rank that failed because it lost a peer waits a moment for the peer that failed first.
+2. `stop_and_attribute`: asks NCCL and the monitors where the ranks are, stops the ranks, receives the last messages,
+   and joins all of this into a `CycleEvidence`.
+3. `decide/attribution/` finds the fault in that evidence. Nothing here decides, and no rank is started.
+
+The functions run on the agent's thread and block, each within the bound that its docstring names.
 """
 
 from __future__ import annotations
@@ -39,9 +44,10 @@ from rank_monitor.contract.processes.proc import is_stopped
 from rank_monitor.contract.processes.wait import readable
 
 _CAUSE_WAIT_S = 3.0
-"""Seconds that a restart is delayed at most, for a rank that takes this long to clean up after its error."""
+"""Seconds that a restart is delayed at most for a rank that cleans up after its error and has not reported it yet."""
 _SUSPECT_S = 1.0
-"""A rank is suspect 0.1 s before its limit. Its peers exceed theirs at about the same time, and are ended."""
+"""Seconds after which a suspicion no longer counts. A monitor suspects a rank 0.1 s before the rank's limit. Ranks of
+other nodes exceed their limits at about the same time and are ended, by which this rank may lose a peer."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,9 @@ class NodeFindings:
 
     Attributes:
         fault: what failed first; None: no rank of this node failed by itself.
-        life: of the cycle, where there is a fault.
-        views: where the ranks of this node were, as `JoinRequest.views` has it; empty: nobody looked.
-        lost: the ranks of this node whose error only says that another rank is gone.
+        life: how long the cycle ran and how far it came, where there is a fault.
+        views: where the ranks of this node were, in the form of `JoinRequest.views`; empty: nobody looked.
+        lost: the ranks of this node whose error says only that another rank is gone.
     """
 
     fault: Fault | None = None
@@ -62,18 +68,20 @@ class NodeFindings:
 
 
 def look(ranks: Ranks) -> Outlook:
-    """Returns what the ranks show before they are stopped."""
+    """Returns what the ranks show before they are stopped: whether some hang, and whether the cause may still come."""
     return _outlook(ranks, _gathered(ranks))
 
 
 def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
-    """As `look`, once a rank has failed for a reason of its own and has ended; waits `_CAUSE_WAIT_S` seconds at most.
+    """Waits until a rank has failed for a reason of its own and has ended, for `_CAUSE_WAIT_S` at most; then as `look`.
 
-    A rank that cleans up after an error, in a `finally` that destroys the process group for example, closes its
-    connections first: its peers fail before it has reported its error, and a stop would end it before it does.
+    A rank that cleans up after an error, for example in a `finally` that destroys the process group, first closes its
+    connections. Its peers fail by that before the rank has reported its error. A stop at this moment would end the rank
+    without the report, and the fault would name a peer.
 
     Args:
-        interrupt: a descriptor, readable when the launcher got a signal, which ends the wait.
+        ranks: of this node.
+        interrupt: a descriptor that is readable when the launcher got a signal, which ends the wait.
     """
     deadline = time.monotonic() + _CAUSE_WAIT_S
     processes = ranks.processes
@@ -90,10 +98,10 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
 
 
 def has_stood_still(ranks: Ranks) -> bool:
-    """Returns whether the cycle failed by a hang that `hang_timeout` has ended, on this node or on another one.
+    """Returns whether the cycle failed by a hang that `--ft-hang-timeout` has ended, on this node or on another one.
 
-    The rank that is ended closes its connections. A rank of this node that waited for it may fail by that before this
-    node hears of the end of the cycle: it stood still when the nodes looked at their ranks last.
+    The rank that is ended closes its connections. A rank of this node that waited for the ended one may fail by that
+    before the coordinator's message about the end arrives here. Such a rank stood still at the last check for hangs.
     """
     if ranks.request is not None or ranks.parts.settings.monitor.hang_timeout is None:
         return False
@@ -105,6 +113,8 @@ def has_stood_still(ranks: Ranks) -> bool:
 
 
 def _outlook(ranks: Ranks, gathered: Sequence[RankEvidence]) -> Outlook:
+    """Returns what the evidence shows. If texts that ranks wrote cannot be used, they are left out, and this is
+    logged."""
     running, now = ranks.running(), time.monotonic()
     suspected = [rank.local_rank for rank in gathered if _was_suspect(ranks, rank.local_rank, now)]
     try:
@@ -115,13 +125,16 @@ def _outlook(ranks: Ranks, gathered: Sequence[RankEvidence]) -> Outlook:
 
 
 def _was_suspect(ranks: Ranks, local_rank: int, now: float) -> bool:
-    """Whether a rank was about to exceed a limit itself when it lost a peer: one of another node that was ended."""
+    """Returns whether a rank was about to exceed a limit itself when it lost a peer: the peer was ended for a hang."""
     suspected_at = ranks.monitors.report(local_rank).suspected_at
     return suspected_at is not None and now < suspected_at + _SUSPECT_S
 
 
 def stop_what_is_left(ranks: Ranks) -> NodeFindings:
-    """Stops what the ranks left when all of them had returned from the program; returns where they were."""
+    """Stops the processes that ranks left when all ranks had returned from the program; returns where the ranks were.
+
+    For a node whose ranks succeeded in a cycle that failed on another node. Blocks as `Ranks.stop`.
+    """
     stop_began = time.monotonic()
     ranks.stop()
     views: dict[str, Any] = {}
@@ -131,11 +144,15 @@ def stop_what_is_left(ranks: Ranks) -> NodeFindings:
 
 
 def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> NodeFindings:
-    """Stops the ranks, and returns what failed first, and where they were.
+    """Stops the ranks; returns what failed first, and where the ranks were. Records the evidence of a fault.
+
+    Blocks as `Ranks.stop`, and about 2 s more for answers of monitors and NCCL and for files.
 
     Args:
-        hung: some ranks hang or hold up others, so the stacks of all are kept.
-        stood_still: as `has_stood_still` says, or the node that has ended a rank for the hang.
+        ranks: of this node.
+        hung: whether some ranks hang or hold up others. The stacks of all ranks are then kept.
+        stood_still: whether a hang was ended by `--ft-hang-timeout`: as `has_stood_still` says here, or as the node
+            says that has ended a rank.
     """
     stop_began = time.monotonic()
     recorder, times = ranks.parts.recorder, ranks.parts.times
@@ -164,15 +181,15 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
 
 
 def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> CycleEvidence:
-    """Stops the ranks; returns all that is known of them. What can be seen only while they run is asked before."""
+    """Stops the ranks; returns all that is known of them. What shows only while they run is asked before the stop."""
     tree = ranks.tree()
     if hung:
-        # An answer from before the first rank was ended is worth more than one from after it.
+        # An answer from before the first rank was ended says more than a later one.
         reports = map(ranks.monitors.report, ranks.monitors.local_ranks)
         ranks.ask_nccl(nccl_ras.hung_for_s(reports, stop_began))
-    # The processes are looked for while the monitors answer: both take time in a large job.
+    # The processes are looked for while the monitors answer: both take time on a node with many processes.
     ranks.monitors.snapshots(meanwhile=tree.find, stacks=hung)
-    # Read before the stop continues them: others waited for a rank that was under SIGSTOP or a debugger.
+    # Read before the stop continues stopped processes: other ranks waited for one that was under SIGSTOP or a debugger.
     stopped = {rank for rank, pid in ranks.processes.pids().items() if is_stopped(pid)}
     nccl = None
     if hung:
@@ -190,9 +207,9 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
         evidence,
         of_node(ranks.oom_kills_before),
         stop_began,
-        # With several nodes the rank that all of these wait for may be on another node.
+        # With several nodes the rank that all ranks here wait for may be on another node.
         all_ranks=ranks.placement.is_alone,
-        # These count only where no rank failed by itself: their ranks have no failure of their own.
+        # These two faults count only where no rank failed by itself.
         otherwise=ranks.in_process.fault(evidence) or ranks.zombies.fault(evidence),
         suspect_results=ranks.monitors.suspect_results(),
         on_purpose=ranks.parts.injected.during(ranks.cycle),
@@ -201,15 +218,15 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
 
 
 def _gathered(ranks: Ranks, stopped: Collection[int] = (), killed: Collection[int] = ()) -> list[RankEvidence]:
-    """As `gather`, of all ranks of the cycle."""
+    """Returns the evidence of all ranks of the cycle. Arguments as of `gather`."""
     return gather(ranks.placement.ranks, ranks.processes, ranks.monitors, stopped, killed)
 
 
 def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:
-    """When a fault began (monotonic seconds); None: when the cycle was over.
+    """Returns when a fault began (monotonic seconds); None: when the cycle was over.
 
-    A hang began before its limit was over. Of one that no monitor saw it is only known that it came after the last
-    progress, as any moment before that says.
+    A hang began when the wait began that exceeded a limit. For a hang that no monitor saw, 0.0 is returned: the ledger
+    then counts from the last progress on.
     """
     for rank in evidence:
         if rank.local_rank == fault.local_rank:

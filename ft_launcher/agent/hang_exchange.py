@@ -1,7 +1,9 @@
-"""Asks the other nodes where their ranks are while one of this node stands still, and answers when they ask.
+"""Asks the other nodes where their ranks are while a rank of this node stands still, and answers their questions.
 
-`hang_watch.py` uses it, in the agent's thread; each question and each answer is an operation on the job's store, in a
-thread of its own that lives no longer than that takes. Decides nothing.
+Threads: `hang_watch.py` calls the public methods on the agent's thread, and none of them blocks. Each question and each
+answer is an operation on the job's store. It runs in a thread `ft_hang_exchange`, which ends with the operation. The
+link's thread calls `_on_question` when another node has asked. What arrives goes through an `EventQueue` to the agent's
+thread. Decides nothing.
 """
 
 from __future__ import annotations
@@ -23,27 +25,33 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.wire.foreign import parse_object
 
 _ANSWERS_S = 5.0
-"""What nodes need to answer after they have seen a question, and the answers to arrive (seconds)."""
+"""Seconds that nodes have to answer after they have seen a question, and that the answers have to arrive."""
 _POLL_S = 0.2
-"""Between two looks for answers: each is one operation of the store for all nodes."""
+"""Seconds between two look-ups of answers. Each is one operation of the store for all nodes."""
 _MAX_BYTES = 1 << 20
-"""Of one answer: 1 KB for each rank of a node."""
+"""Of one answer, which has about 1 KB for each rank of a node."""
 _NOT_ASKED = "whether ranks hang cannot be asked of the other nodes"
 
 
 @dataclass(frozen=True)
 class Others:
-    """The ranks of the other nodes; `is_complete`: with those of this node they are all ranks of the job."""
+    """What the other nodes have answered.
+
+    Attributes:
+        ranks: a sample of each of their ranks.
+        is_complete: whether these and the ranks of this node are all ranks of the job.
+    """
 
     ranks: Sequence[RankSample]
     is_complete: bool
 
 
 class HangExchange:
-    """One node's end. The agent's thread calls its public methods.
+    """One node's end of the exchange.
 
     Args:
-        rendezvous: of this node. Questions about anything else go on to who has heard them before.
+        rendezvous: of this node. This object receives its questions about hangs, and passes all others on to the
+            previous receiver.
     """
 
     def __init__(self, rendezvous: NodeRendezvous) -> None:
@@ -54,33 +62,42 @@ class HangExchange:
         self._others: Others | None = None
 
     def begin(self) -> None:
-        """Forgets what was asked and answered in the last cycle."""
+        """Drops what was asked and answered in the last cycle."""
         self._news.drain()
         self._asked, self._others = [], None
 
     def fileno(self) -> int:
-        """Readable when `questions` or `others` has something new."""
+        """Returns a descriptor that is readable when `questions` or `others` has something new."""
         return self._news.fileno()
 
     def questions(self) -> list[int]:
-        """Returns the numbers of the questions that are not answered yet: of several the last one will do."""
+        """Returns the number of the last question that is not answered yet, in a list; empty: there is none.
+
+        Of several questions the last will do: who asked earlier reads an answer with a higher number, too.
+        """
         self._drain()
         asked, self._asked = self._asked[-1:], []
         return asked
 
     def others(self) -> Others | None:
-        """Returns what the other nodes have answered to the last question; None: nothing new."""
+        """Returns what the other nodes have answered to the last question; None: nothing since the last call."""
         self._drain()
         others, self._others = self._others, None
         return others
 
     def ask(self, cycle: int) -> None:
-        """Asks the other nodes of a cycle. `others` has their answers later. Does not block."""
+        """Asks the other nodes of a cycle. Does not block; `others` returns their answers later, in any case."""
         if not self._start(partial(self._ask, cycle)):
             self._news.put(Others((), False))
 
     def answer(self, number: int, cycle: int, ranks: Sequence[RankSample]) -> None:
-        """Answers a question. Does not block."""
+        """Answers a question of another node. Does not block.
+
+        Args:
+            number: of the question.
+            cycle: the present one.
+            ranks: samples of this node's ranks.
+        """
         records = [hang_clocks.to_record(rank) for rank in ranks]
         text = json.dumps({"number": number, "cycle": cycle, "ranks": records}, separators=(",", ":"))
         self._start(partial(self._answer, text, cycle))
@@ -93,6 +110,7 @@ class HangExchange:
                 self._asked.append(item)
 
     def _start(self, work: partial[None]) -> bool:
+        """Runs `work` in a thread; returns whether a thread could be started."""
         try:
             threading.Thread(target=work, name="ft_hang_exchange", daemon=True).start()
         except RuntimeError as error:  # no thread is left
@@ -103,7 +121,7 @@ class HangExchange:
     # In threads.
 
     def _on_question(self, topic: Topic, number: int) -> None:
-        """Takes a question of another node, in the thread of the link. Does not block."""
+        """Receives a question of another node. Called by the link's thread; does not block."""
         if topic is Topic.HANG:
             self._news.put(number)
         else:
@@ -143,7 +161,7 @@ class HangExchange:
 
 
 def _ranks_in(text: bytes, number: int, cycle: int) -> list[RankSample] | None:
-    """Returns the ranks in an answer to question `number` or a later one; None: it is none."""
+    """Returns the samples in an answer to question `number` or a later one; None: `text` is no such answer."""
     if len(text) > _MAX_BYTES:
         return None
     try:
@@ -151,5 +169,5 @@ def _ranks_in(text: bytes, number: int, cycle: int) -> list[RankSample] | None:
         if int(record.get("number", 0)) < number or record.get("cycle") != cycle:
             return None
         return [hang_clocks.of_record(rank) for rank in record["ranks"]]
-    except (KeyError, ProtocolError, TypeError, ValueError):  # any process at the store may have written it
+    except (KeyError, ProtocolError, TypeError, ValueError):  # Any process at the store may have written the text.
         return None

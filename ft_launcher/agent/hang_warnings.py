@@ -1,7 +1,11 @@
-"""Warnings about hangs while a cycle runs: ranks that stand still, limits that cannot act, and NCCL's bound.
+"""Warnings about hangs while a cycle runs. Asks the monitors, and reports through the recorder; stops no rank.
 
-Called by `ranks.py`, and by `composition.py` for the limits that the user set. Asks the monitors and reports through
-the recorder, once for all ranks of the node; stops no rank.
+There are three, each once for all ranks of the node:
+- ranks stand still: who waits for whom, and what would end that (`stalled`),
+- limits that the user set cannot act, since nobody calls the client in the training (`poll`),
+- how long a hang in NCCL may last (`made_group`).
+
+`ranks.py` calls the methods on the agent's thread; `composition.py` calls `limits_set`.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from rank_monitor.contract.wire.messages import GroupMade
 
 logger = logging.getLogger(__name__)
 
-# Heartbeats and sections count from `init_workload_monitoring()` on; every other limit acts without a client.
+# The limits of heartbeats and sections count from `init_workload_monitoring()` on. All others act without the client.
 _NEED_A_CLIENT = (
     "initial_rank_heartbeat_timeout",
     "rank_heartbeat_timeout",
@@ -43,35 +47,47 @@ _MAX_NAMED = 4
 
 
 def limits_set(settings: MonitorSettings, sources: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the options that were set to a limit and apply only to a watched training."""
+    """Returns the options that the user set to a limit and that act only in a training which the client watches.
+
+    Args:
+        settings: of the monitors.
+        sources: name of a setting -> where its value came from.
+    """
     return tuple(
         flag_of(key) for key in _NEED_A_CLIENT if sources.get(key, DEFAULT) != DEFAULT and getattr(settings, key)
     )
 
 
 class HangWarnings:
-    """The warnings of one job on this node."""
+    """The warnings of one job on this node.
+
+    Args:
+        parts: of this launcher.
+        monitors: of this node.
+    """
 
     def __init__(self, parts: NodeParts, monitors: NodeMonitors) -> None:
         self._parts, self._monitors = parts, monitors
         self._stall_shown_at = 0.0
         self._nccl_shown = False
         self._due: dict[int, float] = {}
-        """When to warn that limits cannot act, by local ranks with a process group (monotonic seconds)."""
+        """Local rank with a process group -> when to warn that limits cannot act (monotonic seconds)."""
         self._warned = False
 
     def begin_cycle(self) -> None:
-        """Forgets the ranks of the last cycle."""
+        """Resets what is known of the ranks of the last cycle."""
         self._stall_shown_at = 0.0
         self._due = {}
 
     def next_check(self) -> float | None:
-        """When `poll` should be called (monotonic seconds); None: nothing is due."""
+        """Returns when `poll` should be called (monotonic seconds); None: nothing will be due."""
         return min(self._due.values(), default=None)
 
     def made_group(self, local_rank: int, group: GroupMade) -> None:
-        """Notes that a rank made its process group: the wait for its watch begins. Logs NCCL's bound on a hang at the
-        first group that uses NCCL."""
+        """Notes that a rank made its process group: from now on the client should be called soon.
+
+        Logs NCCL's bound on a hang at the first group of the job that uses NCCL.
+        """
         wait_s = self._parts.settings.monitor.unwatched_warning
         if self._parts.limits_set and wait_s is not None and not self._warned:
             # A rank may make several groups; the wait counts from the first.
@@ -82,7 +98,8 @@ class HangWarnings:
             logger.info("%s", self._parts.nccl_bound)
 
     def poll(self, placement: Placement) -> None:
-        """Warns of limits that cannot act, if the time for that has come: once per job. Does not block."""
+        """Warns that limits cannot act, if the time has come and ranks are not watched: once in a job. Does not
+        block."""
         due = self.next_check()
         if due is None or time.monotonic() < due:
             return
@@ -112,10 +129,17 @@ class HangWarnings:
     def stalled(self, placement: Placement, stall: Verdict, ranks: RankContext) -> bool:
         """Reports ranks that stand still: who waits for whom, what would end that, and the stacks of this node's ranks.
 
+        Blocks for a second at most, while the monitors answer.
+
+        Args:
+            placement: of this node in the cycle.
+            stall: the verdict of the monitor that reported the stall.
+            ranks: the processes.
+
         Returns:
-            False when the last report already covered this stall: it began before that report.
+            False: the last report has covered this stall already, since the stall began before it.
         """
-        # All ranks wait for the one that stands still, so each monitor reports a stall; the first report shows all.
+        # All ranks wait for the one that stands still, so each monitor reports a stall. The first report shows all.
         if time.monotonic() - stall.waited_s <= self._stall_shown_at:
             return False
         self._monitors.snapshots(stacks=True)

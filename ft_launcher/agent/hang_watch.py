@@ -1,9 +1,15 @@
-"""Ends hangs by `--ft-hang-timeout`: looks at the ranks of the job while one of this node stands still.
+"""Ends hangs by `--ft-hang-timeout`: checks the ranks of the job while a rank of this node stands still.
 
-A source of events. Made by the node agent where the option has a limit. Nothing happens as long as no monitor reports a
-standstill; then each look asks the monitors of this node for stacks and collectives, and the other nodes for theirs, in
-a thread (`hang_exchange.py`). What that means, `decide/attribution/hang_clocks.py` decides. A rank is ended through its
-monitor, as by every other limit, so the verdict has its stacks and all nodes say where their ranks were.
+A source of events. Made by the node agent where the option has a limit.
+
+1. A monitor reports that its rank stands still. Until then nothing happens here, and nothing is asked of any rank.
+2. A check (`_states`) asks the monitors of this node for stacks and collectives. The first nodes of the job also ask
+   the other nodes for theirs, in a thread (`hang_exchange.py`), and the check goes on when these have answered.
+3. `decide/attribution/hang_clocks.py` decides whether the job hangs, since when, and which rank holds it up.
+4. If the limit has passed, and that rank is on this node, its monitor ends it (`_end`), as for every other limit. So
+   the verdict has the stacks, and all nodes report where their ranks were. Otherwise the next check follows.
+
+Checks stop when no rank of this node stands still any more.
 """
 
 from __future__ import annotations
@@ -26,28 +32,35 @@ from ft_launcher.record.journal.contained import contained
 from rank_monitor.contract.wire.launcher_messages import HangOverdue
 
 _FIRST_LOOK, _LOOKS = 4, 8
-"""The parts of the limit after which a rank stands still, as its monitor has it, and from one look to the next."""
+"""A rank stands still when it has made no progress for a quarter of the limit (its monitor counts so, too). The checks
+follow each other after an eighth of the limit."""
 _SHORTEST_S = 0.05
-"""Between two looks (seconds): a look takes a few milliseconds of each rank."""
+"""Seconds between two checks at least: a check takes a few milliseconds of each rank."""
 _DECIDING_NODES = 3
-"""So many nodes, the first ones, ask all others: one of them may have no rank that stands still, and the answers to
-each of hundreds would be much to send."""
+"""How many nodes, beginning with the first, ask all others: answers to each of hundreds of nodes would be much to send.
+More than one asks, since the first node may have no rank that stands still."""
 
 
 def hang_watch(ranks: Ranks, limit_s: float, rendezvous: NodeRendezvous | None) -> HangWatch:
-    """Returns the watch of this node, which asks the other nodes over `rendezvous` (None: one that is not ours)."""
+    """Returns the watch of this node.
+
+    Args:
+        ranks: of this node.
+        limit_s: `--ft-hang-timeout` (seconds).
+        rendezvous: over which the other nodes are asked; None: there are none, or they cannot be asked.
+    """
     if rendezvous is None:
         return HangWatch(ranks, limit_s, None)
     return HangWatch(ranks, limit_s, HangExchange(rendezvous))
 
 
 class HangWatch(EventSource):
-    """The looks of one job on this node.
+    """The checks of one job on this node.
 
     Args:
         ranks: of this node.
-        limit_s: `hang_timeout`.
-        exchange: with the other nodes; None: there are none, or they cannot be asked.
+        limit_s: `--ft-hang-timeout` (seconds).
+        exchange: questions to the other nodes and their answers; None: there are none, or they cannot be asked.
     """
 
     def __init__(self, ranks: Ranks, limit_s: float, exchange: HangExchange | None) -> None:
@@ -60,7 +73,7 @@ class HangWatch(EventSource):
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
-        """A context in which ranks are looked at."""
+        """Returns a context in which ranks are checked. Begins and ends without a hang."""
         self._standstills = 0
         self._stop_checks()
         if self._exchange is not None:
@@ -71,19 +84,23 @@ class HangWatch(EventSource):
             self._stop_checks()
 
     def descriptors(self) -> set[int]:
-        """Returns the one that is readable when another node asks, or the others have answered."""
+        """Returns the descriptor that is readable when another node asks, or the other nodes have answered."""
         if self._exchange is None:
             return set()
         return {self._exchange.fileno()}
 
     def next_check(self) -> float | None:
-        """When to look again (monotonic seconds); None: no rank stands still, or the other nodes are being asked."""
+        """Returns when the next check is due (monotonic seconds); None: no rank stands still, or other nodes are
+        asked."""
         if self._is_asking:
             return None
         return self._check_at
 
     def poll(self, ready: Set[int]) -> list[Event]:
-        """Looks if that is due. Returns nothing: the verdict of a monitor ends the cycle. A look may take a second."""
+        """Checks the ranks if that is due, and answers other nodes. A check blocks for a second at most.
+
+        Returns no events: the verdict of the monitor that ends a rank ends the cycle.
+        """
         with contained("whether ranks hang cannot be found"):
             self._poll()
         return []
@@ -109,7 +126,11 @@ class HangWatch(EventSource):
                 self._check(Others((), self._ranks.placement.is_alone))
 
     def _check(self, others: Others) -> None:
-        """Looks at the ranks of this node, beside what those of the other nodes have shown, and decides."""
+        """Checks the ranks of this node together with those of other nodes; ends a rank, or plans the next check.
+
+        Args:
+            others: what the other nodes have answered.
+        """
         own = self._states()
         if not any(map(self._is_idle, own)):
             self._stop_checks()
@@ -124,7 +145,7 @@ class HangWatch(EventSource):
         self._check_at = time.monotonic() + max(_SHORTEST_S, wait_s)
 
     def _end(self, hang: Hang) -> bool:
-        """Has the rank of this node ended whose hang it is; returns whether there is one."""
+        """Has the monitor end the rank that holds up the job, if it is on this node; returns whether it is."""
         local_ranks = {self._ranks.global_rank(local_rank): local_rank for local_rank in self._ranks.running()}
         rank = hang.rank_to_end(local_ranks)
         if rank is None:
@@ -135,14 +156,14 @@ class HangWatch(EventSource):
         return True
 
     def _states(self) -> Sequence[RankSample]:
-        """Asks the monitors; returns the ranks of this node."""
+        """Asks the monitors for stacks; returns a sample of each rank of this node. Blocks for a second at most."""
         ranks = self._ranks
         pids = ranks.processes.pids()
         ranks.monitors.snapshots(stacks=True)
-        # After the first snapshot: a recorder that is asked for the first time writes a few bytes.
+        # Read after the first snapshot: a flight recorder that is asked for the first time writes a few bytes.
         still_s = self._usage.still_s({local_rank: pids[local_rank] for local_rank in ranks.running()})
         evidence = gather(ranks.placement.ranks, ranks.processes, ranks.monitors)
-        # The others have gone on without one that died, by a restart in process.
+        # A rank that died is left out: by an in-process restart the other ranks have gone on without it.
         evidence = [rank for rank in evidence if not rank.exit_code]
         now = time.monotonic()
         evidence = with_own_locks(evidence, now, now - ranks.processes.started_ns / 1e9)
@@ -163,6 +184,7 @@ class HangWatch(EventSource):
         return found
 
     def _is_idle(self, rank: RankSample) -> bool:
+        """Returns whether a rank stands still: it has made no progress for a quarter of the limit."""
         return (rank.idle_s or 0.0) >= self._limit_s / _FIRST_LOOK
 
     def _stop_checks(self) -> None:

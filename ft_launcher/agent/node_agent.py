@@ -1,7 +1,11 @@
-"""The node agent: torch elastic's local agent, with our ranks and a cycle loop that waits for events.
+"""The node agent: torch elastic's local agent, with ranks of this project and a cycle loop that waits for events.
 
-Made by `composition.py` and run by `torch_launch.py`. Here are torch's hooks and the loop of one cycle: `ranks.py`
-starts and ends the ranks, `agent/cycle/cycle.py` decides by what happens to them when a cycle has ended, and the
+Made by `composition.py` and run by `torch_launch.py`, on the launcher's main thread (or on the thread of `launch()`),
+which is "the agent's thread" everywhere. torch's own loop asks the processes every 0.1 s; this one sleeps until a
+descriptor is readable.
+
+Here are torch's hooks and the loop of one cycle. `ranks.py` starts and ends the ranks, `agent/cycle/cycle.py` decides
+by what happens to the ranks when a cycle has ended, and the
 membership (`membership.py`) says what follows.
 
 Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_assign_worker_ranks`,
@@ -79,19 +83,22 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     @property
     def exit_code(self) -> int | None:
-        """The launcher's exit code; None: as torch chooses."""
+        """The launcher's exit code; None: as torch chooses. Known when `run` has ended."""
         if self._job_end is not None:
             return self._job_end.exit_code
         return self._ending.exit_code
 
     @property
     def reason(self) -> str:
-        """Why the job ended; empty where that is known from elsewhere."""
+        """Why the job ended; empty where the exception that ended `run` says it."""
         return self._job_end.reason if self._job_end is not None else ""
 
     def run(self, role: str = torch_api.DEFAULT_ROLE) -> RunResult:
-        """As torch's, without its line about the signal that ends the launcher. `EndingSignal.end_ranks` has said more,
-        and when torch says that it ends the ranks they have ended."""
+        """Runs the agent until the job has ended on this node, as torch's does. Blocks until then.
+
+        Leaves out torch's line about the signal that ends the launcher. `EndingSignal.end_ranks` has said more by then,
+        and torch's line says that ranks are ended which have ended already.
+        """
         torchs = logging.getLogger(torch_api.__name__)
         torchs.addFilter(_is_no_signal_line)
         try:
@@ -112,6 +119,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return self._job_end.result
 
     def _run_cycles(self, nprocs: int, reserve: Reserve) -> JobEnd:
+        """Runs cycles until the membership says how the job has ended.
+
+        Each turn: forms the cycle and starts the ranks (torch's `_initialize_workers`, which calls the hooks below),
+        waits for the end of the cycle, and has the membership end the ranks and learn what follows.
+        """
         while True:
             self._initialize_workers(self._worker_group)
             reserve.fill()
@@ -135,8 +147,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 self._parts.shared_memory.begin()
 
     def _construct_event(self, *args: Any, **kwargs: Any) -> TorchEvent:
-        """torch's hook: makes one of torch's events. The host's full name is in each, a look-up of a second or more
-        where a resolver is slow; what /etc/hosts says must do: a restart makes four of them with two ranks."""
+        """torch's hook: makes one of torch's events, without asking a name server.
+
+        Each event has the host's full name. Looking it up takes a second or more where a resolver is slow, and a
+        restart of two ranks makes four events. What /etc/hosts says must do.
+        """
         with resolver.unasked():
             return super()._construct_event(*args, **kwargs)
 
@@ -179,7 +194,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
-        """torch's hook: starts the ranks in our context, with the environment that torchrun documents."""
+        """torch's hook: starts the ranks, with the environment that torchrun documents. Returns pids by local rank."""
         self._ranks.prepare()
         spec, placement = worker_group.spec, self._ranks.placement
         envs = {each.local_rank: torch_environment(placement, each, os.environ) for each in placement.ranks}
@@ -220,13 +235,15 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _result(self) -> RunResult:
         """Returns torch's result of the ranks of the cycle."""
-        # torch compares the pids of its workers with those of the context; a restart in process has changed them.
+        # torch compares the pids of its workers with those of the context, and an in-process restart may have changed
+        # the latter.
         for local_rank, pid in self._pcontext.pids().items():
             self._worker_group.workers[local_rank].id = pid
         return self._monitor_workers(self._worker_group)
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
-        """torch's hook at the very end, on every path: closes all that this agent started or holds."""
+        """torch's hook at the very end, on every path: closes all that this agent started or holds, then leaves the
+        job. torch may call it twice."""
         if not self._closed:
             self._closed = True
             self._parts.zygotes.close()
@@ -242,10 +259,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
 
 def placement_of(group: WorkerGroup, store: CycleStore | None = None) -> Placement:
-    """Returns what torch's group says of this node's part in a cycle.
+    """Returns what torch's group of workers says of this node's part in a cycle.
 
     Args:
-        store: of the cycle; None: there was no cycle yet, and the numbers are those that torch has at the beginning.
+        group: torch's.
+        store: the store of the cycle; None: there was no cycle yet, and the numbers are torch's initial ones.
     """
     spec, workers = group.spec, group.workers
     cycle, node_rank, master, shares_store = 0, NO_NODE, ("", 0), False
@@ -269,25 +287,27 @@ def placement_of(group: WorkerGroup, store: CycleStore | None = None) -> Placeme
 
 
 def _of_context(spec: WorkerSpec) -> dict[str, Any]:
-    """Returns those fields of torch's specification that its context of processes takes too: bindings, filters of logs.
+    """Returns those fields of torch's specification that its context of processes also takes, such as bindings and
+    filters of logs.
 
-    Read off both, since each release of torch has added some.
+    The names are read off both classes, since each release of torch has added some.
     """
     taken = inspect.signature(SubprocessContext.__init__).parameters.keys() - {"entrypoint", "args"}
     return {name: value for name, value in vars(spec).items() if name in taken}
 
 
 def _is_no_signal_line(record: logging.LogRecord) -> bool:
-    """For a filter: lets pass all but torch's line about the signal."""
+    """Returns whether a log record is any other than torch's line about the signal. For a logging filter."""
     return not str(record.msg).startswith("Received %s death signal")
 
 
 def run_cycle(rank_count: int, sources: Sequence[EventSource]) -> CyclePhase:
-    """Waits for the events of one cycle until it has ended; returns the phase in which it did.
+    """Waits for the events of one cycle until it has ended; returns the phase in which it ended.
 
     Args:
         rank_count: number of ranks of this node.
-        sources: polled in this order at each wake-up, whichever of them has woken the loop.
+        sources: all are polled at each wake-up, in this order, whichever has woken the loop. The first event that ends
+            the cycle counts, so a signal goes before the end of a rank.
     """
     cycle = Cycle(rank_count)
     while cycle.phase is CyclePhase.RUNNING:

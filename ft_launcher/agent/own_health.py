@@ -1,8 +1,11 @@
-"""The health of this node, as the agent uses it: checked before each cycle, and read again while ranks run.
+"""The health of this node, as the agent uses it: checked before each cycle, and checked again while ranks run.
 
-The memberships ask before a cycle, since an unhealthy node must not take part; the node agent has the readings go on
-meanwhile. `node/health/` makes the checks, each in a process of its own. Decides nothing about the job: the membership
-leaves it, and a reading during a cycle never ends that.
+- Before a cycle the membership calls `check_node`, which blocks: an unhealthy node must not take part. If it is
+  unhealthy, the membership leaves the job.
+- While ranks run, `HealthWatch` repeats the checks and records changes. It never ends a cycle: ranks that work are
+  worth more than a reading.
+
+`node/health/` makes the checks, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -23,14 +26,17 @@ from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.ledger.account import Category
 
 _REMOVAL_S = 2.0
-"""Seconds that an unhealthy node waits for it: a thousand processes are read in half a second."""
+"""Seconds that an unhealthy node waits for the removal of files in /dev/shm. The removal reads a thousand processes in
+half a second."""
 
 
 def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
-    """Checks the health of this node; then waits, within bounds, until the memory of its GPUs is free again.
+    """Checks the health of this node, then waits until the memory of its GPUs is free again. Both waits have limits.
 
     Args:
-        cycle: the last one, under which the readings are recorded.
+        parts: of this launcher.
+        cycle: number of the last cycle, under which the readings are recorded.
+        ending: the signal that ends the launcher, which ends the waits.
 
     Returns:
         Why this node must not take part in a further cycle; empty: it may.
@@ -42,7 +48,7 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
     try:
         parts.memory.begin()
         readings = ending.call(parts.health.check)
-        # What the ranks of the last cycle left in /dev/shm is no reason to leave if it is being removed.
+        # A full /dev/shm is no reason to leave the job if what the last cycle's ranks left there is being removed.
         if not node_state(readings).healthy and ending.call(lambda: parts.shared_memory.settle(_REMOVAL_S)):
             readings = ending.call(parts.health.check)
         state = node_state(readings)
@@ -51,7 +57,7 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
             return state.reason
         parts.recorder.gpu_memory_in_use(cycle, ending.call(parts.memory.wait))
         return ""
-    except SignalException:  # the thread of a check goes on, and no further round follows
+    except SignalException:  # The thread that waits for the checks is left behind; no further round follows.
         parts.health.close()
         raise
     finally:
@@ -60,11 +66,11 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
 
 
 class HealthWatch(EventSource):
-    """The readings of one job on this node while ranks run: a source of events, which waits for no check.
+    """Repeats the health checks while ranks run. A source of events, which waits for no check and ends no cycle.
 
     Args:
-        parts: of this launcher; its `health_watch` makes the checks.
-        cycle: returns the number of the present cycle.
+        parts: of this launcher. `parts.health_watch` makes the checks.
+        cycle: called for the number of the present cycle, under which a change is recorded.
     """
 
     def __init__(self, parts: NodeParts, cycle: Callable[[], int]) -> None:
@@ -78,7 +84,7 @@ class HealthWatch(EventSource):
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
-        """A context in which the node is read. At its end a running check is killed."""
+        """Returns a context in which the checks are repeated. At its end running checks are killed."""
         self._plan_next()
         try:
             yield
@@ -89,21 +95,21 @@ class HealthWatch(EventSource):
                 self._checks.stop()
 
     def descriptors(self) -> set[int]:
-        """Returns those of the running checks."""
+        """Returns the descriptors of the running checks."""
         return self._checks.descriptors()
 
     def next_check(self) -> float | None:
-        """When the next reading, or the deadline of the running one, is due (monotonic seconds); None: never."""
+        """Returns when the next round begins or the running one is late (monotonic seconds); None: no ranks run."""
         if self._reads:
             return self._checks.next_check()
         return self._next_s
 
     def poll(self, ready: Set[int]) -> list[Event]:
-        """Begins a reading when it is due, and records its result once it has ended. Returns nothing."""
+        """Begins a round of checks when it is due, and records changes once it has ended. Returns no events."""
         if self._next_s is None:
             return []
         if not self._reads and time.monotonic() >= self._next_s:
-            self._plan_next()  # also if it fails: the loop must not try again at once
+            self._plan_next()  # Before the round, since a round that cannot begin must not be tried again at once.
             with contained("the health of this node cannot be read"):
                 self._checks.begin()
                 self._reads = True

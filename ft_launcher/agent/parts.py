@@ -1,4 +1,8 @@
-"""`NodeParts`: the objects that the node agent is given. Made by `composition.py`, which knows how; data only."""
+"""`NodeParts`: the objects that the node agent is given. Data only.
+
+`composition.py` makes them, so the agent knows no option's name, and a test of the agent gives it other objects. The
+agent, the ranks and the membership of one launcher share one `NodeParts`.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,31 @@ if TYPE_CHECKING:
 class NodeParts:
     """The parts of one launcher.
 
-    `more_sources`: makes the sources of events by which the tools see the ranks; the rendezvous is None where it is not
-    ours. `more_environment`: the variables that tools add for the ranks of a cycle; the arguments are the cycle and
-    whether rank 0 starts on this node. `adopt_orphans`: every child of this process belongs to the job; False inside a
-    user's program. `named_signals`: those named in `--signals-to-handle`. `is_script`: the ranks run Python,
-    `-u [-m] SCRIPT ...`. `limits_set`: options that were set and act only in a watched training. `in_process_limits`:
-    those of restarts in process that were set. `nccl_bound`: a text, how long a hang in NCCL may last.
+    Attributes:
+        settings: all settings of this launcher.
+        runtime: the job's tag, its runtime folder and the template process.
+        recorder: writes journal, log and console lines.
+        times: the time ledger of this node.
+        signals: the signals that end the launcher.
+        ports: the ports that this node holds for the stores of cycles.
+        zygotes: starts ranks as forks.
+        health: the checks before each cycle.
+        health_watch: the checks that are repeated while ranks run; None: none is.
+        memory: waits for the memory of GPUs before each cycle.
+        shared_memory: removes what dead ranks left in /dev/shm.
+        injected: the faults on purpose that ranks report.
+        cycle_info: the files about the present cycle that users' programs read.
+        in_process_limits: the limits of in-process restarts that the user set.
+        more_sources: called with the ranks and the rendezvous (None: it is not ours). Returns the sources of events by
+            which tools see the ranks, such as the status page.
+        more_environment: called with the cycle's number and whether rank 0 starts on this node. Returns the variables
+            that tools add for the ranks.
+        several_nodes: whether the job may have more than one node.
+        named_signals: the signals that the user named in `--signals-to-handle`.
+        limits_set: the options that the user set and that act only in a training which the client watches.
+        nccl_bound: a text, how long a hang in NCCL may last.
+        adopt_orphans: whether every child of this process belongs to the job; False inside a user's program.
+        is_script: whether the ranks run Python (`-u [-m] SCRIPT ...`).
     """
 
     settings: Settings

@@ -1,7 +1,13 @@
-"""The ranks of this node: starts them, takes what their monitors report, and stops them.
+"""The ranks of this node: starts them, receives what their monitors report, and stops them.
 
-Made by the node agent, once for a job; `begin` makes it work on the ranks of the next cycle. A source of events of the
-cycle loop. What failed first, `fault_finding.py` finds; what follows, the membership decides.
+Made by the node agent, once for a job. In each cycle the agent calls:
+
+1. `prepare`, then `start`, which returns torch's context of the processes, then `begin`.
+2. `poll`, as a source of events, until the cycle has ended.
+3. `stop`, by the membership or by `fault_finding.py`.
+
+All methods are called on the agent's thread. What failed first is found in `fault_finding.py`; what follows the end of
+a cycle is decided by the coordinator.
 """
 
 from __future__ import annotations
@@ -59,12 +65,12 @@ from rank_monitor.contract.wire.messages import (
 logger = logging.getLogger(__name__)
 
 _FIRST_ASK_S, _ASK_S = 1.0, 10.0
-"""How often the monitors are asked for time ledgers (seconds), at first and at most: so much a monitor that is lost can
-take with it. An answer has 3 KB and costs the monitor 0.05 ms."""
+"""Seconds between two questions to the monitors for their time ledgers: at the beginning of a cycle, and at most. A
+monitor that is lost takes so much of the ledger with it. An answer has 3 KB and costs the monitor 0.05 ms."""
 
 _ASKING_NODES = 3
-"""So many nodes, the first ones, ask NCCL, whose answer is about the whole job: one of them may be the one that is cut
-off, and an answer to each of hundreds would be much to send."""
+"""How many nodes ask NCCL, beginning with the first node: each answer covers the whole job, so an answer to each of
+hundreds of nodes would be much to send. More than one asks, since the first may be the node that is cut off."""
 
 
 class Ranks(EventSource):
@@ -72,9 +78,14 @@ class Ranks(EventSource):
 
     Args:
         parts: of this launcher.
-        placement: of this node before the first cycle; the agent replaces it for each cycle.
-        lease: descriptor of the timer at which the monitors end the ranks; None: no other node goes on without this.
-        follows_requests: whether requests of ranks can be followed.
+        placement: this node's part in the job before the first cycle. The agent replaces it for each cycle.
+        lease: descriptor of a timer. When it runs out, the monitors end the ranks, whatever this process does. None: no
+            other node goes on without this one.
+        follows_requests: whether the requests of ranks (a restart, the end of the job) can be followed.
+
+    Attributes:
+        monitors: the monitors of these ranks.
+        nccl: asks NCCL which ranks it reaches.
     """
 
     def __init__(
@@ -89,25 +100,27 @@ class Ranks(EventSource):
         self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, len(placement.ranks), lease)
         self.nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")
         self.store: CycleStore | None = None
-        """The store of the cycle, which the agent sets before the start."""
+        """The store of the cycle. The agent sets it before the start of the ranks."""
         self.suspect_result: ResultInDoubt | None = None
-        """Because of which the ranks of the next cycle run on another node than before; None: they do not."""
+        """The result because of which the ranks of the next cycle run on other nodes than before; None: no rank was
+        moved."""
         self.request: RankRequest | None = None
         """The first request of this cycle that can be followed."""
         self._complaints = Complaints(logger.warning)
         self.zombies = Zombies()
-        """Those of this cycle."""
+        """The watch for zombies among the ranks of this cycle."""
         stop = parts.settings.stop
         self._failed_programs = FailedPrograms(stop.workers_stop_timeout, stop.linger, work_of)
         self._orphans = Orphans(parts.adopt_orphans, parts.shared_memory.note)
         self._sessions: set[int] = set()
-        """Those of all processes that were ranks of the present or last cycle."""
+        """The sessions of all processes that were ranks of the present or the last cycle."""
         self.hurry: Hurry | None = None
-        """What shortens a stop: the node agent sets it to the signals that end the launcher."""
+        """What shortens a stop. The node agent sets it to the signals that end the launcher."""
         self.oom_kills_before: int | None = None
-        """What `oom_kills` returned before this cycle's start."""
+        """What `oom_kills` returned before the start of this cycle."""
         self._follows_requests = follows_requests
         self._limit_factors: dict[str, float] = {}
+        """Learned limit -> factor by which the ranks of the next cycle extend it."""
         self._warnings = HangWarnings(parts, self.monitors)
         self._processes: RankContext | None = None
         self._in_process: InProcess | None = None
@@ -115,7 +128,7 @@ class Ranks(EventSource):
 
     @property
     def cycle(self) -> int:
-        """The number of the present cycle; between cycles of the last one."""
+        """The number of the present cycle; between two cycles that of the last one."""
         if self.store is None:
             return 0
         return self.store.cycle
@@ -127,23 +140,24 @@ class Ranks(EventSource):
 
     @property
     def processes(self) -> RankContext:
-        """The processes of the present cycle; between cycles those of the last one."""
+        """The processes of the present cycle; between two cycles those of the last one."""
         assert self._processes is not None, "no rank was started yet"
         return self._processes
 
     @property
     def in_process(self) -> InProcess:
-        """The restarts in process of the present cycle."""
+        """In-process restart in the present cycle."""
         assert self._in_process is not None, "no rank was started yet"
         return self._in_process
 
     @property
     def have_agreed(self) -> bool:
-        """Whether a rank exited with a code by which all ranks leave together: the others are about to exit too."""
+        """Whether a rank exited with a code by which all ranks leave together. The other ranks are about to exit
+        too."""
         return any(end.exit_code in AGREED for end in self.processes.exits.values())
 
     def running(self) -> dict[int, int]:
-        """Returns the pidfds of the ranks that run, by local rank."""
+        """Returns the pidfds of the running ranks, by local rank; empty before the first start."""
         if self._processes is None:
             return {}
         return dict(self._processes.pidfds)
@@ -159,12 +173,15 @@ class Ranks(EventSource):
     # Start.
 
     def start(self, *, envs: dict[int, dict[str, str]], start_method: str, **kwargs: Any) -> RankContext:
-        """Completes the environments, and starts the ranks in our context.
+        """Completes the environments of the ranks, and starts the ranks.
 
         Args:
-            envs: the variables of each rank, by local rank; changed.
-            start_method: of ranks that call a function.
+            envs: the variables of each rank, by local rank. This method adds to them.
+            start_method: multiprocessing's, for ranks that call a function.
             kwargs: the other arguments of torch's `SubprocessContext`.
+
+        Returns:
+            torch's context of the processes, as a class of this project.
         """
         settings = self.parts.settings
         is_program = isinstance(kwargs["entrypoint"], str) and not self.parts.is_script
@@ -204,8 +221,8 @@ class Ranks(EventSource):
         return context
 
     def prepare(self) -> None:
-        """Forgets the last cycle. To be called right before the start."""
-        # Read before the start: a rank may be killed for memory in its first second.
+        """Resets what is known of the last cycle. Called right before the start of the ranks."""
+        # Read before the start: a rank may be killed for lack of memory in its first second.
         self.oom_kills_before = oom_kills()
         self.parts.shared_memory.cycle_begins()
         self.zombies = Zombies()
@@ -217,7 +234,11 @@ class Ranks(EventSource):
         self.request = None
 
     def begin(self, processes: RankContext) -> None:
-        """Takes the ranks that have just started, and has the monitors watch them."""
+        """Has the monitors watch the ranks that have just started, and records the beginning of the cycle.
+
+        Args:
+            processes: what `start` has returned.
+        """
         assert self.store is not None
         self._processes = processes
         processes.on_reaped = self.parts.shared_memory.note
@@ -242,7 +263,13 @@ class Ranks(EventSource):
         )
 
     def relax_learned_limit(self, limit: str) -> None:
-        """Doubles the learned limit that killed a rank, for every rank of the next cycle. Empty: resets all limits."""
+        """Doubles the learned limit that ended a rank, for every rank of the next cycle.
+
+        A limit that ends ranks of two cycles in a row is doubled again. Called after each cycle that failed.
+
+        Args:
+            limit: the name of the limit; empty: no learned limit ended a rank, and all factors are reset.
+        """
         if not limit:
             self._limit_factors = {}
             return
@@ -268,9 +295,10 @@ class Ranks(EventSource):
         return min((moment for moment in moments if moment is not None), default=None)
 
     def poll(self, ready: Set[int]) -> list[Event]:
-        """Takes the monitors' messages, then the exit codes of ranks that ended, and has level 1 act on both.
+        """Receives the monitors' messages, then exit codes, and has in-process restart (level 1) act on both.
 
-        In this order, since a verdict or an exception explains the death that follows it.
+        In this order, since a verdict or an exception explains the death that follows it. Also does what is due by
+        time: the watch for zombies, the warnings about hangs, the question for time ledgers.
         """
         self.parts.zygotes.handle()
         learned = self.parts.zygotes.pop_learned()
@@ -278,7 +306,7 @@ class Ranks(EventSource):
             self.parts.recorder.modules_preloaded(learned.names, learned.left_out, learned.mib, learned.seconds)
         self.processes.poll()
         unreaped = self.zombies.unreaped
-        # Ranks that ended without an exit code so far are tried again at each event.
+        # A rank that has ended without an exit code is tried again at each wake-up: no event reports the code.
         ended = [rank for rank, pidfd in self.running().items() if pidfd in ready or rank in unreaped]
         events = self.receive()
         # What a rank sent just before its death may still be with its monitor; the answer to a snapshot comes after it.
@@ -310,10 +338,10 @@ class Ranks(EventSource):
         return events
 
     def receive(self, is_over: bool = False) -> list[Event]:
-        """Takes and records all messages of the monitors; returns the events among them.
+        """Receives and records all messages of the monitors; returns the events among them.
 
         Args:
-            is_over: the cycle has ended, so level 1 takes none of them any more: it would start ranks again.
+            is_over: whether the cycle has ended. In-process restart gets no message then: it would start ranks again.
         """
         self.parts.injected.poll(self.cycle, self.parts.recorder, self.monitors, self.parts.zygotes)
         events: list[Event] = []
@@ -337,7 +365,7 @@ class Ranks(EventSource):
         return events
 
     def _events_of(self, local_rank: int, message: Message) -> list[Event]:
-        """Passes on one message of a monitor; returns the events that it is for the cycle."""
+        """Passes on one message of a monitor; returns the events that it means for the cycle."""
         match message:
             case Verdict(condemned=True):
                 return [Condemned(local_rank)]
@@ -361,13 +389,13 @@ class Ranks(EventSource):
         return []
 
     def _end_failed_programs(self) -> None:
-        """Ends ranks whose program has failed and whose process does not end; their end is taken as any other."""
+        """Kills ranks whose program has failed and whose process does not end. A later poll takes the exit codes."""
         for local_rank, (exit_code, why) in self._failed_programs.due(time.monotonic()).items():
             self.parts.recorder.never_ends(self.cycle, self.global_rank(local_rank), self._how_failed(local_rank), why)
             self.processes.give_up(local_rank, exit_code)
 
     def _how_failed(self, local_rank: int) -> str:
-        """Returns how the program of a rank ended, in words."""
+        """Returns in words how the program of a rank ended: by which exception, or with which exit code."""
         report = self.monitors.report(local_rank)
         exception = report.exception or report.untold()
         if exception is not None:
@@ -383,7 +411,7 @@ class Ranks(EventSource):
             self.nccl.ask(time.monotonic(), self.placement.world_size, pids, again_s)
 
     def _on_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
-        """Notes a rank's request if it can be followed, which ends the cycle; later requests are ignored."""
+        """Notes a rank's request if it can be followed; the request then ends the cycle. The first one counts."""
         if not (is_known(request) and self._follows_requests):
             self._complaints.about("request", "the request is written down and not acted on")
             return []
@@ -394,7 +422,11 @@ class Ranks(EventSource):
     # Stop.
 
     def tree(self, among: Callable[[int, int], bool] = lambda pid, session: True) -> ProcessTree:
-        """Returns the processes of the cycle; `among` says of a process by its pid and session whether it counts."""
+        """Returns the processes of the cycle.
+
+        Args:
+            among: called with pid and session of a process; returns whether the tree is to include it. By default all.
+        """
         return ProcessTree(
             self.parts.runtime.tag,
             self._running_pids(),
@@ -412,7 +444,8 @@ class Ranks(EventSource):
         return {pids[local_rank] for local_rank in self.running()}
 
     def _own_pids(self) -> set[int]:
-        """Returns the pids of the launcher's own processes: its children too, which would count as the cycle's."""
+        """Returns the pids of the launcher's own processes. They are its children, as orphans of ranks are, and must
+        not be taken for these."""
         checks = self.parts.health.pids() | self.parts.memory.pids()
         if self.parts.health_watch is not None:
             checks |= self.parts.health_watch.pids()
@@ -427,12 +460,17 @@ class Ranks(EventSource):
     def stop(
         self, first: int = signal.SIGTERM, limit_s: float | None = None, tree: ProcessTree | None = None
     ) -> Ending:
-        """Ends all processes of the cycle and takes the exit codes; does nothing when none runs.
+        """Ends all processes of the cycle, and takes the exit codes. Does nothing when none runs.
+
+        Blocks until the processes have ended: for `limit_s` and 10 s at most.
 
         Args:
-            first: the signal that all get at once; SIGKILL follows.
-            limit_s: after so many seconds; None: `--workers-stop-timeout`.
-            tree: the processes; None: all.
+            first: the signal that all processes get at once. SIGKILL follows.
+            limit_s: seconds until SIGKILL; None: `--workers-stop-timeout`. A signal to the launcher may shorten this.
+            tree: the processes to end; None: all of the cycle.
+
+        Returns:
+            The pids that had to be killed, and those that could not be.
         """
         if limit_s is None:
             limit_s = self.parts.settings.stop.workers_stop_timeout
@@ -450,9 +488,10 @@ class Ranks(EventSource):
 
     @contained("the time ledger is not kept")
     def record_times(self) -> None:
-        """Takes the time ledger of one rank, as far as it has come.
+        """Records the time ledger of one rank, as far as the monitors have sent it.
 
-        All ranks take their steps together: it is the lowest one that is watched and has run since the cycle's start.
+        One rank stands for all, since ranks take their steps together. It is the lowest rank that the client watches
+        and that has run since the start of the cycle.
         """
         if self._processes is None:
             return
@@ -468,7 +507,7 @@ class Ranks(EventSource):
             self.parts.times.record(cycle, times)
 
     def close(self) -> None:
-        """Ends the processes of the cycle and the monitors."""
+        """Ends the processes of the cycle and the monitors, at the end of the job."""
         self.stop()
         self.monitors.close()
         self.record_times()

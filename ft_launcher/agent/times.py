@@ -1,7 +1,11 @@
-"""Keeps this node's time ledger: gives it the moments of events, and has the recorder write what it says.
+"""This node's time ledger: passes on the moments of events, and has the recorder write what the ledger says.
 
-Made by the composition root, since a job's time begins before its agent does. The agent and its parts call it where
-something begins or ends. Nothing here can end a training.
+Made by `composition.py`, since a job's time begins before its agent does. The agent and its parts call a method where
+something begins or ends. Only clocks are read here: what a moment means for the account is decided in
+`record/ledger/`. No method that notes something raises an error: a ledger that is wrong must not end a training.
+
+Threads: the agent's thread notes events. Threads that answer requests (the status page) call `now` and `stall`. A lock
+protects the ledger between these.
 """
 
 from __future__ import annotations
@@ -20,16 +24,16 @@ from ft_launcher.record.recorder import Recorder
 from rank_monitor.contract.wire.rank_times import RankTimes
 
 WRITE_EVERY_S = 600.0
-"""How often the part of a cycle that runs is written to an open journal (seconds): a node that loses its power loses
-this much at most. 144 lines a day, of 4 KB."""
+"""Seconds after which the times of a running cycle are written to the journal again. A node that loses its power loses
+so much at most, and a day's lines have half a megabyte: 144 lines of 4 KB."""
 _MAX_PAST = 20
-"""Parts that a page shows one by one: what is further back is in the journal."""
+"""Earlier cycles that a page shows one by one. All others are in the journal."""
 
 _M = TypeVar("_M", bound=Callable[..., None])
 
 
 def _kept(method: _M) -> _M:
-    """Decorates a method that changes the ledger: under its lock, and without an error for the caller."""
+    """Decorates a method that changes the ledger: holds the lock, and logs an error instead of raising it."""
 
     @functools.wraps(method)
     def locked(self: NodeTimes, *arguments: Any, **more: Any) -> None:
@@ -48,34 +52,42 @@ class NodeTimes:
 
     def __init__(self, recorder: Recorder) -> None:
         now = time.monotonic()
-        # The agent's thread writes into the ledger, and those that answer requests read it.
+        # Reentrant: `begins` writes the last cycle's times, and a decorated method may call another one.
         self._lock = threading.RLock()
         self._ledger = JobLedger(now, time.time())
         self._recorder = recorder
         self._is_unwritten = False
         self._written_at = now
         self._saved: tuple[int, int] | None = None
-        """The cycle and the iteration of the last checkpoint that was heard of, and when that was."""
+        """The cycle and the iteration of the last checkpoint that a rank reported. `_saved_at`: when it was reported
+        (monotonic seconds)."""
         self._saved_at = now
 
     # What begins or ends now.
 
     @_kept
     def begins(self, category: Category) -> None:
-        """Notes what this node does from now on, while no rank runs."""
+        """Notes what this node does from now on, while no rank runs.
+
+        The health check is the first thing after a cycle whose end is decided, so that cycle's times are written then.
+        """
         self._ledger.begins(category, time.monotonic())
         if category is Category.HEALTH:
             self._write_cycle()
 
     @_kept
     def formed(self, waited_s: float) -> None:
-        """Notes that this node has its place in the next cycle; `waited_s`: how long it had to wait by decision."""
+        """Notes that this node has its node rank in the next cycle: the ranks are started next.
+
+        Args:
+            waited_s: the part of the time until now that the coordinator made the nodes wait on purpose (seconds).
+        """
         self._ledger.begins(Category.LAUNCH, time.monotonic())
         self._ledger.waited(waited_s)
 
     @_kept
     def ranks_started(self, cycle: int, started_ns: int) -> None:
-        """Notes that the ranks of a cycle run."""
+        """Notes that the ranks of a cycle were started. `started_ns`: when (monotonic nanoseconds)."""
         self._write_cycle()
         self._ledger.ranks_started(cycle, started_ns / 1e9)
 
@@ -86,7 +98,12 @@ class NodeTimes:
 
     @_kept
     def failed(self, began: float | None) -> None:
-        """Notes that the cycle ended by a fault, which began then (monotonic seconds); None: when the cycle ended."""
+        """Notes that the cycle ended by a fault.
+
+        Args:
+            began: when the fault began (monotonic seconds): what the ranks did after that is lost time. None: when the
+                cycle ended.
+        """
         self._ledger.failed(began)
 
     @_kept
@@ -104,7 +121,15 @@ class NodeTimes:
 
     @_kept
     def record(self, cycle: int, times: RankTimes) -> None:
-        """Takes the ledger of one rank."""
+        """Records the time ledger of one rank, which stands for all: ranks take their steps together.
+
+        Called every 10 s while ranks run, and at the end of a cycle. Writes the running cycle's times to the journal
+        every `WRITE_EVERY_S`.
+
+        Args:
+            cycle: in which the rank runs.
+            times: the ledger that its monitor has sent last.
+        """
         self._ledger.rank_times(cycle, times)
         now = time.monotonic()
         if times.saved_ns >= 0 and self._saved != (cycle, times.saved):
@@ -117,7 +142,7 @@ class NodeTimes:
     # What it says.
 
     def now(self) -> JobTime:
-        """Returns the job's time until now. Any thread may call this."""
+        """Returns the job's times until now. Any thread may call this."""
         with self._lock:
             now = time.monotonic()
             ledger = self._ledger
@@ -131,14 +156,18 @@ class NodeTimes:
 
     @property
     def stall(self) -> Stall | None:
-        """The stall of the training, as the last ledger of its rank has it; None: none is known. Any thread may ask."""
+        """The stall of the training according to the last ledger of a rank; None: none is known. Any thread may ask."""
         with self._lock:
             return self._ledger.stall
 
     # Events.
 
     def finish(self) -> Account | None:
-        """Writes what was not written yet. Returns the account of the job; None: it could not be made."""
+        """Writes what was not written yet, at the end of the job.
+
+        Returns:
+            The account of the job, for the console; None: it could not be made.
+        """
         account = None
         with self._lock, contained("the time ledger is not kept"):
             now = time.monotonic()
@@ -149,11 +178,13 @@ class NodeTimes:
         return account
 
     def _write_cycle(self) -> None:
+        """Writes the times of the cycle that has ended, unless they are written already."""
         if self._is_unwritten:
             self._is_unwritten = False
             self._write(True)
 
     def _write(self, has_ended: bool) -> None:
+        """Writes the times of the cycle that has ended, or of the present one so far."""
         now = time.monotonic()
         part = self._ledger.present(now)
         if has_ended and self._ledger.last is not None:

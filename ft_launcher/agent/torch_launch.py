@@ -1,8 +1,8 @@
 """Runs torch's agent of this node for one job, as torch's `launch_agent` does, but with our agent and our rendezvous.
 
-Called by `composition.py`, in the launcher's main thread. torch's own function makes handler and agent itself, and has
-no hook for either. What it makes of a `LaunchConfig` is made here by the names of fields, so that what a release of
-torch adds arrives as well. Uses torch's underscored `_get_entrypoint_name`.
+Called by `composition.py`, in the launcher's main thread. torch's own function cannot be used: it makes the rendezvous
+handler and the agent itself, and has no hook for either. A `LaunchConfig` is passed on by the names of its fields, so
+that a field which a later release of torch adds arrives as well. Uses torch's underscored `_get_entrypoint_name`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ _NO_EVENTS = "null"
 def worker_spec(
     config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any], handler: RendezvousHandler
 ) -> WorkerSpec:
-    """Returns torch's specification of the ranks of this node."""
+    """Returns torch's specification of the ranks of this node.
+
+    Args:
+        config: torch's configuration of the job.
+        entrypoint: the function or the program that each rank runs.
+        args: its arguments.
+        handler: the rendezvous.
+    """
     same = _of_config(config, {field.name for field in fields(WorkerSpec)})
     return WorkerSpec(
         local_world_size=config.nproc_per_node, entrypoint=entrypoint, args=tuple(args), rdzv_handler=handler, **same
@@ -48,21 +55,22 @@ def agent_arguments(config: LaunchConfig) -> dict[str, Any]:
 
 
 def _of_config(config: LaunchConfig, names: Collection[str]) -> dict[str, Any]:
+    """Returns those fields of a configuration that have one of these names."""
     return {field.name: getattr(config, field.name) for field in fields(LaunchConfig) if field.name in names}
 
 
 def run_agent(agent: SimpleElasticAgent, config: LaunchConfig) -> Mapping[int, Any]:
-    """Runs an agent until the job has ended on this node, and records torch's events of that.
+    """Runs an agent until the job has ended on this node, and records torch's events of the end. Blocks until then.
 
     Returns:
-        What the ranks of this node returned, by global rank; None for programs.
+        Global rank -> what the function of this rank returned; None for a rank that is a program.
 
     Raises:
         ChildFailedError: torch's; ranks failed, and the job is given up.
         SignalException: torch's; a signal ended the launcher.
     """
     if hasattr(config, "signals_to_handle"):
-        # The ranks of torchrun have it in their environment.
+        # As under torchrun: the ranks have this variable in their environment.
         os.environ[_SIGNALS_VARIABLE] = config.signals_to_handle
     spec = agent.get_worker_group().spec
     entrypoint = _get_entrypoint_name(spec.entrypoint, list(spec.args))

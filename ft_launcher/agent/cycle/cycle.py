@@ -1,14 +1,19 @@
-"""One cycle, from the start of its ranks until it ends: events in, what happens next out. Pure.
+"""One cycle on this node, from the start of its ranks until it ends: events in, the phase out. Pure.
 
-            RankEnded(0), all done            -> SUCCEEDED
-    RUNNING RankEnded(other)                  -> FAILED
-            Condemned, then RankEnded         -> FAILED, whatever the code
-            Lost, none is left                -> SUCCEEDED if one is done, else FAILED
-            EndedElsewhere                    -> by the reason of the end (`_PHASES_ELSEWHERE`)
-            an ending that is not the ranks'  -> that one
+A cycle is RUNNING until the first event that ends it. The phase then says how it ended, and never changes again: later
+events are evidence for the fault, and are no other end. `agent/node_agent.py: run_cycle` feeds the events, and the
+membership decides by the phase what follows.
 
-Called by `agent/node_agent.py`. The first ending stands; later events are evidence only. A lost rank does not count,
-also when it was started again, until it takes part: the cycle succeeds when all others are done.
+    event                             phase after it
+    a rank ended with 0, all have     SUCCEEDED
+    a rank ended with another code    FAILED
+    a condemned rank ended            FAILED, whatever its exit code
+    a rank was lost, none is left     SUCCEEDED if another rank has ended with 0, else FAILED
+    the coordinator ended the cycle   by the reason of the end (`_PHASES_ELSEWHERE`)
+    any other ending (`CyclePhase`)   that one
+
+A lost rank is one whose end in-process restart deals with: its process has ended, and the other ranks go on. It does
+not count as running until it takes part again (`TakesPart`), so the cycle succeeds when all others are done.
 """
 
 from __future__ import annotations
@@ -52,7 +57,8 @@ class CyclePhase(Enum):
     """The other nodes may have gone on without this one."""
 
     FENCED = auto()
-    """The same, since this launcher stood still; its monitors end the ranks, or have."""
+    """The other nodes may have gone on because this launcher stood still (its lease ran out). The monitors of this node
+    end the ranks, or have ended them already."""
 
 
 @dataclass(frozen=True)
@@ -65,28 +71,28 @@ class RankEnded:
 
 @dataclass(frozen=True)
 class Condemned:
-    """A monitor condemned its rank and is about to kill it."""
+    """A monitor has found that its rank exceeds a limit, and is about to kill it."""
 
     local_rank: int
 
 
 @dataclass(frozen=True)
 class RankLost:
-    """A rank's process ended, and the others restart in process for it."""
+    """A rank's process ended, and the other ranks restart in process without it."""
 
     local_rank: int
 
 
 @dataclass(frozen=True)
 class TakesPart:
-    """A rank that was lost and started again takes part."""
+    """A rank that was lost and started again takes part from now on."""
 
     local_rank: int
 
 
 @dataclass(frozen=True)
 class EndedElsewhere:
-    """The coordinator has ended the cycle for all nodes."""
+    """The coordinator has ended the cycle for all nodes. `end`: why, and whether the job ends with it."""
 
     end: CycleEnd
 
@@ -112,7 +118,11 @@ Event: TypeAlias = RankEnded | Condemned | RankLost | TakesPart | EndedElsewhere
 
 
 class Cycle:
-    """The state of one cycle of `ranks` local ranks."""
+    """The state of one cycle.
+
+    Args:
+        ranks: number of ranks of this node.
+    """
 
     def __init__(self, ranks: int) -> None:
         self.phase = CyclePhase.RUNNING
@@ -145,18 +155,21 @@ class Cycle:
                 self._end(event)
 
     def _end_if_none_runs(self) -> None:
+        """Ends the cycle when no rank counts any more: as a success if at least one rank was done."""
         if not self._running:
             self._end(CyclePhase.SUCCEEDED if self._is_any_done else CyclePhase.FAILED)
 
     def _end(self, phase: CyclePhase) -> None:
+        """Ends the cycle, unless it has ended: the first end stands."""
         if self.phase is CyclePhase.RUNNING:
             self.phase = phase
 
 
 def _phase_of(end: CycleEnd) -> CyclePhase:
-    """Returns the phase by which a node ends its part in a cycle that has ended for all nodes.
+    """Returns the phase in which a node ends its part in a cycle that the coordinator has ended for all nodes.
 
-    An end with an exit code ends the job. A preemption comes first: its ranks have to save also where the job ends.
+    An end with an exit code ends the job. A preemption goes before that: the ranks have to save, also where the job
+    ends.
     """
     if end.exit_code is not None and end.reason is not EndReason.PREEMPTED:
         return CyclePhase.JOB_ENDED

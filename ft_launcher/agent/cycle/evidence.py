@@ -1,8 +1,12 @@
-"""Joins exit codes, monitors' findings and error files of a cycle into evidence of each rank, and reads what else is
-known of its end: the program's text where ranks wait, what the node shows, and how far the training came.
+"""Gathers the evidence of a cycle that has ended, for the attribution. Reads, and decides nothing.
 
-Called by `agent/fault_finding.py`, and by in-process restart for one rank. What ranks wrote may be broken, and storage
-may hang: errors in reading are contained here, and waits have limits. Decides nothing: `decide/attribution/` does.
+For each rank: its exit code, what its monitor reported, and the error that it left in a file (`gather`). Beside that:
+the program's text at the lines where ranks wait (`with_own_locks`), kills for lack of memory and room in /dev/shm
+(`of_node`), and how far the training came (`iteration_reached`).
+
+Called by `agent/fault_finding.py` at the end of a cycle, by `agent/hang_watch.py` and the status page while ranks run,
+and by in-process restart for one rank; always on the agent's thread. What ranks wrote may be broken, and storage may
+hang. So errors in reading are contained here, and each wait for a file has a limit.
 """
 
 from __future__ import annotations
@@ -40,15 +44,17 @@ _MAX_OUTPUT = 16384
 _CGROUPS = Path("/sys/fs/cgroup")
 """Where version 2 is mounted, and below it the controllers of version 1."""
 _READ_TIMEOUT_S = 5.0
-"""Storage that hangs must not hold up the restart."""
+"""Seconds for the file with the saved iteration: storage that hangs must not hold up the restart."""
 _TEXTS_TIMEOUT_S = 1.0
-"""For the text of a program, all files together; the ranks have ended, and the restart waits for it."""
+"""Seconds for the program's text, all files together: the ranks have ended, and the restart waits for it."""
 _MAX_PLACES = 4
-"""One cause brings the ranks of a node to few places, and fewer to its own than to those where they wait for that."""
+"""Source lines that are looked up. One cause brings the ranks of a node to few lines: the rarest are looked up first,
+since fewer ranks are at the cause than wait for it."""
 _MAX_TEXT = 256 << 10
-"""Of a file: 6,700 lines of torch, whose tree takes 0.15 s and 11 MB for a moment."""
+"""Bytes of one source file. A file of torch with 6,700 lines has so much; to parse it takes 0.15 s, and 11 MB for a
+moment."""
 _MAX_DIGITS = 18
-"""Of the number in a file that the training writes: they always fit into 64 bits."""
+"""Digits of the number in a file that the training writes: 18 digits always fit into 64 bits."""
 
 
 def gather(
@@ -60,7 +66,13 @@ def gather(
 ) -> list[RankEvidence]:
     """Returns the evidence of the ranks with these numbers, in the same order.
 
+    The best source of an exception wins: the rank's own report to its monitor, then torch's error file, then the last
+    traceback in the rank's output. Waits `ERROR_FILES_S` at most for each file of a rank that has ended with an error.
+
     Args:
+        numbers: of the ranks.
+        ranks: their processes.
+        monitors: of this node.
         stopped: local ranks whose process was found stopped (SIGSTOP, a debugger) when the cycle failed.
         killed: pids that the stop had to kill.
     """
@@ -70,7 +82,7 @@ def gather(
         local_rank = each.local_rank
         report, end = monitors.report(local_rank), ranks.exits.get(local_rank)
         exception, exception_at = report.exception, report.exception_at
-        # A rank under --no-python has no client of ours, and one whose monitor died reported to nobody.
+        # A rank under --no-python has no client that reports, and a rank whose monitor died reported to nobody.
         if exception is None and end is not None and end.exit_code:
             with contained(f"what rank {each.rank} wrote of its error cannot be read"):
                 exception, exception_at = _written(ranks, local_rank, end, report)
@@ -102,12 +114,17 @@ def ended_by_hang_timeout(rank: RankEvidence) -> bool:
 
 
 def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_still: bool = False) -> list[RankEvidence]:
-    """Returns the ranks; where this node has ended one of them by `hang_timeout`, all are as they were at the look by
-    which that was decided. Where another node has (`stood_still`), those that stood still are as they were at the last
-    look, which that node had asked for.
+    """Returns the evidence with the stacks from before a rank was ended by `--ft-hang-timeout`.
 
-    The end of that rank breaks the connections of the others. Until the stop asks them they may have ended, or be on
-    their way out, and what they show then is a consequence of the decision.
+    The end of that rank breaks the connections of the other ranks. What these show afterwards is a consequence of the
+    end, and says nothing about the hang. So two cases are mended:
+    - This node has ended a rank: all ranks are as they were at the check that decided it.
+    - Another node has ended a rank (`stood_still`): the ranks that stood still are as they were at the last check.
+
+    Args:
+        ranks: the evidence after the stop.
+        monitors: of this node, which keep the earlier snapshots.
+        stood_still: whether another node has ended a rank for the hang.
     """
     is_own = any(ended_by_hang_timeout(rank) for rank in ranks)
     if not is_own and not stood_still:
@@ -118,7 +135,7 @@ def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_stil
             seen = monitors.report(rank.local_rank).at_decision
         else:
             seen = monitors.stood_still(rank.local_rank)
-        if seen is None or not seen.process:  # its monitor gave no stacks in time
+        if seen is None or not seen.process:  # The monitor gave no stacks in time.
             found.append(rank)
             continue
         last = rank.snapshot or seen
@@ -128,19 +145,25 @@ def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_stil
 
 
 def fault_in(evidence: CycleEvidence) -> Fault | None:
-    """As `first_failure.find`; an error in what the ranks wrote is logged."""
+    """Returns the fault that the evidence shows; None: no rank failed by itself. See `first_failure.find`.
+
+    An error in texts that ranks wrote is logged, and the fault is found without these texts.
+    """
     return find(evidence, partial(log_contained, "what the ranks wrote of the fault cannot be used"))
 
 
 def _written(
     ranks: RankContext, local_rank: int, end: RankExit, report: RankReport
 ) -> tuple[RankException | None, float | None]:
-    """Returns the error that an ended rank left in a file, and its moment. Once found it is not read again."""
+    """Returns the error that an ended rank left in a file, and when it was written (monotonic seconds).
+
+    An error that was found is kept in `ranks.errors`, and not read again.
+    """
     known = ranks.errors.get(local_rank)
     if known is not None:
         return known
     exception, moment = _in_file(ranks, Path(ranks.error_files[local_rank]))
-    # A rank that a signal ended has printed no traceback of its own: the last one is of something else.
+    # A rank that died of a signal has printed no traceback of that: the last one in its output is of something else.
     if exception is None and end.exit_code > 0:
         exception, moment = _printed(ranks, end, report.last_output, ranks.stderrs[local_rank])
         if exception is not None:
@@ -153,7 +176,14 @@ def _written(
 def _printed(
     ranks: RankContext, end: RankExit, last_output: str, path: str
 ) -> tuple[RankException | None, float | None]:
-    """Returns the last error that a rank printed, as it reported it or from its stderr file, and when it ended."""
+    """Returns the last error that a rank printed, and when the rank ended.
+
+    Args:
+        ranks: the processes of the cycle.
+        end: of the rank.
+        last_output: the end of its output, as its client has reported it; empty: not reported.
+        path: the file of its stderr, which is read otherwise.
+    """
     exception = of_output(last_output)
     if exception is None:
         with suppress(OSError):
@@ -183,11 +213,15 @@ def _in_file(ranks: RankContext, path: Path) -> tuple[RankException | None, floa
 
 
 def with_own_locks(ranks: Sequence[RankEvidence], stop_began: float, ran_s: float) -> list[RankEvidence]:
-    """Returns the ranks, those that certainly wait for locks of their own marked. Waits for files, one second at most.
+    """Returns the evidence, with those ranks marked that certainly wait for locks of their own.
+
+    No other rank can release such a lock, so a marked rank is the cause of a hang. The source line of the innermost
+    frame shows it. Waits `_TEXTS_TIMEOUT_S` at most for the files; a rank whose file is not read is not marked.
 
     Args:
+        ranks: the evidence.
         stop_began: when the launcher began to stop the ranks (monotonic seconds).
-        ran_s: seconds since they were started. A file that has changed in this time may not be the text that runs.
+        ran_s: seconds since the ranks were started. A file that has changed in this time may not be the text that runs.
     """
     found = list(ranks)
     with contained("the program's text at the lines where ranks wait cannot be used"):
@@ -211,6 +245,8 @@ def with_own_locks(ranks: Sequence[RankEvidence], stop_began: float, ran_s: floa
 
 
 def _read_texts(files: Sequence[str], ran_s: float, texts: dict[str, str]) -> None:
+    """Reads source files into `texts`, by path, in a thread. Leaves out files that are long or younger than the
+    ranks."""
     for path in files:
         with suppress(OSError, UnicodeDecodeError), open_regular(path, follow_link=True) as file:
             status = os.fstat(file.fileno())
@@ -223,7 +259,10 @@ def _read_texts(files: Sequence[str], ran_s: float, texts: dict[str, str]) -> No
 
 
 def oom_kills() -> int | None:
-    """Returns how many processes of this process' cgroup were killed for lack of memory so far (v2, else v1)."""
+    """Returns how many processes of this process' cgroup the kernel has killed for lack of memory so far.
+
+    Reads cgroup version 2, else version 1. None: neither can be read.
+    """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -244,6 +283,7 @@ def oom_kills() -> int | None:
 
 
 def _read_counter(path: Path) -> int | None:
+    """Returns the value of `oom_kill` in a file of a cgroup; None: the file has none, or cannot be read."""
     try:
         for line in path.read_text().splitlines():
             name, _, value = line.partition(" ")
@@ -256,7 +296,11 @@ def _read_counter(path: Path) -> int | None:
 
 
 def of_node(oom_kills_before: int | None) -> NodeEvidence:
-    """Returns the evidence of this node; `oom_kills_before` is an earlier reading of `oom_kills`."""
+    """Returns the evidence of this node: kills for lack of memory since the cycle's start, and room in /dev/shm.
+
+    Args:
+        oom_kills_before: what `oom_kills` returned before the start of the cycle.
+    """
     now = oom_kills()
     try:
         shm = os.statvfs("/dev/shm")
@@ -274,14 +318,15 @@ def of_node(oom_kills_before: int | None) -> NodeEvidence:
 
 
 def iteration_reached(evidence: Iterable[RankEvidence], checkpoint_iteration_file: str | None) -> int | None:
-    """Returns the iteration that a cycle reached; NO_ITERATION when its ranks reported none.
+    """Returns the iteration that a cycle reached, by which the restart policy sees progress.
 
     Args:
-        evidence: of its ranks.
-        checkpoint_iteration_file: where the training writes its last saved iteration. If given, it alone counts.
+        evidence: of the ranks of the cycle.
+        checkpoint_iteration_file: where the training writes its last saved iteration. If given, this file alone counts.
 
     Returns:
-        None when the file could not be read, or a monitor did not answer and no other rank reported an iteration.
+        NO_ITERATION: the ranks reported none. None: unknown, since the file could not be read, or a monitor did not
+        answer and no other rank reported an iteration.
     """
     if checkpoint_iteration_file is not None:
         return iteration_in_file(Path(checkpoint_iteration_file))
@@ -306,9 +351,10 @@ def iteration_in_file(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> int | N
 
 
 def call_within(timeout_s: float, function: Callable[[], _T], name: str) -> _T | None:
-    """Returns what `function` returns in a thread called `name`; None: it has not ended in time, and goes on there.
+    """Runs `function` in a thread called `name`; returns its result, or None if it has not ended within `timeout_s`.
 
-    So what may hang for ever is called, as reading a file of storage that is gone: nobody joins its thread.
+    For a call that may hang for ever, such as reading a file from storage that is gone. The thread is a daemon: it is
+    left behind then, and nobody joins it.
     """
     found: list[_T] = []
     thread = threading.Thread(target=lambda: found.append(function()), daemon=True, name=name)

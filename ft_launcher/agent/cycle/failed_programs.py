@@ -1,8 +1,11 @@
-"""Ends ranks whose program has ended with an error and whose process does not end: an exit function waits, or a thread
-that is no daemon, or the text of the exception is never made. Their peers would wait for them for ever.
+"""Ends ranks whose program has ended with an error and whose process does not end.
 
-Called by `agent/ranks.py` in the cycle loop, from the moment at which such a rank says that its program has failed. A
-process that still works, as a thread that uploads a checkpoint does, is let finish for a while.
+What keeps such a process: an exit function that waits, a thread that is no daemon, or an exception whose text takes for
+ever to be made. The other ranks would wait for this one for ever, since its connections stay open.
+
+`agent/ranks.py` calls `begin` when the client in a rank reports that the program has failed, then `due` in the cycle
+loop. A process that still works, for example in a thread that uploads a checkpoint, may finish for a while. Reads /proc
+of these ranks only.
 """
 
 from __future__ import annotations
@@ -16,19 +19,29 @@ from ft_launcher.node.processes.rank_usage import Usage, usage_of
 from rank_monitor.contract.processes import proc
 
 _LEAST_S = 1.0
-"""An interpreter with torch takes up to half a second to end, on a busy machine longer, some of it off the CPU."""
+"""Seconds that a rank has at least, whatever the option says. An interpreter with torch takes up to half a second to
+end, on a busy machine longer, and does nothing for a part of this time."""
 _LONGEST_PERIOD_S, _PERIODS = 1.0, 4
-"""How often a rank is looked at (seconds), and how often at least within the limit."""
+"""The longest time between two checks of a rank (seconds), and the number of checks within the limit at least."""
 _CPU_S, _IO_BYTES = 0.02, 1 << 16
-"""Less than this within the limit is no work. In 15 s an upload of 1 MB/s over TLS takes 39 ms of CPU time, and an idle
-rank without the threads that poll 2 ms (measured)."""
+"""Use of CPU (seconds) and bytes moved, below which a rank has not worked within the limit. Measured over 15 s: an
+upload of 1 MB/s over TLS takes 39 ms of CPU, and an idle rank, without the threads that poll, 2 ms."""
 _PROMPTS = ("tty", "woken", "select", "poll")
 """What the kernel calls the wait of a process for a line of its terminal, as under a debugger."""
 
 
 @dataclass
 class _Failed:
-    """A rank whose program has failed: since when, and when its processes last worked (monotonic seconds)."""
+    """A rank whose program has failed.
+
+    Attributes:
+        pid: of the rank.
+        exit_code: the code with which the rank counts as ended.
+        since: when the program failed, or a debugger last held the process (monotonic seconds).
+        work: what the rank's processes had used when they last worked.
+        worked_at: when they last worked (monotonic seconds).
+        next_check: when to check again (monotonic seconds).
+    """
 
     pid: int
     exit_code: int
@@ -42,9 +55,10 @@ class FailedPrograms:
     """The ranks of this node whose program has failed.
 
     Args:
-        idle_s: how long such a rank may do nothing (seconds).
-        busy_s: how long it may work (seconds); None: without limit.
-        look: pid -> what its processes have done so far; None: a debugger or a prompt holds it, which is no end.
+        idle_s: how long such a rank may do nothing (seconds; `--workers-stop-timeout`).
+        busy_s: how long such a rank may work (seconds; `--ft-linger`); None: without limit.
+        look: called with a rank's pid; returns what the rank's processes have used so far. None: a debugger holds the
+            rank, or it shows a prompt, and a person is at work.
     """
 
     def __init__(self, idle_s: float, busy_s: float | None, look: Callable[[int], Usage | None]) -> None:
@@ -59,14 +73,18 @@ class FailedPrograms:
         """Notes that the program of a rank has failed.
 
         Args:
-            exit_code: what its process was to end with, by its own word; 1 is taken for what is no code of a failure.
+            local_rank: of the rank.
+            pid: of the rank.
+            exit_code: the code with which the process was to end, as the rank reported it. 1 is used in its place where
+                it is no code of a failure.
+            now: monotonic seconds.
         """
         if not 0 < exit_code < 256 and exit_code != -signal.SIGINT:
             exit_code = 1
         self._failed[local_rank] = _Failed(pid, exit_code, now, Usage(), now, now + self._period_s)
 
     def reset(self, local_rank: int) -> None:
-        """Forgets a rank that has ended."""
+        """Notes that a rank has ended, or is started anew: its program has not failed any more."""
         self._failed.pop(local_rank, None)
 
     def next_check(self) -> float | None:
@@ -74,7 +92,8 @@ class FailedPrograms:
         return min((failed.next_check for failed in self._failed.values()), default=None)
 
     def due(self, now: float) -> dict[int, tuple[int, str]]:
-        """Returns the ranks that have to be ended now, each with its exit code and the reason; forgets these."""
+        """Checks the ranks for which a check is due. Returns those that must be ended now: local rank -> (exit code,
+        reason). A rank is returned once."""
         found = {}
         for local_rank, failed in list(self._failed.items()):
             if now < failed.next_check:
@@ -91,7 +110,7 @@ class FailedPrograms:
         return min(_LONGEST_PERIOD_S, self._idle_s / _PERIODS)
 
     def _why_end(self, failed: _Failed, now: float) -> str:
-        """Takes a look at a rank; returns why it is to be ended, or empty."""
+        """Checks one rank; returns why it must be ended; empty: it may go on."""
         work = self._look(failed.pid)
         if work is None:
             failed.since = failed.worked_at = now
@@ -105,14 +124,15 @@ class FailedPrograms:
 
 
 def work_of(pid: int) -> Usage | None:
-    """Returns what a rank has used so far; None while a debugger holds it or it shows a prompt."""
+    """Returns what a rank has used so far; None while a debugger holds the rank, or it shows a prompt."""
     if proc.status(pid).get("TracerPid", "0") != "0" or _shows_prompt(pid):
         return None
     return usage_of([pid])[pid]
 
 
 def _has_worked(usage: Usage, before: Usage) -> bool:
-    """Whether any thread of the rank or any descendant has worked since, or one of these has started or ended."""
+    """Returns whether a thread or a descendant of the rank has worked since `before`, or a descendant has started or
+    ended since."""
     is_busy = _cpu_s(usage) >= _cpu_s(before) + _CPU_S or _io_bytes(usage) >= _io_bytes(before) + _IO_BYTES
     return is_busy or usage.descendants != before.descendants
 
@@ -126,7 +146,7 @@ def _io_bytes(usage: Usage) -> int:
 
 
 def _shows_prompt(pid: int) -> bool:
-    """Whether the main thread may wait for a line of a terminal: `sys.excepthook` may be that of a debugger."""
+    """Returns whether the main thread may wait for a line from a terminal: `sys.excepthook` may be a debugger's."""
     try:
         is_terminal = os.readlink(f"/proc/{pid}/fd/0").startswith(("/dev/pts/", "/dev/tty"))  # noqa: PTH115 (a link)
     except OSError:

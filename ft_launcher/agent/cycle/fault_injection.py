@@ -1,6 +1,11 @@
-"""Faults on purpose on this node: receives from the ranks which fault happens now, records it, and carries out those
-that concern the system. Made by `composition.py`, called by `agent/ranks.py`. When a fault is due, only the rank knows:
-nothing is begun here without its report.
+"""Injected faults (`--ft-inject`) on this node: receives the ranks' reports, records them, and does the launcher's
+part.
+
+Only the rank knows when a fault is due, for example at a step of its training. So the client in the rank decides, and
+reports to the launcher right before the fault. The rank itself does what concerns the rank (a signal, a hang). The
+launcher does what concerns the system: it kills a monitor, the zygote or itself, or cuts a network interface.
+
+Made by `composition.py`, polled by `agent/ranks.py` on the agent's thread.
 """
 
 from __future__ import annotations
@@ -27,12 +32,13 @@ from rank_monitor.contract.wire.complaints import Complaints
 
 logger = logging.getLogger(__name__)
 
-# A report is one short line of JSON. A longer datagram is cut by the kernel, and refused as no fault.
 _MAX_BYTES = 65536
+"""Of one report, which is one short line of JSON. The kernel cuts a longer datagram, which is then refused."""
 _MAX_AT_ONCE = 64
-"""Reports that are taken in one turn of the agent: more than ranks of a node report at once."""
+"""Reports that are received in one poll: more than the ranks of a node send at once. A rank that sends without end must
+not keep the launcher from all else."""
 _MAX_REPORTS = 1000
-"""Reports of one rank in a job: each is a line on the console and in the journal."""
+"""Reports of one rank that are recorded in a job: each is a line on the console and in the journal."""
 # IFNAMSIZ of Linux, with the zero at the end.
 _NAME_BYTES = 16
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP of Linux
@@ -41,12 +47,13 @@ _REQUEST = f"{_NAME_BYTES}sh22x"  # struct ifreq with its flags
 
 
 class Injected:
-    """Receives the faults on purpose of this node's ranks: from `--ft-inject`, a variable, or the training itself.
+    """The injected faults of this node's ranks: from `--ft-inject`, from a variable, or from the training itself.
 
     Args:
-        faults: of `--ft-inject`, as text, one each.
-        monitor_socket: the first rank's socket to its monitor; ours lies beside it.
-        no_python: the ranks are no Python scripts, so that no client of ours runs in them.
+        faults: the texts of `--ft-inject`, one for each fault.
+        monitor_socket: the first rank's socket to its monitor. The socket for reports lies beside it, where the client
+            finds it without a variable.
+        no_python: whether the ranks are no Python scripts, so that no client runs in them and nothing can be injected.
     """
 
     def __init__(self, faults: Collection[str], monitor_socket: Path, no_python: bool) -> None:
@@ -73,7 +80,14 @@ class Injected:
         return {self._socket.fileno()}
 
     def poll(self, cycle: int, recorder: Recorder, monitors: NodeMonitors, zygotes: ZygotePool) -> None:
-        """Takes the ranks' reports since the last call and carries out the launcher's part. Does not block."""
+        """Records the ranks' reports since the last call, and does the launcher's part of each. Does not block.
+
+        Args:
+            cycle: the present one.
+            recorder: writes the reports to journal and console.
+            monitors: of this node, for a fault that kills one.
+            zygotes: of this node, for a fault that kills the zygote.
+        """
         for report, fault in self._receive():
             # The report comes from a rank: any number may be in it.
             if report.local_rank not in monitors.local_ranks:
@@ -92,7 +106,10 @@ class Injected:
             _carry_out(fault, monitors.pid(report.local_rank), zygotes.pids())
 
     def during(self, cycle: int) -> dict[int, str]:
-        """Returns the faults that were injected into the ranks of a cycle, in words, by local rank."""
+        """Returns the faults that were injected in a cycle: local rank -> the last one, in words.
+
+        For the attribution: such a fault must not be taken for one of the hardware.
+        """
         return {local_rank: text for (in_cycle, local_rank), text in self._injected.items() if in_cycle == cycle}
 
     def close(self) -> None:
@@ -102,7 +119,7 @@ class Injected:
             self._socket = None
 
     def _receive(self) -> Iterator[tuple[InjectionReport, Injection]]:
-        # Bounded: a rank that sends without end must not keep the launcher from all else.
+        """Yields the readable reports that have arrived, each with the fault that it names."""
         for _ in range(_MAX_AT_ONCE):
             if self._socket is None:
                 return
@@ -116,11 +133,12 @@ class Injected:
 
 
 def _carry_out(fault: Injection, monitor: int, zygotes: Collection[int]) -> None:
-    """Carries out a fault that concerns the system.
+    """Does the launcher's part of a fault. Does nothing for a fault that concerns the rank alone.
 
     Args:
+        fault: as the rank has reported it.
         monitor: pid of the rank's monitor.
-        zygotes: pids.
+        zygotes: pids of this node's zygotes.
     """
     match fault.kind:
         case "kill_monitor":
@@ -130,7 +148,7 @@ def _carry_out(fault: Injection, monitor: int, zygotes: Collection[int]) -> None
                 logger.warning("there is no zygote to kill: the ranks start by exec")
             for pid in zygotes:
                 _kill(pid)
-        # Recorded before: nothing of this process acts after it.
+        # The report was recorded before: this process does nothing after this line.
         case "kill_agent":
             _kill(os.getpid())
         case "cut_network":

@@ -1,10 +1,13 @@
-"""Detects ranks that have ended without an exit code: their main thread has ended while another lives on, or another
-process, such as a debugger, holds their exit code.
+"""Detects ranks that have ended without an exit code.
 
-Called by `agent/ranks.py` at each wake-up of the loop: no event reports an exit code in either case.
+There are two cases. The rank's main thread has ended while another thread lives on. Or another process, such as a
+debugger, holds the exit code. In both cases /proc shows a zombie, and no event ever reports an exit code: the job would
+stand still for good.
 
-A rank alone may be on its way out. When all ranks of the node that have not ended are zombies, twice in a row, nobody
-is left that could make progress, and no event will arrive: they are ended as a failure.
+A single zombie may be a rank on its way out, and is left alone. When all ranks of the node that have not ended are
+zombies in two samples in a row, nobody is left that could make progress. The cycle then ends as a failure.
+
+`agent/ranks.py` polls at each wake-up of the loop.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ SAMPLE_S = 2.0
 class Zombies:
     """The watch over the ranks of one cycle.
 
-    `unreaped`: local ranks whose end was seen and whose exit code cannot be taken yet; their pidfds stay readable.
+    Attributes:
+        unreaped: local ranks whose end was seen and whose exit code cannot be taken yet. Their pidfds stay readable, so
+            the loop must not wait for these. Filled by `agent/ranks.py`.
+        are_all: whether all ranks were zombies in the last two samples.
     """
 
     def __init__(self) -> None:
@@ -38,8 +44,8 @@ class Zombies:
         return self._next
 
     def poll(self, ranks: RankContext) -> bool:
-        """Takes a sample if one is due; returns whether all ranks are zombies."""
-        # Events of other kinds call this too; only the time between samples makes two of them proof.
+        """Takes a sample if one is due; returns `are_all`."""
+        # The loop also wakes for other events. Two samples are proof only with time between them.
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + SAMPLE_S
             pids = {pid for local_rank, pid in ranks.pids().items() if local_rank in ranks.pidfds}
@@ -47,21 +53,23 @@ class Zombies:
         return self.are_all
 
     def sample(self, running: Set[int], zombies: Set[int]) -> None:
-        """Takes one sample: pids whose exit code was not taken yet, and those of them that are zombies.
+        """Takes one sample, and sets `are_all`.
 
-        `are_all` says then whether all ranks were zombies in this sample and in the one before.
+        Args:
+            running: pids of the ranks whose exit code was not taken yet.
+            zombies: pids among these that are zombies.
         """
         now: frozenset[int] = frozenset()
         if running <= zombies:
             now = frozenset(running)
-        # The same pid in both: ranks that end one after the other are zombies for a moment each.
+        # One pid must be a zombie in both samples: ranks that end one after the other are zombies for a moment each.
         self.are_all, self._before = bool(now & self._before), now
 
     def fault(self, evidence: Sequence[RankEvidence]) -> Fault | None:
         """Returns the fault of a cycle that ended because all ranks were zombies; None: they were not."""
         if not self.are_all:
             return None
-        # A rank whose exit code is held by another process has ended for sure: it is named first.
+        # A rank whose exit code another process holds has certainly ended, so the fault names it first.
         held = self.unreaped & {rank.local_rank for rank in evidence}
         first = next(rank for rank in evidence if not held or rank.local_rank in held)
         if held:

@@ -1,8 +1,11 @@
-"""Threads that wait in the ranks' store of one cycle, each over a connection of its own; they end with the cycle.
+"""Threads that wait in the ranks' store of one cycle, and `EventQueue`, in which threads leave items for the agent.
 
-Used by the other files of this room and by `agent/standalone.py`. A client of torch's store serves one call at a time,
-so a wait would block every other thread that shared its connection. What they find they leave in an `EventQueue`. Knows
-nothing of what the threads wait for.
+Threads: `StoreThreads.start` starts one for each wait, with a name of the caller's. Each has a connection of its own: a
+client of torch's store serves one call at a time, so a wait would block every other thread on the same connection. The
+threads end with the cycle. torch cannot interrupt a wait, so `close` has the thread `ft_release` write the keys that
+the others wait for.
+
+Used by the other files of this room and by `agent/standalone.py`. Knows nothing of what the threads wait for.
 """
 
 from __future__ import annotations
@@ -39,7 +42,17 @@ def connect(host: str, port: int) -> TCPStore:
 
 
 class Keys(PrefixStore):  # type: ignore[misc]
-    """The keys of a call with prefix `name`, over a connection for one thread; `awaited`: those that it waits for."""
+    """The keys with one prefix in the store, over a connection for one thread.
+
+    Args:
+        prefix: of all keys.
+        store: a connection to the store.
+        over: set when the cycle is over.
+
+    Attributes:
+        name: the prefix.
+        awaited: the keys that the thread waits for, which `StoreThreads.close` writes.
+    """
 
     def __init__(self, prefix: str, store: Any, over: threading.Event) -> None:
         super().__init__(prefix, store)
@@ -47,21 +60,21 @@ class Keys(PrefixStore):  # type: ignore[misc]
         self._over = over
 
     def wait(self, keys: list[str], timeout: datetime.timedelta) -> None:
-        """As torch's.
+        """Waits for keys, as torch's store does.
 
         Raises:
             StoreLost: the cycle ended before or during the wait.
         """
         self.awaited = keys
         if not self._over.is_set():
-            # torch cannot interrupt a wait, so `close` writes the awaited keys instead; the event says that it did.
+            # Also ends when `close` has written the awaited keys; the event tells this from a real answer.
             super().wait(keys, timeout)
         if self._over.is_set():
             raise StoreLost(_OVER)
 
 
 class StoreThreads:
-    """The threads of one cycle.
+    """The threads of one cycle. The agent's thread calls all methods.
 
     Args:
         connect: called in each thread; returns a new connection to the ranks' store, or raises what a store raises.
@@ -81,29 +94,34 @@ class StoreThreads:
         return self._over.is_set()
 
     def start(self, name: str, prefix: str, task: Callable[[Keys], None], end: Callable[[str], None]) -> None:
-        """Starts a thread. Returns at once; the thread itself connects to the store.
+        """Starts a thread. Returns at once: the thread itself connects to the store.
 
         Args:
-            name: of the thread; unique among them.
+            name: of the thread, unique in the cycle.
             prefix: of the keys that `task` gets.
             task: called in the thread.
-            end: called in the thread at its end, with the error in one line; empty: none.
+            end: called in the thread after `task`, with the error in one line; empty: there was none.
         """
         thread = threading.Thread(target=self._run, args=(name, prefix, task, end), daemon=True, name=name)
         self._threads = [*(former for former in self._threads if former.is_alive()), thread]
         thread.start()
 
     def close(self) -> None:
-        """Ends the threads. Call it when the ranks have ended: it writes the keys that the threads wait for."""
+        """Ends the threads; waits `_END_S` for each.
+
+        Call it when the ranks have ended: it writes keys that ranks would otherwise read as answers.
+        """
         if self._over.is_set():
             return
         self._over.set()
         if any(thread.is_alive() for thread in self._threads):
             threading.Thread(target=self._release, daemon=True, name="ft_release").start()
-        for thread in self._threads:  # one that waits in torch when Python ends would abort the process
+        # A thread that is in torch's code when Python ends would abort the process.
+        for thread in self._threads:
             thread.join(_END_S)
 
     def _run(self, name: str, prefix: str, task: Callable[[Keys], None], end: Callable[[str], None]) -> None:
+        """The thread's function. Arguments as of `start`."""
         problem = ""
         try:
             keys = self._waiting[name] = self._keys(prefix)
@@ -119,7 +137,8 @@ class StoreThreads:
             return Keys(prefix, store, self._over)
 
     def _release(self) -> None:
-        with contextlib.suppress(Exception):  # a store that is gone ends every wait by itself
+        """The function of the thread `ft_release`: writes every key that a thread waits for."""
+        with contextlib.suppress(Exception):  # A store that is gone ends every wait by itself.
             for keys in list(self._waiting.values()):
                 another = self._keys(keys.name)
                 for key in keys.awaited:
@@ -127,32 +146,36 @@ class StoreThreads:
 
 
 class EventQueue(Generic[_T]):
-    """Where threads leave what they found for the cycle loop: letters, in the order in which they came."""
+    """A queue of items that wakes the cycle loop. Any thread puts items; the agent's thread drains them in order.
+
+    The loop waits for descriptors, so a byte in a pair of sockets goes with each item. The items themselves are in a
+    queue of this process: a byte that finds the socket full is dropped, and no item is lost.
+    """
 
     def __init__(self) -> None:
-        self._letters: queue.SimpleQueue[_T] = queue.SimpleQueue()
-        self._bell, self._ring = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ring.setblocking(False)
+        self._items: queue.SimpleQueue[_T] = queue.SimpleQueue()
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_reader.setblocking(False)
+        self._wakeup_writer.setblocking(False)
 
     def fileno(self) -> int:
-        """Readable when `take` has something."""
-        return self._bell.fileno()
+        """Returns a descriptor that is readable when `drain` has something."""
+        return self._wakeup_reader.fileno()
 
-    def put(self, letter: _T) -> None:
-        """Leaves a letter. Does not block; may be called in any thread, and does no harm after `close`."""
-        self._letters.put(letter)
+    def put(self, item: _T) -> None:
+        """Adds an item. Does not block. Any thread may call this, also after `close`, when nobody reads the item."""
+        self._items.put(item)
         with contextlib.suppress(OSError):
-            self._ring.send(b"!")
+            self._wakeup_writer.send(b"!")
 
     def drain(self) -> list[_T]:
-        """Returns the letters since the last call. Does not block."""
+        """Returns the items since the last call. Does not block."""
         with contextlib.suppress(OSError):
-            # Only empties the socket: the queue has the contents.
-            self._bell.recv(64)
-        return [self._letters.get_nowait() for _ in range(self._letters.qsize())]
+            # Only empties the socket: the queue has the items.
+            self._wakeup_reader.recv(64)
+        return [self._items.get_nowait() for _ in range(self._items.qsize())]
 
     def close(self) -> None:
-        """Closes the descriptors; letters that come later are read by nobody."""
-        self._ring.close()
-        self._bell.close()
+        """Closes the descriptors."""
+        self._wakeup_writer.close()
+        self._wakeup_reader.close()
