@@ -28,10 +28,10 @@ from ft_launcher.agent.in_process.recovery_steps import (
     Died,
     EndRank,
     Happened,
-    Heard,
     Joined,
     LossNotified,
     NotifyLoss,
+    Reported,
     Restarted,
     StartAgain,
     StayAway,
@@ -123,7 +123,7 @@ class InProcess:
             self._serve_rounds(report.call_prefix, self._ports)
         if report.call_prefix:
             self._blames.on_message(report)
-        self._do(self._decide(Heard(local_rank, report)) or [])
+        self._do(self._decide(Reported(local_rank, report)) or [])
 
     def suspected(self) -> None:
         """Takes that a rank in a wrapper is about to exceed a limit: who holds up the others is asked as long as all

@@ -1,15 +1,26 @@
-"""Decides between recovery level 1 and 2, from the messages of in-process wrappers and the deaths of ranks. Pure.
+"""Decides between recovery level 1 and 2, from the reports of in-process wrappers and the deaths of ranks. Pure.
 
-    phase of a rank              a death of that rank now is
-    none, or DONE                as without wrappers: it ends the cycle
-    JOINING                      withdrawn: the others may count on it
-    of AT_WORK                   reported to the others, which restart in process
-    LEFT                         expected: it has notified the others itself
-    GAVE_UP                      the end of level 1
+Level 1 is in-process restart: the ranks keep their processes, and call the wrapped function again. Level 2 is a new
+cycle: all ranks are stopped and started again. `rank_monitor/contract/restart_phase.py` explains the phases of a rank.
 
-Level 1, restart in process, takes a death only while every other rank of the node can go on: in the same call, or gone
-already. It hands over to level 2, a new cycle, when no rank is left, or when it does not come to an end within the
-limit that the ranks gave. Knows no process, store or clock; `in_process.py` carries the steps out.
+Level 1 handles the death of a rank as follows. The agent notifies the other ranks over their store (`NotifyLoss`). They
+restart without the dead rank. The agent starts that rank again, alone (`StartAgain`), unless it is not to rejoin, or
+has died too often. The new process joins at the next restart of the others (`Joined`).
+
+Level 1 handles a death only while every other rank of the node can go on: in the same call of the wrapped function, or
+gone already. What a death means depends on the phase that the rank reported last:
+
+    none, or DONE      as without wrappers: the death ends the cycle
+    JOINING            the request to join is withdrawn, since the others may count on the rank
+    of AT_WORK         the others are notified, and restart in process
+    LEFT               expected: the rank has notified the others itself
+    GAVE_UP            the end of level 1
+
+Level 2 takes over (`TakeOver`) when no rank is left that goes on, or when a restart does not come to its end within the
+limit that the ranks gave.
+
+Knows no process, store or clock. `in_process.py` feeds it and carries out the steps; `ft_launcher replay` feeds it from
+the journal.
 """
 
 from __future__ import annotations
@@ -22,10 +33,10 @@ from ft_launcher.agent.in_process.recovery_steps import (
     Died,
     EndRank,
     Happened,
-    Heard,
     Joined,
     LossNotified,
     NotifyLoss,
+    Reported,
     Restarted,
     StartAgain,
     StayAway,
@@ -36,34 +47,40 @@ from rank_monitor.contract.restart_phase import AT_WORK, ENTERING, GONE, RESTART
 from rank_monitor.contract.wire.messages import RestartReport
 
 _RUNS = frozenset({RestartPhase.PREPARING, RestartPhase.RUNNING, RestartPhase.WAITING})
-"""The rank has come to the end of the restart."""
+"""In these phases the rank has come to the end of the restart."""
 _CHANGES_NOTHING = frozenset(
     {RestartPhase.NONE, RestartPhase.INTERRUPTING, RestartPhase.COMPLETING, RestartPhase.LEAVING}
 )
-"""What a death means, and what is awaited of the rank, is as in the phase before."""
-# A rank that dies at each start, for a broken device for example, must not be started for ever.
+"""Phases in which a death means the same, and the same is awaited of the rank, as in the phase before."""
 MAX_STARTS = 3
-"""How often a rank is started again alone between two restarts."""
-# Ranks are at most a few rounds apart; but a rank may send any number, and a journal may hold any.
+"""How often a rank is started again alone between two restarts. One that dies at each start, for example for a broken
+device, must not be started for ever."""
 _MAX_ENDS = 100
-"""Ends of restarts that are reported at once, each by a step. There are more where the launcher stood still."""
+"""Ends of restarts that are reported at once, each by a step. Ranks are at most a few rounds apart. There are more
+where the launcher stood still, or where a rank or a journal has any number."""
 _MAX_SKIPPED = 1_000_000
-"""More of them are not counted: they would take hours."""
-# Seconds, for a wrapper that reports no limit of its own. Without one a lost restart would never reach level 2.
+"""Ends of restarts that are counted without a step of their own. More are not counted: so many restarts take hours."""
 _DEFAULT_LIMIT_S = 600.0
+"""Seconds for a restart of a wrapper that reports no limit. Without a limit a lost restart would never reach level
+2."""
 _NOBODY = "no rank of this node goes on"
 _LAST_MESSAGE_S = 5.0
-"""From a rank's report that it leaves to its end, which has the exit code (seconds)."""
+"""Seconds from a rank's report that it leaves, or from its kill, to the end of its process, which has the exit code."""
 
 
 @dataclass
 class RankSlot:
-    """What is known of a local rank.
+    """What is known of a local rank. The journal holds these fields under these names.
 
-    `last`: the last report of its wrapper by which something changed here. `is_new`: started again, and not let in yet.
-    `is_lost`: level 1 handles its death. `due`: the deadline after which level 1 has failed here; `is_ended`: it was
-    killed for that. `starts`: how often it was started again since the last restart; `is_next`: it is to be started
-    again.
+    Attributes:
+        last: the last report of its wrapper by which something changed here; None: there was none.
+        exit_code: of its process; None: it runs.
+        is_new: whether the rank was started again, and the others have not let it in yet.
+        is_lost: whether level 1 handles its death.
+        due: when level 1 has failed for this rank (monotonic seconds); None: nothing is awaited of it.
+        starts: how often the rank was started again since the last restart.
+        is_next: whether the rank is to be started again, once no restart is under way.
+        is_ended: whether the rank was killed because its deadline had passed.
     """
 
     last: RestartReport | None = None
@@ -77,32 +94,39 @@ class RankSlot:
 
     @property
     def phase(self) -> RestartPhase:
+        """The phase that the rank has reported last; NONE: it has reported none."""
         if self.last:
             return self.last.phase
         return RestartPhase.NONE
 
     @property
     def goes_on(self) -> bool:
+        """Whether the rank takes part in a call of the wrapped function now."""
         return self.exit_code is None and not self.is_new and self.phase in AT_WORK
 
-    def is_told_by(self, report: RestartReport) -> bool:
-        """Whether a report says something new."""
+    def is_changed_by(self, report: RestartReport) -> bool:
+        """Returns whether a report changes what is known of the rank."""
         if report == self.last or report.phase in _CHANGES_NOTHING:
             return False
         if self.last is None or report.phase not in ENTERING:
             return True
-        # On the way into the next round of the same call.
+        # A rank that enters the next round of the same call is where it was.
         is_in_call = self.phase in AT_WORK or self.phase is RestartPhase.JOINING
         return not (is_in_call and report.call_prefix == self.last.call_prefix)
 
 
 @dataclass
 class RecoveryState:
-    """What is known of the local ranks of one cycle.
+    """What is known of the local ranks of one cycle. The journal holds these fields under these names.
 
-    `ranks`: the global rank of each local rank, for reasons. `rejoin`: whether a dead rank is started again.
-    `final_codes`: exit codes that speak to the launcher: level 2 handles them. `since`: the first sign of the fault
-    that is dealt with in process; None: there is none. `failed`: the round that is restarted.
+    Attributes:
+        ranks: the global rank of each local rank, for the texts of reasons.
+        rejoin: whether a dead rank is started again.
+        final_codes: exit codes that are a request to the launcher, such as "do not restart". Level 2 handles these.
+        slots: what is known of each local rank.
+        since: when the first sign of the fault came that is being handled in process (monotonic seconds); None: there
+            is no such fault.
+        failed: the number of the round that failed and is restarted; -1: none yet.
     """
 
     ranks: Sequence[int]
@@ -119,11 +143,11 @@ class RecoveryState:
 
 
 class RecoveryLevels:
-    """The local ranks of one cycle.
+    """The decisions about the local ranks of one cycle.
 
     Args:
-        state: what is known already; it changes with each event.
-        enabled: whether level 1 is used at all; else reports of wrappers are left out, as if there were none.
+        state: what is known at the beginning. Each event changes it.
+        enabled: whether level 1 is used at all. If not, reports of wrappers are ignored, as if there were none.
     """
 
     def __init__(self, state: RecoveryState, enabled: bool = True) -> None:
@@ -132,35 +156,46 @@ class RecoveryLevels:
 
     @property
     def lost(self) -> set[int]:
-        """Local ranks that do not take part now: dead, or started again and not let in yet."""
+        """The local ranks that do not take part now: dead, or started again and not let in yet."""
         return {number for number, slot in enumerate(self._slots) if slot.is_new or slot.is_lost}
 
     @property
     def is_restarting(self) -> bool:
-        """Whether a fault is dealt with in process."""
+        """Whether a fault is being handled in process."""
         return self._state.since is not None
 
     def needs_message(self, local_rank: int) -> bool:
-        """Whether the last message of a rank that ended is needed: its monitor may not have passed it on yet."""
+        """Returns whether the last message of a rank that ended must be known before `died` is called.
+
+        Its monitor may not have passed the message on yet. What the death means depends on the last phase.
+        """
         slot = self._slots[local_rank]
         return slot.is_new or slot.phase not in (RestartPhase.NONE, RestartPhase.DONE)
 
     def may_have_declared(self, local_rank: int) -> bool:
-        """Whether a rank without a message may have sent one that its monitor still has: other ranks have wrappers."""
+        """Returns whether a rank without any report may have sent one that its monitor still has.
+
+        True while other ranks have wrappers: this rank runs the same script.
+        """
         return self._slots[local_rank].last is None and any(slot.last for slot in self._slots)
 
     def next_check(self) -> float | None:
-        """When `tick` is to be called (monotonic seconds); None: no deadline runs."""
+        """Returns when `tick` is to be called (monotonic seconds); None: no deadline runs."""
         return min((slot.due for slot in self._slots if slot.due is not None), default=None)
 
     def known(self) -> RecoveryState:
-        """Returns the present state, which further events do not change."""
+        """Returns a copy of the present state, which further events do not change."""
         return replace(self._state, slots=[replace(slot) for slot in self._slots])
 
     def on(self, happened: Happened, now: float) -> list[Step] | None:
-        """Takes what happened; returns the steps of level 1, or None for a death that counts as without wrappers."""
+        """Applies an event; returns the steps of level 1, or None for a death that counts as without wrappers.
+
+        Args:
+            happened: the event.
+            now: when it happened (monotonic seconds).
+        """
         match happened:
-            case Heard(local_rank, report):
+            case Reported(local_rank, report):
                 return self.on_message(local_rank, report, now)
             case Died(local_rank, exit_code):
                 return self.died(local_rank, exit_code, now)
@@ -170,9 +205,9 @@ class RecoveryLevels:
                 return self.tick(now)
 
     def on_message(self, local_rank: int, report: RestartReport, now: float) -> list[Step]:
-        """Handles a report of a rank's wrapper; a repeated report changes nothing."""
+        """Handles a report of a rank's wrapper; a repeated report changes nothing. Returns the steps that follow."""
         slot = self._slots[local_rank]
-        if not self._enabled or slot.exit_code is not None or not slot.is_told_by(report):
+        if not self._enabled or slot.exit_code is not None or not slot.is_changed_by(report):
             return []
         slot.last, steps = report, list[Step]()
         if slot.is_new and report.phase in AT_WORK:
@@ -194,7 +229,7 @@ class RecoveryLevels:
         return steps + self._restarted(now) + self._start_next()
 
     def died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
-        """Takes a rank's end; returns the steps of level 1, or None where the end counts as without wrappers."""
+        """Handles a rank's end; returns the steps of level 1, or None where the end counts as without wrappers."""
         slot = self._slots[local_rank]
         is_declared = self.needs_message(local_rank)
         slot.exit_code, slot.due = exit_code, None
@@ -210,11 +245,18 @@ class RecoveryLevels:
         return steps
 
     def loss_notified(self, local_rank: int, problem: str, now: float) -> list[Step]:
-        """Takes the outcome of a `NotifyLoss`: the others took note, or `problem` says why not."""
+        """Handles the outcome of a `NotifyLoss`; returns the steps that follow.
+
+        Args:
+            local_rank: the rank that is gone.
+            problem: why the other ranks could not be notified; empty: they have taken note.
+            now: monotonic seconds.
+        """
         slot = self._slots[local_rank]
         if not problem:
             slot.is_next, steps = slot.phase is not RestartPhase.LEFT, self._restarted(now)
-            if all(other.due is None for other in self._slots):  # they knew, and nobody restarts
+            # The others knew of the loss already, and nobody restarts: no fault is being handled any more.
+            if all(other.due is None for other in self._slots):
                 self._state.since = None
             return steps + self._start_next()
         if slot.is_new:
@@ -224,11 +266,11 @@ class RecoveryLevels:
         ]
 
     def started(self, local_rank: int) -> None:
-        """Notes that the rank was started again."""
+        """Notes that a rank was started again, as `StartAgain` asked."""
         self._slots[local_rank] = RankSlot(is_new=True, starts=self._slots[local_rank].starts)
 
     def tick(self, now: float) -> list[Step]:
-        """Returns the steps for deadlines that have passed."""
+        """Returns the step for the earliest deadline if it has passed."""
         late = [(slot.due, number) for number, slot in enumerate(self._slots) if slot.due is not None]
         due, number = min(late, default=(now, -1))
         if number < 0 or due > now:
@@ -243,7 +285,7 @@ class RecoveryLevels:
     # Deaths.
 
     def _newcomer_died(self, local_rank: int) -> list[Step]:
-        """Returns the steps for a death before the rank was let in: the others go on."""
+        """Returns the steps for a death before the rank was let in: the others go on without it."""
         last = self._slots[local_rank].last
         if last is None:
             self._slots[local_rank].is_next = True
@@ -253,6 +295,7 @@ class RecoveryLevels:
         return [self._notify(local_rank, last)]
 
     def _member_died(self, local_rank: int, now: float) -> list[Step] | None:
+        """Returns the steps for the death of a rank that took part; None: it counts as without wrappers."""
         slot = self._slots[local_rank]
         last = slot.last
         assert last is not None
@@ -264,20 +307,24 @@ class RecoveryLevels:
             return [TakeOver(local_rank, self._why_nobody_goes_on())]
         if self._is_left_behind(slot) and self._is_finished(last.call_prefix):
             return []
-        why_not = self._why_not(last)
-        if slot.exit_code == 0 and (why_not or self._all_ended_well()):
+        obstacle = self._obstacle(last)
+        if slot.exit_code == 0 and (obstacle or self._all_ended_well()):
             return None
-        if why_not:
-            return [TakeOver(local_rank, f"{self._name(local_rank)} is gone, and {why_not}")]
+        if obstacle:
+            return [TakeOver(local_rank, f"{self._name(local_rank)} is gone, and {obstacle}")]
         self._begin(last.round, now)
         return [self._notify(local_rank, last)]
 
     def _notify(self, local_rank: int, last: RestartReport) -> NotifyLoss:
+        """Returns the step that notifies the others of a death. `last`: the last report of the dead rank."""
         joins = last.phase is RestartPhase.JOINING
         return NotifyLoss(local_rank, last.entry_rank, last.call_prefix, _limit_s(last), joins)
 
     def _notify_again(self, report: RestartReport) -> list[Step]:
-        """Notifies a further call of the wrapped function of ranks that are gone: its start would wait for them."""
+        """Returns the steps that notify a further call of the wrapped function of ranks that are gone.
+
+        Each call has keys of its own in the store. Without these steps its start would wait for the ranks.
+        """
         steps = list[Step]()
         for number, slot in enumerate(self._slots):
             is_gone = slot.is_lost and slot.exit_code is not None
@@ -289,7 +336,10 @@ class RecoveryLevels:
         return steps
 
     def _start_next(self) -> list[Step]:
-        """Starts ranks again, but not during a restart: that would delay it, and they can only join at the next one."""
+        """Returns the steps that start ranks again, unless a restart is under way.
+
+        A start would delay that restart, and the new rank can join only at the next one.
+        """
         steps = list[Step]()
         for number, slot in enumerate(self._slots):
             if slot.is_next and not self.is_restarting:
@@ -298,10 +348,11 @@ class RecoveryLevels:
         return steps
 
     def _start_again(self, local_rank: int) -> list[Step]:
+        """Returns the step that starts a rank again, or why it stays away; empty: nothing is to be done or said."""
         slot = self._slots[local_rank]
         if not self._state.rejoin or self._is_finished(slot.last.call_prefix if slot.last else None):
             return []
-        # It ended well without having taken part: another start would do the same.
+        # The rank ended well without having taken part: another start would do the same.
         if slot.is_new and slot.exit_code == 0:
             return [StayAway(local_rank, "it ended before it had joined")]
         if slot.starts >= MAX_STARTS:
@@ -309,8 +360,8 @@ class RecoveryLevels:
         slot.starts += 1
         return [StartAgain(local_rank)]
 
-    def _why_not(self, last: RestartReport) -> str:
-        """Why level 1 cannot handle the death of a rank whose last report is `last`; empty: it can."""
+    def _obstacle(self, last: RestartReport) -> str:
+        """Returns why level 1 cannot handle the death of a rank whose last report is `last`; empty: it can."""
         if not last.call_prefix:
             return "its wrapper uses a store in which the launcher cannot notify the others"
         for number, other in enumerate(self._slots):
@@ -325,26 +376,31 @@ class RecoveryLevels:
     # Restarts.
 
     def _expect(self, local_rank: int, now: float) -> None:
-        """Starts the deadline by which the rank must come to the end of a restart."""
+        """Sets the deadline by which the rank must come to the end of a restart."""
         slot = self._slots[local_rank]
         slot.due = now + _limit_s(slot.last)
 
     def _expect_silent_ones(self, report: RestartReport, now: float) -> None:
-        """Starts the deadline of ranks that have not even reported that they handle the fault."""
+        """Sets the deadline of ranks that have not even reported that they handle the fault.
+
+        Args:
+            report: of a rank that has come to the end of the restart already.
+            now: monotonic seconds.
+        """
         for number, slot in enumerate(self._slots):
             if slot.goes_on and slot.last and slot.due is None and slot.last.round < report.round:
                 self._expect(number, now)
 
     def _begin(self, number: int, now: float) -> None:
-        """Notes the first sign of a fault, unless one is being handled already."""
+        """Notes the first sign of a fault in round `number`, unless a fault is being handled already."""
         if self._state.since is None:
             self._state.since, self._state.failed = now, number
 
     def _restarted(self, now: float) -> list[Step]:
-        """Returns the ends of restarts that all ranks have reached: one for each round.
+        """Returns the ends of restarts that all ranks have reached: one step for each round.
 
-        Messages of one rank arrive in order, those of two in any: one may handle the next fault already, or the one
-        after it, before the message that another has recovered from the first.
+        Messages of one rank arrive in order; messages of two ranks do not. One rank may report the next fault, or the
+        one after that, before the report arrives that another rank has recovered from the first fault.
         """
         going_on = [slot.last for slot in self._slots if slot.goes_on and slot.last]
         reached = min((report.round for report in going_on), default=self._state.failed)
@@ -367,13 +423,14 @@ class RecoveryLevels:
             self._begin(reached, now)
         return ends
 
-    # What is so.
+    # Facts about the ranks.
 
     def _all_ended_well(self) -> bool:
+        """Returns whether all ranks that took part have ended with exit code 0."""
         return all(slot.exit_code == 0 or slot.is_new for slot in self._slots)
 
     def _is_left_behind(self, slot: RankSlot) -> bool:
-        """Whether others came to the end of a restart without this rank."""
+        """Returns whether others came to the end of a restart without this rank."""
         last = slot.last
         if last is None or last.phase not in AT_WORK:
             return False
@@ -382,15 +439,16 @@ class RecoveryLevels:
         return any(other.round > last.round for other in restarted)
 
     def _any_goes_on(self) -> bool:
+        """Returns whether a rank of this node takes part in a call now."""
         return any(slot.goes_on for slot in self._slots)
 
     def _is_finished(self, prefix: str | None) -> bool:
-        """Whether a rank has reported that this call is done; None: any call."""
+        """Returns whether a rank has reported that the call with this prefix is done; None: any call."""
         finalized = [slot.last for slot in self._slots if slot.last and slot.phase is RestartPhase.DONE]
         return any(prefix in (None, last.call_prefix) for last in finalized)
 
     def _why_late(self, local_rank: int) -> str:
-        """Why level 1 has failed when the deadline of a rank has passed."""
+        """Returns why level 1 has failed when the deadline of a rank has passed."""
         slot = self._slots[local_rank]
         if slot.phase is RestartPhase.GAVE_UP:
             return self._gave_up(local_rank)
@@ -400,13 +458,17 @@ class RecoveryLevels:
         return f"{self._name(local_rank)} did not come to the end of the restart within {limit_s:g} s"
 
     def _why_nobody_goes_on(self) -> str:
-        """Returns the reason of a rank whose wrapper gave up, if there is one: other ranks end because of it."""
+        """Returns why no rank goes on: the reason of a rank whose wrapper gave up, if there is one.
+
+        The others leave because of that rank.
+        """
         for number, slot in enumerate(self._slots):
             if slot.phase is RestartPhase.GAVE_UP:
                 return self._gave_up(number)
         return _NOBODY
 
     def _gave_up(self, local_rank: int) -> str:
+        """Returns the text that a rank's wrapper gave up, with the reason that it has reported."""
         last = self._slots[local_rank].last
         if last is not None and last.reason:
             why = f": {last.reason}"
@@ -419,7 +481,7 @@ class RecoveryLevels:
 
 
 def _limit_s(report: RestartReport | None) -> float:
-    """Returns the longest time that a restart may take, by a wrapper's last report."""
+    """Returns the longest time that a restart may take, by a wrapper's last report (seconds)."""
     if report is None:
         return _DEFAULT_LIMIT_S
     return report.limit_s or _DEFAULT_LIMIT_S

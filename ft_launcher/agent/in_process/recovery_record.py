@@ -1,8 +1,11 @@
-"""A decision of level 1 as the journal's event `in_process_decision`: what it was made of, and what follows. Pure.
+"""A decision of recovery level 1 as the journal's event `in_process_decision`: what happened, what was known, what
+follows. Pure.
 
-`in_process.py` has it written, and `ft_launcher replay` decides it again. What most ranks have in common, and what is
-as at the start, takes no room: a decision about eight ranks is a line of half a kilobyte. The journal's words for the
-phases of a rank are those of all releases: phases that are alike to the agent have one.
+`in_process.py` has the event written, and `ft_launcher replay` decides the same again (`decide_again`).
+
+Ranks that have the same values share one item of `wrappers`, and values that are as at the start are left out: so a
+decision about eight ranks is a line of half a kilobyte. The words in the journal are those of all releases, so that
+old journals can be replayed: phases that mean the same to the agent have one word, and a round is an `iteration`.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from ft_launcher.agent.in_process.recovery_steps import (
     Died,
     EndRank,
     Happened,
-    Heard,
     Joined,
     LossNotified,
     NotifyLoss,
+    Reported,
     Restarted,
     StartAgain,
     StayAway,
@@ -34,7 +37,7 @@ from rank_monitor.contract.wire.json_record import from_json
 from rank_monitor.contract.wire.messages import NO_ITERATION, RestartReport
 
 NOTICE = "notify_loss"
-"""The name of the only step that no other event of the journal tells."""
+"""The name of the only step about which the journal has no event of its own."""
 _STEPS: Mapping[type[Step], str] = {
     NotifyLoss: NOTICE,
     StartAgain: "start_again",
@@ -45,7 +48,7 @@ _STEPS: Mapping[type[Step], str] = {
     TakeOver: "take_over",
 }
 _HAPPENED: Mapping[str, type[Happened]] = {
-    "heard": Heard,
+    "heard": Reported,
     "died": Died,
     "loss_notified": LossNotified,
     "deadline": DeadlinePassed,
@@ -59,7 +62,7 @@ _PHASES: Mapping[str, RestartPhase] = {
     "left": RestartPhase.LEFT,
     "aborted": RestartPhase.GAVE_UP,
 }
-"""The `state` of a message in the journal -> the first of the phases that it stands for."""
+"""The `state` of a message in the journal -> the first of the phases for which it stands."""
 _STATES: Mapping[RestartPhase, str] = {
     **dict.fromkeys(AT_WORK, "handling_completed"),
     **dict.fromkeys(RESTARTING, "handling_starting"),
@@ -67,14 +70,16 @@ _STATES: Mapping[RestartPhase, str] = {
     **{phase: state for state, phase in _PHASES.items()},
 }
 _OF_EACH = ("last", "due")
-"""Fields of a slot that have a form of their own in the record."""
+"""Fields of a `RankSlot` that have a form of their own in the record: a message, and a deadline for each rank."""
 _DIGITS = 6
-"""Of seconds, as everywhere in the journal."""
+"""Decimals of seconds, as everywhere in the journal."""
 
 
 def is_recorded(happened: Happened, known: RecoveryState, steps: list[Step] | None) -> bool:
-    """Returns whether the journal holds this: a step follows, or a rank died that has a wrapper, or beside ranks that
-    have one. An end that counts as without wrappers is held only where it is a failure: each job ends with such.
+    """Returns whether the journal has an event for this decision.
+
+    It has one if a step follows, and for each death that level 1 handles. A death that counts as without wrappers has
+    one only if it is a failure beside ranks with wrappers: every job ends with ranks that exit with 0.
     """
     if isinstance(happened, Died) and steps is None:
         return happened.exit_code != 0 and any(slot.last for slot in known.slots)
@@ -82,16 +87,17 @@ def is_recorded(happened: Happened, known: RecoveryState, steps: list[Step] | No
 
 
 def to_record(happened: Happened, known: RecoveryState, steps: list[Step] | None, now: float) -> dict[str, Any]:
-    """Returns the fields of the event but its cycle.
+    """Returns the fields of the event, without the number of its cycle.
 
     Args:
-        known: before it happened.
-        steps: what follows; None as of `RecoveryLevels.on`.
-        now: when it happened (monotonic seconds).
+        happened: what was decided about.
+        known: the state before that.
+        steps: what follows; None: as `RecoveryLevels.on` returns it.
+        now: when it happened (monotonic seconds). The record has ages in place of moments.
     """
     (what,) = (name for name, kind in _HAPPENED.items() if type(happened) is kind)
     values = dict(vars(happened))
-    if isinstance(happened, Heard):
+    if isinstance(happened, Reported):
         values["message"] = _of_report(values.pop("report"))
     return {
         "happened": {"what": what, **values},
@@ -101,15 +107,15 @@ def to_record(happened: Happened, known: RecoveryState, steps: list[Step] | None
 
 
 def decide_again(happened: Any, known: Any) -> list[dict[str, Any]] | None:
-    """Returns the steps that follow now, as the event has them.
+    """Decides again what an event of the journal is about; returns the steps, in the event's form.
 
     Args:
-        happened, known: fields of the event.
+        happened, known: the fields of the event.
 
     Raises:
-        ProtocolError: they do not fit.
+        ProtocolError: the fields are not those of such an event.
     """
-    now = 0.0  # the event has ages
+    now = 0.0  # Any moment will do, since the event has ages.
     try:
         state = _state(known, now)
         event = _happened(happened, state.ranks)
@@ -119,12 +125,13 @@ def decide_again(happened: Any, known: Any) -> list[dict[str, Any]] | None:
 
 
 def _happened(record: Any, ranks: Sequence[int]) -> Happened:
+    """Returns what happened, by the event's field. Raises ProtocolError, KeyError, TypeError or ValueError."""
     values = dict(record)
     kind = _HAPPENED[values.pop("what")]
     found: Happened
-    if kind is Heard:
-        heard = from_json(_Heard, values)
-        found = Heard(heard.local_rank, heard.message.report())
+    if kind is Reported:
+        heard = from_json(_Reported, values)
+        found = Reported(heard.local_rank, heard.message.report())
     else:
         found = from_json(kind, values)
     if not isinstance(found, DeadlinePassed):
@@ -133,6 +140,7 @@ def _happened(record: Any, ranks: Sequence[int]) -> Happened:
 
 
 def _of_steps(steps: Sequence[Step] | None) -> list[dict[str, Any]] | None:
+    """Returns steps in the event's form."""
     if steps is None:
         return None
     found = [{"step": _STEPS[type(step)], **asdict(step)} for step in steps]
@@ -148,6 +156,7 @@ def _of_steps(steps: Sequence[Step] | None) -> list[dict[str, Any]] | None:
 
 
 def _of_state(state: RecoveryState, now: float) -> dict[str, Any]:
+    """Returns the event's field `known`. Ranks in the state of the start are left out."""
     alike: dict[str, dict[str, Any]] = {}
     for local_rank, slot in enumerate(state.slots):
         values = _of_slot(slot, state.ranks[local_rank])
@@ -170,7 +179,7 @@ def _of_state(state: RecoveryState, now: float) -> dict[str, Any]:
 
 
 def _of_slot(slot: RankSlot, rank: int) -> dict[str, Any]:
-    """Returns what is not as at the start, but the deadline."""
+    """Returns the values of a rank that are not as at the start, without its deadline. `rank`: its global rank."""
     at_start = vars(RankSlot())
     found = {name: value for name, value in vars(slot).items() if name not in _OF_EACH and value != at_start[name]}
     if slot.last is not None:
@@ -182,7 +191,16 @@ def _of_slot(slot: RankSlot, rank: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Message:
-    """A report of a rank's wrapper, as the event has it. `iteration`: the round."""
+    """A report of a rank's wrapper, in the event's form.
+
+    Attributes:
+        state: the word for its phase (`_PHASES`).
+        member: the rank at the entry of the wrapped call.
+        iteration: the number of the round.
+        prefix: of the keys of the call.
+        limit_s: how long a restart may take (seconds).
+        reason: why the wrapper gave up; empty: it did not.
+    """
 
     state: str
     member: int
@@ -192,10 +210,10 @@ class _Message:
     reason: str = ""
 
     def report(self) -> RestartReport:
-        """Returns the report, with what decides nothing here as if it were not known.
+        """Returns the report. Fields by which nothing is decided here have neutral values.
 
         Raises:
-            KeyError: no phase has this state.
+            KeyError: `state` is no word for a phase.
         """
         return RestartReport(
             phase=_PHASES[self.state],
@@ -213,7 +231,7 @@ class _Message:
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _Reported:
     """The field `happened` of the event where a rank's wrapper reported something."""
 
     local_rank: int
@@ -234,13 +252,15 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Alike:
-    """The ranks that an item of `wrappers` holds for, and the seconds to the deadline of each, where they have one."""
+    """The ranks for which an item of `wrappers` holds, and the seconds until the deadline of each; None: no
+    deadline."""
 
     local_ranks: list[int]
     due_s: list[float] | None = None
 
 
 def _state(record: Any, now: float) -> RecoveryState:
+    """Returns the state, by the event's field `known`. `now`: the moment from which its ages count."""
     known = from_json(_Known, record)
     state = RecoveryState.at_start(known.ranks, known.rejoin, known.final_codes)
     if known.since_s is not None:
@@ -257,6 +277,7 @@ def _state(record: Any, now: float) -> RecoveryState:
 
 
 def _slot(wrapper: Mapping[str, Any], rank: int) -> RankSlot:
+    """Returns what an item of `wrappers` says of a rank. `rank`: its global rank, the default of `member`."""
     slot = from_json(RankSlot, wrapper, ignore_unknown=True)
     others = vars(slot).keys() | {member.name for member in fields(_Alike)}
     message = {name: value for name, value in wrapper.items() if name not in others}
@@ -266,6 +287,7 @@ def _slot(wrapper: Mapping[str, Any], rank: int) -> RankSlot:
 
 
 def _of_report(report: RestartReport) -> dict[str, Any]:
+    """Returns a report in the event's form. An empty reason is left out."""
     message = _Message(
         state=_STATES[report.phase],
         member=report.entry_rank,
@@ -278,5 +300,6 @@ def _of_report(report: RestartReport) -> dict[str, Any]:
 
 
 def _check(local_rank: int, ranks: Sequence[int]) -> None:
+    """Raises ProtocolError where there is no such local rank."""
     if not 0 <= local_rank < len(ranks):
         raise ProtocolError(f"there is no local rank {local_rank}")

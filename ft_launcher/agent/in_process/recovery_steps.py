@@ -1,6 +1,7 @@
-"""What level 1 goes by, and the steps that follow, as values. Pure data.
+"""The events that recovery level 1 decides by, and the steps that follow, as values. Pure data.
 
-`recovery_level.py` decides the steps, `in_process.py` carries them out.
+`recovery_level.py` decides the steps, `in_process.py` carries them out, and `recovery_record.py` writes both to the
+journal, where the names of the steps' fields are those in the file.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from rank_monitor.contract.wire.messages import RestartReport
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A report of a rank's wrapper."""
+class Reported:
+    """The wrapper in a rank has sent a report."""
 
     local_rank: int
     report: RestartReport
@@ -21,7 +22,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Died:
-    """The end of a rank's process."""
+    """A rank's process has ended."""
 
     local_rank: int
     exit_code: int
@@ -29,7 +30,7 @@ class Died:
 
 @dataclass(frozen=True)
 class LossNotified:
-    """The other ranks took note of a rank's end; or `problem` says why they may not have."""
+    """A `NotifyLoss` has ended: the other ranks took note of a rank's end, or `problem` says why they may not have."""
 
     local_rank: int
     problem: str
@@ -37,17 +38,22 @@ class LossNotified:
 
 @dataclass(frozen=True)
 class DeadlinePassed:
-    """The time of `RecoveryLevels.next_check` has come."""
+    """The moment of `RecoveryLevels.next_check` has come."""
 
 
-Happened: TypeAlias = Heard | Died | LossNotified | DeadlinePassed
+Happened: TypeAlias = Reported | Died | LossNotified | DeadlinePassed
 
 
 @dataclass(frozen=True)
 class NotifyLoss:
-    """Notify the others that a rank is gone. `joins`: it was not let in yet. `limit_s`: how long they may take.
+    """Notify the other ranks, through their store, that a rank is gone.
 
-    `member` is its rank at entry of the wrapped call, `prefix` that of the call's keys.
+    Attributes:
+        local_rank: of the rank that is gone.
+        member: its rank at the entry of the wrapped call, by which the others know it.
+        prefix: of the keys of that call.
+        limit_s: how long the others may take to take note (seconds).
+        joins: whether the rank had asked to join and was not let in yet: its request is withdrawn.
     """
 
     local_rank: int
@@ -59,14 +65,14 @@ class NotifyLoss:
 
 @dataclass(frozen=True)
 class StartAgain:
-    """Start this rank again, alone."""
+    """Start this rank again, alone; the other ranks go on."""
 
     local_rank: int
 
 
 @dataclass(frozen=True)
 class StayAway:
-    """Do not start this rank again before the next cycle."""
+    """Do not start this rank again before the next cycle, for this reason."""
 
     local_rank: int
     reason: str
@@ -74,19 +80,22 @@ class StayAway:
 
 @dataclass(frozen=True)
 class Joined:
-    """A rank that was started again takes part."""
+    """A rank that was started again takes part. `number`: of the round in which it does."""
 
     local_rank: int
     number: int
-    """Of the round."""
 
 
 @dataclass(frozen=True)
 class Restarted:
-    """The ranks of this node run again in process, `took_s` seconds after the first sign of the fault.
+    """The ranks of this node run again after an in-process restart.
 
-    `number`: of the round that begins. `failed`: the round that was interrupted, of the call whose keys begin with
-    `prefix`. `skipped`: how many restarts came just before this one and have no step of their own.
+    Attributes:
+        number: of the round that begins.
+        took_s: seconds since the first sign of the fault.
+        failed: number of the round that was interrupted.
+        prefix: of the keys of the call.
+        skipped: how many restarts came just before this one and have no step of their own.
     """
 
     number: int
@@ -98,7 +107,7 @@ class Restarted:
 
 @dataclass(frozen=True)
 class TakeOver:
-    """End the cycle: level 2 takes over."""
+    """End the cycle: recovery level 2 takes over, for this reason."""
 
     local_rank: int
     reason: str
@@ -106,7 +115,7 @@ class TakeOver:
 
 @dataclass(frozen=True)
 class EndRank:
-    """Kill a rank without which the others went on."""
+    """Kill a rank without which the others went on, and which has not noticed that in time."""
 
     local_rank: int
     reason: str

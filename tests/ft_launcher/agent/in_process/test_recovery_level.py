@@ -17,10 +17,10 @@ from ft_launcher.agent.in_process.recovery_steps import (
     Died,
     EndRank,
     Happened,
-    Heard,
     Joined,
     LossNotified,
     NotifyLoss,
+    Reported,
     Restarted,
     StartAgain,
     StayAway,
@@ -62,7 +62,7 @@ class Node:
         found = list[Step]()
         for local_rank in local_ranks or range(self.ranks):
             self.now += 1
-            found += self.on(Heard(local_rank, reported(phase, local_rank, number, call_prefix=prefix))) or []
+            found += self.on(Reported(local_rank, reported(phase, local_rank, number, call_prefix=prefix))) or []
         return found
 
     def die(self, local_rank: int, exit_code: int = -9) -> list[Step] | None:
@@ -225,7 +225,7 @@ def test_the_reason_with_which_a_wrapper_gave_up_is_passed_on() -> None:
     node = Node()
     node.say("recovering")
     gave_up = reported("gave_up", 1, reason="the same error 3 times")
-    node.on(Heard(1, gave_up))
+    node.on(Reported(1, gave_up))
     assert "rank 5 gave up: the same error 3 times" in taken_over(node.die(1, 1))
 
 
@@ -233,7 +233,7 @@ def test_the_reason_with_which_a_wrapper_gave_up_is_passed_on() -> None:
 def test_that_reason_is_told_also_where_the_end_of_another_rank_is_known_first(last: str) -> None:
     node = Node()
     node.say("recovering")
-    node.on(Heard(1, reported("gave_up", 1, reason="the same error 3 times")))
+    node.on(Reported(1, reported("gave_up", 1, reason="the same error 3 times")))
     for other in (0, 2):
         node.say(last, other, number=1)
     node.die(2, 1)

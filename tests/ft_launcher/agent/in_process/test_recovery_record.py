@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import decide_again, is_recorded, to_record
-from ft_launcher.agent.in_process.recovery_steps import Died, Happened, Heard, LossNotified
+from ft_launcher.agent.in_process.recovery_steps import Died, Happened, LossNotified, Reported
 from rank_monitor.contract.errors import ProtocolError
 from tests.restart_reports import report
 
@@ -38,7 +38,7 @@ def recorded(*happened: Happened) -> list[dict[str, Any]]:
 
 def said(phase: str, number: int, *but: int) -> list[Happened]:
     return [
-        Heard(rank, report(phase, entry_rank=rank, round=number, limit_s=660.0))
+        Reported(rank, report(phase, entry_rank=rank, round=number, limit_s=660.0))
         for rank in range(RANKS)
         if rank not in but
     ]
@@ -126,7 +126,7 @@ WORDS = {
 @pytest.mark.parametrize(("state", "phase"), [(state, phase) for state, phases in WORDS.items() for phase in phases])
 def test_the_journal_has_the_words_of_all_releases(state: str, phase: str) -> None:
     levels = RecoveryLevels(RecoveryState.at_start(range(1), True, set()))
-    levels.on(Heard(0, report(phase, round=2, began_ns=5, is_timed=False)), 1.0)
+    levels.on(Reported(0, report(phase, round=2, began_ns=5, is_timed=False)), 1.0)
     (wrapper,) = to_record(Died(0, 1), levels.known(), [], 1.0)["known"]["wrappers"]
     wrapper.pop("due_s", None)
     assert wrapper == {

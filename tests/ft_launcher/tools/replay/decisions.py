@@ -8,7 +8,7 @@ from typing import Any
 
 from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import is_recorded, to_record
-from ft_launcher.agent.in_process.recovery_steps import Died, Happened, Heard, LossNotified, Restarted, StartAgain
+from ft_launcher.agent.in_process.recovery_steps import Died, Happened, LossNotified, Reported, Restarted, StartAgain
 from ft_launcher.decide.attribution import Fault, RankEvidence, cycle_evidence
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.attribution.first_failure import find
@@ -112,7 +112,7 @@ def in_process() -> list[Line]:
 
     def say(phase: str, number: int, *ranks: int) -> None:
         for rank in ranks:
-            happens(Heard(rank, report(phase, entry_rank=rank, round=number)))
+            happens(Reported(rank, report(phase, entry_rank=rank, round=number)))
 
     say("assigning", 0, 0, 1, 2)
     happens(Died(2, -9))
