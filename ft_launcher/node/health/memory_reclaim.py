@@ -1,8 +1,12 @@
 """Waits before a cycle until the ranks of earlier cycles have given back the memory of the GPUs.
 
-A driver releases memory some time after the process that had it has ended, and later if that was killed. `next_step`
-decides what follows a reading. Each reading is a process of its own, so that neither CUDA nor the driver's library is
-loaded into the agent. A failed reading, or memory that is not released in time, delays no cycle further.
+A driver releases a process' memory some time after the process has ended, and later if it was killed. Ranks that start
+before that fail for lack of memory. What is in use is compared with what was in use before the first cycle: memory of
+other programs is not waited for.
+
+`agent/own_health.py` calls `begin`, makes the health checks meanwhile, and then calls `wait` in a thread. Each reading
+is a process of its own, so that neither CUDA nor the driver's library is loaded into the agent. Fails open: a failed
+reading, or memory that is not released in time, delays no cycle further.
 """
 
 from __future__ import annotations
@@ -19,10 +23,11 @@ from rank_monitor.contract.settings.config import StopSettings
 
 _CHECK = "gpu_memory"
 _UNREAD = "the GPU memory in use cannot be read, so that no cycle waits for it"
-# A reading gets this long even when the time to wait for memory has nearly passed.
 _READING_S = 2.0
-# The pause grows with the time waited, up to the configured interval: a quick release delays the cycle little.
+"""Seconds that a reading has at least, also when the time to wait for memory has nearly passed."""
 _FIRST_PAUSE_S = 0.1
+"""Seconds to the second reading. The pause grows with the time waited, up to the configured interval: a quick release
+delays the cycle little."""
 
 Used: TypeAlias = Mapping[str, float]
 """MiB in use, by the name of the GPU."""
@@ -30,19 +35,25 @@ Used: TypeAlias = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Step:
-    """What follows from a reading: another one after so many seconds; None: the cycle starts, `reason` says with what
-    still in use."""
+    """What follows from a reading.
+
+    Attributes:
+        pause_s: seconds until the next reading; None: there is none, and the cycle starts.
+        reason: what is still in use when the cycle starts; empty: nothing.
+    """
 
     pause_s: float | None
     reason: str = ""
 
 
 def next_step(before: Used, now: Used, settings: StopSettings, waited_s: float) -> Step:
-    """What follows from a reading. Pure.
+    """Returns what follows from a reading. Pure.
 
     Args:
-        before: what was in use before the first cycle; a GPU that is not in it is not waited for.
-        waited_s: since the first reading was asked for.
+        before: what was in use before the first cycle. A GPU that is not in it is not waited for.
+        now: what is in use now.
+        settings: the tolerance, the limit and the interval.
+        waited_s: seconds since the first reading before this cycle was begun.
     """
     tolerance = settings.gpu_memory_tolerance_mb
     more = {gpu: mib - before[gpu] for gpu, mib in now.items() if gpu in before and mib > before[gpu] + tolerance}
@@ -56,10 +67,12 @@ def next_step(before: Used, now: Used, settings: StopSettings, waited_s: float) 
 
 
 class MemoryReclaim:
-    """The memory of this node's GPUs over a job. Before each cycle: `begin`, then `wait`.
+    """The memory of this node's GPUs over a job. Before each cycle: `begin`, then `wait`, then `close`.
 
     Args:
-        tag: the job's tag, for the environment of the processes; empty: none.
+        settings: the tolerance, the limit and the interval.
+        tag: the job's tag, for the environment of the processes; empty: there is no job.
+        places: where the driver shows itself.
     """
 
     def __init__(self, settings: StopSettings, tag: str = "", places: Places | None = None) -> None:
@@ -72,16 +85,20 @@ class MemoryReclaim:
         self._closed = threading.Event()
 
     def begin(self) -> None:
-        """Starts a reading and returns. Does nothing without a driver, or after a failed first reading."""
+        """Starts a reading and returns.
+
+        Does nothing without a driver, or if the reading before the first cycle failed: there is nothing to compare
+        with.
+        """
         self._closed.clear()
         self._began = time.monotonic()
         if self._settings.gpu_memory_reclaim_timeout > 0 and self._before != {} and has_driver(self._places):
             self._start()
 
     def wait(self) -> str:
-        """Why the next cycle starts although memory is in use, or cannot be read; empty: all is well.
+        """Waits until the memory is free again. Returns why the next cycle starts although it is not; empty: it is.
 
-        Returns within `gpu_memory_reclaim_timeout` and 4 s; the first call, before the first cycle, after one reading.
+        Blocks for `gpu_memory_reclaim_timeout` and 4 s at most; before the first cycle only for one reading.
         """
         with self._reads:
             while readings := self._round.wait():
@@ -97,11 +114,11 @@ class MemoryReclaim:
             return ""
 
     def pids(self) -> set[int]:
-        """Returns the pid of the process that reads, and of one that SIGKILL did not end."""
+        """Returns the pids of the process that reads, and of one that SIGKILL did not end. Any thread."""
         return self._round.pids()
 
     def close(self) -> None:
-        """Ends a running reading, and a `wait` in another thread."""
+        """Ends a running reading, and a `wait` in another thread. Another cycle may follow."""
         self._closed.set()
         self._round.close()
         if self._reads.acquire(blocking=False):

@@ -1,7 +1,11 @@
-"""The checks of this node: what the settings ask for and what is there to be checked, all made at the same time.
+"""The health checks of this node: which checks the settings ask for and the node's hardware allows.
 
-Looks at names in /proc, /sys and /dev only: nothing here talks to a driver or to a network file system. What an end of
-a check means, and all readings for the node, is in `reading.py`.
+All checks of a round run at the same time, each in a process of its own (`check_process.py`), except free space on
+local file systems. This file reads names in /proc, /sys and /dev only: nothing here talks to a driver or to a network
+file system, either of which may hang. `decide/health/reading.py` decides what the end of a check means, and what all
+readings mean for the node.
+
+Made by `composition.py`; `agent/own_health.py` calls it before each cycle, and while ranks run.
 """
 
 from __future__ import annotations
@@ -23,18 +27,29 @@ from ft_launcher.node.health.check_process import CheckRound
 from ft_launcher.node.health.endpoint import LINE
 from rank_monitor.contract.settings.config import HealthSettings
 
-# Appended, so that a file of another package can never stand in for a module of the standard library.
+# The root is appended, so that a file of another package can never stand in for a module of the standard library.
 _START = "import sys; sys.path.append({root!r}); from ft_launcher.decide.health.check import main; main()"
-# The endpoint's time ends before that of the check's process, so that the check can still report its own error.
 _ANSWER_SHARE = 0.9
+"""Part of the limit that an endpoint has for its answer. It ends before the limit of the check's process, so that the
+check can still report the error."""
 _PACKAGES = {"pynvml": "nvidia-ml-py", "grpc": "grpcio"}
+"""Module of an optional package -> the package's name, for the user."""
 _NIC_INTERVAL_S = 5.0
-"""NVIDIA's default. A reading of eight NICs takes 20 ms of CPU in its process and 1 ms in the launcher."""
+"""Seconds between two rounds where only NICs are monitored: NVIDIA's default. A reading of eight NICs takes 20 ms of
+CPU in its process, and 1 ms in the launcher."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where this node shows what it has."""
+    """The paths at which a node shows its hardware and mounts. Tests have others.
+
+    Attributes:
+        nvidia: one of these exists where an NVIDIA driver is loaded.
+        gpus: has a folder for each GPU.
+        infiniband: has a folder for each InfiniBand or RoCE device.
+        mountinfo: the kernel's table of mounts.
+        shm: where shared memory is mounted.
+    """
 
     nvidia: tuple[str, ...] = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
     gpus: str = "/proc/driver/nvidia/gpus"
@@ -44,15 +59,17 @@ class Places:
 
 
 class NodeHealth(CheckRound):
-    """The checks of a node over a job: what they saw before each cycle is compared with what they saw earlier.
+    """The checks of a node over a job. Some compare what they see with what they saw in an earlier round (`memory`).
 
     Args:
-        folders: where the launcher writes, which should have room.
-        tag: the job's tag, for the environment of the processes; empty: none.
-        is_alone: no other node can take the place of this one.
+        settings: which checks are wanted, and their limit.
+        folders: the folders that the launcher writes to, which should have room.
+        tag: the job's tag, for the environment of the processes; empty: there is no job.
+        places: the paths to look at.
+        is_alone: whether no other node can take the place of this one.
 
     Attributes:
-        interval_s: where the checks are repeated while ranks run, from the end of a round to the next one; else 0.
+        interval_s: seconds from the end of a round to the next one, where checks are repeated while ranks run; else 0.
     """
 
     def __init__(
@@ -72,10 +89,10 @@ class NodeHealth(CheckRound):
         self.interval_s = settings.node_health_check_interval or 0.0
 
     def repeated(self) -> NodeHealth | None:
-        """Returns the checks that are repeated while ranks run, with a memory of their own; None: none is.
+        """Returns the checks that are repeated while ranks run, with a memory of their own; None: none is repeated.
 
-        The ranks go on whatever these say: an unhealthy node takes no part in the next cycle, since it is checked again
-        before that.
+        The ranks go on whatever these checks say. An unhealthy node is found again by the checks before the next cycle,
+        in which it takes no part.
         """
         wanted = repeated(self._settings)
         if wanted is None:
@@ -87,19 +104,19 @@ class NodeHealth(CheckRound):
         return NodeHealth(wanted, folders, self._tag, self._places, self._is_alone)
 
     def check(self) -> list[Reading]:
-        """One reading per check, within `health_timeout` and 2 s; at once where nothing is to be started."""
+        """Makes a round of checks; returns one reading for each. Blocks for `health_timeout` and 2 s at most."""
         self.begin()
         return self.wait()
 
     def begin(self) -> None:
-        """Starts a round of checks; the one before is over."""
+        """Starts a round of checks and returns. The previous round must be over."""
         if self._settings.health != "off":
-            # A list: what fails while it is made has started nothing.
+            # A list, so that an error while the orders are made leaves no check running.
             self.start(list(self._planned()), self._settings.health_timeout)
             self._rounds += 1
 
     def _planned(self) -> Iterator[Order | Reading]:
-        """Yields the checks of a round: what is to be started, and readings that are there already."""
+        """Yields the checks of a round: orders to start, and readings that are known without a process."""
         settings, places = self._settings, self._places
         if settings.enable_gpu_health_check:
             for check in ("gpu", "nvlink"):
@@ -125,6 +142,7 @@ class NodeHealth(CheckRound):
             yield self._endpoint(settings.node_health_check_endpoint)
 
     def _nics(self) -> Order | Reading:
+        """Returns the check of InfiniBand and RoCE ports. Devices that were there in an earlier round are missed."""
         root = self._places.infiniband
         if not self.memory.get("nic") and not _names(root):
             return Reading("nic", "not present", f"nothing in {root}")
@@ -138,9 +156,10 @@ class NodeHealth(CheckRound):
         return self._order("nic", work)
 
     def _space(self, table: list[storage.Mount]) -> Iterator[Order | Reading]:
+        """Yields readings of free space in local folders, and a check of the folders on network file systems."""
         local = [folder for folder in self._folders if storage.is_local(folder, table)]
-        # Ranks that died may have filled /dev/shm. Before the first cycle nothing is lost by leaving. Later the job
-        # would be over where no other node takes the place, and the training may do without that room.
+        # Ranks that died may have filled /dev/shm. Before the first cycle nothing is lost if this node leaves the job.
+        # Later the job would be over where no other node takes its place, and the training may do without the room.
         needs_room = not (self._is_alone and self._rounds > 0)
         found = [
             storage.free_space(self._places.shm, needed=needs_room),
@@ -152,12 +171,14 @@ class NodeHealth(CheckRound):
             yield self._order("space", {"folders": remote}, "warning")
 
     def _mounts(self, table: list[storage.Mount]) -> Order | Reading:
+        """Returns the check that network mounts answer."""
         found = [mount for mount in table if mount.kind in storage.NETWORK]
         if found:
             return self._order("mounts", {"mounts": found}, "unhealthy")
         return Reading("mounts", "not present", "no network mount")
 
     def _endpoint(self, endpoint: str) -> Order | Reading:
+        """Returns the check that asks the operator's health checker."""
         work = {"endpoint": endpoint, "timeout_s": _ANSWER_SHARE * self._settings.health_timeout}
         if endpoint.startswith(LINE):
             return self._order("endpoint", work)
@@ -168,7 +189,7 @@ class NodeHealth(CheckRound):
 
 
 def repeated(settings: HealthSettings) -> HealthSettings | None:
-    """Returns what is checked every `node_health_check_interval` seconds while ranks run; None: nothing is."""
+    """Returns the settings of the checks that are repeated while ranks run; None: none is repeated. Pure."""
     if settings.health == "off":
         return None
     if settings.node_health_check_interval is not None:
@@ -191,17 +212,24 @@ def repeated(settings: HealthSettings) -> HealthSettings | None:
 
 
 def has_driver(places: Places) -> bool:
-    """Whether an NVIDIA driver is loaded."""
+    """Returns whether an NVIDIA driver is loaded on this node."""
     return any(os.path.exists(path) for path in places.nvidia)  # noqa: PTH110 - it raises nothing
 
 
 def order_for(
     check: str, work: dict[str, Any], memory: dict[str, Any], late: State, needs: str = ""
 ) -> Order | Reading:
-    """A check in a lean interpreter (no site); a reading where `needs`, the module of an optional package, is missing.
+    """Returns the order of a check in a lean interpreter, which loads no `site` and nothing of the user's.
 
     Args:
+        check: its name in `check.CHECKS`.
+        work: what to check.
         memory: what the check returned as its memory last time.
+        late: the state of the check if it does not answer in time.
+        needs: the module of an optional package that the check imports; empty: none.
+
+    Returns:
+        A reading instead, if that package is not installed.
     """
     site = []
     if needs:
@@ -218,6 +246,7 @@ def order_for(
 
 
 def _text(path: str) -> str:
+    """Returns the contents of a file; empty: it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:
@@ -225,6 +254,7 @@ def _text(path: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
+    """Returns the names in a folder; empty: it cannot be read."""
     try:
         return [entry.name for entry in Path(folder).iterdir()]
     except OSError:

@@ -1,7 +1,11 @@
-"""The ranks of one cycle whose entry point is a function: `RankContext` with their return values and bounded ends.
+"""The ranks of one cycle whose entry point is a function (`launch()`): `RankContext` with return values.
 
-A rank sends what its function returned and ends. If it does not end within the configured time, it is stopped, and has
-succeeded; a rank that ends without having returned has failed, whatever its exit code.
+Each rank has a channel to the launcher, a pair of sockets. By `spawn` the function is sent on it, and in all cases the
+rank sends its return value on it, then ends. Two ends differ from those of a program:
+- A rank that has returned and does not end within `--workers-stop-timeout` is killed, and has succeeded.
+- A rank that ends without having returned has failed, whatever its exit code.
+
+All methods are called on the agent's thread.
 """
 
 from __future__ import annotations
@@ -35,17 +39,25 @@ logger = logging.getLogger(__name__)
 _Pair: TypeAlias = "tuple[socket.socket, socket.socket]"
 
 _FUNCTION = "--function"
-# Seconds for the fork server to pass on an exit code; the process itself has ended by then.
+"""The argument by which the client's bootstrap knows that it has to receive a function."""
 _STATUS_S = 2.0
+"""Seconds that multiprocessing's fork server has to pass on an exit code. The process itself has ended by then."""
 
 
 class FunctionProcess:
-    """The process of a rank: what torch uses of `subprocess.Popen`, and the pickled return value of its function.
+    """The process of a rank: the part of `subprocess.Popen` that torch uses, and the return value of its function.
 
     Args:
-        poll: returns its exit code after it ended; None also when another process took that.
-        channel: the socket on which its value arrives; not blocking.
-        close: releases what multiprocessing holds of it.
+        pid: of the rank.
+        poll: called after the process has ended; returns the exit code. None: somebody else has taken it.
+        channel: the socket on which the value arrives. Not blocking.
+        close: releases what multiprocessing holds of the process.
+
+    Attributes:
+        returncode: the exit code that counts, once the process has ended.
+        returned_at: when the return value arrived (monotonic seconds); None: it has not.
+        given_up: whether this launcher has killed the process.
+        value: the pickled return value.
     """
 
     def __init__(
@@ -57,15 +69,15 @@ class FunctionProcess:
         self.given_up = False
         self.value: bytes | None = None
         self._poll, self._channel, self._close = poll, channel, close
-        # It may have called its function and ended by now, and the fork server has taken its end.
+        # The process may have called its function and ended by now, and the fork server may have taken the exit code.
         self._pidfd = end_of(pid)
 
     def fileno(self) -> int:
-        """Readable when its value arrived, or no longer can; -1 when nothing is awaited."""
+        """Returns the channel's descriptor, readable when the value has arrived or no longer can; -1: it is closed."""
         return self._channel.fileno()
 
     def receive(self) -> None:
-        """Takes its value if it has arrived. Does not block."""
+        """Receives the return value if it has arrived, and closes the channel then. Does not block."""
         if self._channel.fileno() < 0:
             return
         try:
@@ -79,7 +91,14 @@ class FunctionProcess:
             self.returned_at = time.monotonic()
 
     def poll(self) -> int | None:
-        """Returns the exit code, or None while it runs. 1 when it exited with 0 before its function returned."""
+        """Returns the exit code that counts; None: the process runs. Does not block, but for `poll` of the arguments.
+
+        | function     | exit code                  | returned here |
+        |--------------|----------------------------|---------------|
+        | has returned | 0, or that of our SIGKILL  | 0             |
+        | has not      | 0, or unknown              | 1             |
+        | any          | any other                  | the same      |
+        """
         if self.returncode is None and readable([self._pidfd], 0.0):
             try:
                 code = self._poll()
@@ -101,13 +120,13 @@ class FunctionProcess:
         return self.returncode
 
     def give_up(self) -> None:
-        """Kills it. Called when its function has returned and it does not end."""
+        """Kills the process. Called when its function has returned and it does not end, or a start has failed."""
         self.given_up = True
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Closes the channel, and what multiprocessing holds if it has ended."""
+        """Closes the channel. If the process has ended, releases what multiprocessing holds of it."""
         self._channel.close()
         if self.returncode is not None:
             self._close()
@@ -117,7 +136,8 @@ class FunctionContext(RankContext):
     """The ranks of one cycle, which call a function.
 
     Args:
-        start_method: spawn (from the zygote where there is one), fork or forkserver.
+        args, kwargs: of `RankContext`.
+        start_method: "spawn" (a fork of the zygote where there is one), "fork" or "forkserver".
         stop_timeout_s: how long a rank may run after its function has returned (seconds).
     """
 
@@ -136,7 +156,7 @@ class FunctionContext(RankContext):
         return min((end for _, end in self._ends()), default=None)
 
     def poll(self) -> None:
-        """Takes return values, and kills ranks that still run `stop_timeout_s` after their function returned."""
+        """Receives return values, and kills ranks that still run `stop_timeout_s` after their function returned."""
         for process in self._processes.values():
             process.receive()
         now = time.monotonic()
@@ -147,7 +167,8 @@ class FunctionContext(RankContext):
                 self._processes[local_rank].give_up()
 
     def _ends(self) -> list[tuple[int, float]]:
-        """Returns local ranks that have returned and still run, each with its deadline (monotonic seconds)."""
+        """Returns (local rank, deadline in monotonic seconds) of ranks whose function has returned and that still
+        run."""
         return [
             (local_rank, process.returned_at + self._stop_timeout_s)
             for local_rank, process in self._processes.items()
@@ -164,6 +185,7 @@ class FunctionContext(RankContext):
         before.close()
 
     def _begin(self, local_ranks: Iterable[int]) -> None:
+        """Makes the channels of these ranks, and starts the ranks. If one cannot be started, ends the others."""
         if self._start_method == "spawn":
             start = self._spawn
         else:
@@ -177,7 +199,8 @@ class FunctionContext(RankContext):
             try:
                 start(pairs)
             except BaseException:
-                # Those that were started: a copy of this process has its environment, by which nobody finds it later.
+                # Ends the ranks that were started: until a copy of this process has its own environment, no stop would
+                # find it by the job's tag.
                 for local_rank in pairs:
                     process = self._processes.get(local_rank)
                     if process is not None and process.poll() is None:
@@ -194,15 +217,18 @@ class FunctionContext(RankContext):
         poll: Callable[[], int | None],
         close: Callable[[], None] = lambda: None,
     ) -> None:
+        """Adds a rank that was started. `pair`: its channel, this process' end first; `poll`, `close`: as of
+        `FunctionProcess`."""
         process = self._processes[local_rank] = FunctionProcess(pid, poll, pair[0], close)
         self.subprocess_handlers[local_rank] = ForkedHandler(process, local_rank)
 
     def _function(self, local_rank: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Returns what a rank calls, and the arguments."""
         bound = function_rank.bound(self.entrypoint.function, local_rank, self._binding)
         return bound, tuple(self.args[local_rank])
 
     def _spawn(self, pairs: Mapping[int, _Pair]) -> None:
-        """Starts ranks from the zygote, or else each in an interpreter of its own."""
+        """Starts ranks as forks of the zygote, or else each in a new interpreter. Both read their function first."""
         for local_rank, (ours, _) in pairs.items():
             function_rank.send(ours, *self._function(local_rank))
         with ExitStack() as files:
@@ -224,7 +250,7 @@ class FunctionContext(RankContext):
                 self._add(local_rank, pair, process.pid, process.poll)
 
     def _copy(self, pairs: Mapping[int, _Pair]) -> None:
-        """Starts ranks by multiprocessing: forks of this process, or of Python's fork server."""
+        """Starts ranks by multiprocessing, as forks of this process or of Python's fork server."""
         held: Collection[int] | None = None
         if self._start_method == "fork":
             held = self._zygotes.held
@@ -240,7 +266,7 @@ class FunctionContext(RankContext):
             process.start()
 
             def poll(process: Any = process) -> int | None:
-                process.join(_STATUS_S)  # a fork server tells the code a moment after the end
+                process.join(_STATUS_S)  # A fork server passes on the exit code a moment after the end.
                 return process.exitcode  # type: ignore[no-any-return]
 
             self._add(local_rank, pair, process.pid, poll, process.close)
@@ -262,6 +288,7 @@ class FunctionContext(RankContext):
 
 
 def _execute(order: RankOrder) -> subprocess.Popen[bytes]:
+    """Starts a rank of a function in a new interpreter, with the options of this one (-O, -W, -X)."""
     assert order.channel is not None
     with descriptor_limit.of_user() as give_back:
         process = subprocess.Popen(
@@ -282,6 +309,11 @@ def _execute(order: RankOrder) -> subprocess.Popen[bytes]:
 
 
 def _value(local_rank: int, process: FunctionProcess) -> Any:
+    """Returns what the function of a rank has returned.
+
+    Raises:
+        FtError: the value cannot be unpickled in this process.
+    """
     try:
         # Safe: sealed memory that only this rank could send, see `sealed_pickle`.
         return pickle.loads(process.value or b"")

@@ -1,11 +1,12 @@
-"""torch's `SubprocessContext` with our start and stop of ranks.
+"""The processes of the ranks of one cycle: torch's `SubprocessContext`, with another start and another stop.
 
-Made by the node agent for each cycle. Ranks are forks of the zygote where there is one, else programs of their own.
+Made by `agent/ranks.py` for each cycle. A rank is a fork of the zygote where there is one, else a program of its own
+(by exec). All methods are called on the agent's thread; the log pumps have threads of their own.
 
-torch's own replaces the signal handlers at each start and, when a rank fails, stops the others with a limit of its own
-choosing; here handlers belong to `node/processes/signals.py` and stops to `node/processes/process_tree.py`. Uses
-torch's underscored `_start`, `_close`, `_capture_process_failures`, `_running_local_ranks` and `_numa_options`, and
-`_popen` of its handler.
+Two things of torch's context are not used. It replaces the signal handlers at each start: here handlers belong to
+`node/processes/signals.py`. And when a rank fails, it stops the others with a limit of its own: here stops belong to
+`node/processes/process_tree.py`. Uses torch's underscored `_start`, `_close`, `_capture_process_failures`,
+`_running_local_ranks` and `_numa_options`, and `_popen` of its handler.
 """
 
 from __future__ import annotations
@@ -45,22 +46,28 @@ from rank_monitor.contract.wire.messages import RankException
 logger = logging.getLogger(__name__)
 
 _LAST_THREADS_S = 1.0
-"""Seconds. /proc shows a zombie when the main thread has ended, and an exit code exists when all threads have."""
+"""Seconds that a close waits for exit codes. A stop is over when the main threads have ended; an exit code exists when
+all threads of the process have."""
 
 ERROR_FILES_S = 2.0
-"""Seconds that the agent waits for an error file, which a file server that is slow gives in tenths."""
+"""Seconds that the agent waits for an error file. A slow file server gives it in tenths of a second."""
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """The end of a rank: its code as from `subprocess`, and when it was seen (monotonic seconds)."""
+    """The end of a rank.
+
+    Attributes:
+        exit_code: as from `subprocess`: negative for a signal.
+        at: when the end was seen (monotonic seconds).
+    """
 
     exit_code: int
     at: float
 
 
 class StartedProcess(Protocol):
-    """What torch uses of the process of a rank, as of `subprocess.Popen`."""
+    """What torch uses of a rank's process: a part of `subprocess.Popen`."""
 
     pid: int
     returncode: int | None
@@ -70,14 +77,15 @@ class StartedProcess(Protocol):
 
 
 class ForkedProcess:
-    """A rank that the zygote forked, a child of ours: what torch uses of `subprocess.Popen`."""
+    """A rank that the zygote forked, with the part of `subprocess.Popen` that torch uses. It is a child of this
+    process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code once it ended (minus the signal's number for a signal)."""
+        """Returns the exit code once the process has ended (minus the signal's number for a signal). Does not block."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -94,10 +102,14 @@ class ForkedHandler:
 
 
 class _RankHandler(SubprocessHandler):  # type: ignore[misc]
-    """torch's handler, with streams of ours.
+    """torch's handler of a process, with streams that are opened here.
 
-    A rank that is started again appends to the log files of its predecessor; and torch's own opens a file twice where
-    stdout and stderr are one, so that each would overwrite the other.
+    A rank that is started again must append to the log files of its predecessor. And where stdout and stderr go to one
+    file, torch opens that file twice, so that each stream would overwrite the other.
+
+    Args:
+        streams: number of a standard stream (1 or 2) -> the open file.
+        kwargs: torch's arguments.
     """
 
     def __init__(self, streams: Mapping[int, IO[str]], **kwargs: Any) -> None:
@@ -111,11 +123,20 @@ class _RankHandler(SubprocessHandler):  # type: ignore[misc]
 
 
 class RankContext(SubprocessContext):  # type: ignore[misc]
-    """The ranks of one cycle on this node, each with a pidfd that is readable when it ended.
+    """The processes of the ranks of one cycle on this node.
 
     Args:
-        application_log: the file in which the output of all is merged; None: none.
-        is_read: whether all that ranks print is to be read on the way: `printed_to` then names files for all.
+        args, kwargs: torch's arguments.
+        zygotes: forks ranks, where it can.
+        application_log: the file in which the output of all ranks is merged; None: there is none.
+        is_read: whether the launcher reads all that ranks print. `printed_to` then names files for all ranks.
+
+    Attributes:
+        pidfds: local rank -> a descriptor that is readable when the rank has ended. Has the ranks whose exit code was
+            not taken yet.
+        exits: local rank -> its end, once the exit code was taken.
+        started_ns: when the start began (monotonic nanoseconds).
+        ignored: local ranks whose ends do not count for the result of the cycle.
     """
 
     _failures: dict[int, ProcessFailure]
@@ -141,20 +162,21 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.pidfds: dict[int, int] = {}
         self.exits: dict[int, RankExit] = {}
         self.errors: dict[int, tuple[RankException, float | None]] = {}
-        """By local rank, what an ended rank wrote of its error, and when (monotonic seconds); filled by
-        `agent/cycle/evidence.py`, which reads it."""
+        """Local rank -> what an ended rank wrote of its error, and when (monotonic seconds). Filled and read by
+        `agent/cycle/evidence.py`."""
         self.started_ns = 0
         self.ignored: set[int] = set()
         self.files = FileThread()
-        """Does what is done with the ranks' error files; replaced by that of the run in `Ranks.begin`."""
+        """The thread that reads and renames the ranks' error files. `Ranks.begin` replaces it by that of the run."""
         self.on_reaped: Callable[[int], None] = lambda pid: None
-        """Called with the pid of each rank whose exit code was taken; set by `Ranks.begin`."""
+        """Called with the pid of each rank whose exit code was taken. Set by `Ranks.begin`."""
         self._given_up: dict[int, int] = {}
         self._started_again: dict[int, float] = {}
         self._first_failed = -1
 
     def _replace_tails(self) -> LogPump:
-        """Replaces torch's tails, which poll, by a pump; torch stops it in `close` as it would its tails."""
+        """Replaces torch's tails of log files, which poll, by one pump. torch's `close` stops it as it would its
+        tails."""
         if "_tail_logs" in vars(self):
             pump = LogPump([*streams_of(self.name, vars(self)["_tail_logs"]), *self._spooled.streams])
             self._tail_logs = [pump]
@@ -173,7 +195,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
 
     @property
     def spools(self) -> Mapping[str, Spool]:
-        """Those of these files that are given back as they are read, by path."""
+        """The files among these that nobody else keeps: path -> the spool that frees what was read."""
         return self._spooled.spools
 
     @property
@@ -190,11 +212,11 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         return None
 
     def poll(self) -> None:
-        """Takes what ranks send beside their exit code; ranks that run a script send nothing."""
+        """Receives what ranks send beside their exit code. Ranks that run a script send nothing."""
 
     def start(self) -> None:
-        """Starts the ranks and the tails of their logs; touches no signal handler."""
-        # Before the start: messages that were sent earlier are of the ranks before.
+        """Starts the ranks and the pumps of their output; touches no signal handler. Raises what the start raises."""
+        # Read before the start: a message that was sent earlier is from the previous process of the rank.
         self.started_ns = time.monotonic_ns()
         self._start()
         for local_rank, pid in self.pids().items():
@@ -205,9 +227,16 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             self._together.start()
 
     def start_again(self, local_rank: int, more: Mapping[str, str]) -> int:
-        """Starts one ended rank again, with `more` in its environment; returns its pid.
+        """Starts one rank again, which has ended, while the others run (in-process restart).
 
-        Its output is appended to the files of its predecessor, whose error file is renamed.
+        The output is appended to the files of the previous process, whose error file is renamed.
+
+        Args:
+            local_rank: of the rank.
+            more: variables to add to its environment.
+
+        Returns:
+            The pid of the new process.
         """
         self.envs[local_rank] = {**self.envs[local_rank], **more}
         error_file = Path(self.error_files[local_rank])
@@ -224,34 +253,40 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         return pid
 
     def succeeded_since(self, lost: Collection[int]) -> dict[str, float]:
-        """Returns `Background.succeeded_since` for a cycle that succeeded without the local ranks `lost`."""
+        """Returns `Background.succeeded_since` for a cycle that succeeded. `lost`: local ranks that did not take part
+        in the end."""
         since = self._started_again | dict.fromkeys(lost, math.inf)
         return {str(local_rank): ticks for local_rank, ticks in since.items()}
 
     def ignore(self, local_ranks: Collection[int]) -> None:
-        """Leaves these ranks' ends out of the cycle's result. Call it after all ranks ended."""
+        """Leaves the ends of these ranks out of the cycle's result. To be called after all ranks have ended."""
         self.ignored |= set(local_ranks)
         self._running_local_ranks -= self.ignored
 
     def name_failed(self, first: int, local_ranks: Collection[int]) -> None:
-        """Has torch see only the ranks that failed by themselves, `first` as the root cause. Call it at the end."""
+        """Has torch see only the ranks that failed by themselves. To be called after all ranks have ended.
+
+        Args:
+            first: the local rank that failed first, which torch is to show as the root cause.
+            local_ranks: all that failed by themselves.
+        """
         self._first_failed = first
         for local_rank in local_ranks:
             try:
                 self.files.call(partial(_set_aside_unreadable, Path(self.error_files[local_rank])), ERROR_FILES_S)
             except NoAnswer:
-                # torch reads none that is no regular file.
+                # The file's folder does not answer. torch reads no file that is not regular, so this one is skipped.
                 self.error_files[local_rank] = os.devnull
         self.ignore(set(range(self.nprocs)) - set(local_ranks))
 
     def hides_errors(self, local_rank: int) -> bool:
-        """Whether the rank's stderr does not reach the console."""
+        """Returns whether the stderr of a rank does not reach the console."""
         return self.stderrs[local_rank] not in {"", *self._pump.paths}
 
     def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
-        """torch's hook. Moves the root cause to the front and gives no other failure an earlier time.
+        """torch's hook that reads the error files. Afterwards `first` of `name_failed` is the earliest failure.
 
-        torch takes the earliest failure, in whole seconds, and of several the first in the mapping.
+        torch shows the failure with the earliest time, in whole seconds; of several, the first one in the mapping.
         """
         super()._capture_process_failures(done_local_ranks)
         first = self._failures.get(self._first_failed)
@@ -261,10 +296,15 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             self._failures = {self._first_failed: first, **self._failures}
 
     def _start(self) -> None:
-        """torch's hook. Fills `subprocess_handlers`: by forks of the zygote, else by programs."""
+        """torch's hook. Fills `subprocess_handlers`: by forks of the zygote, else by programs.
+
+        Raises:
+            ConfigError: torch cannot bind the ranks to processors (`--numa-binding`).
+        """
         if self._fork(range(self.nprocs)):
             return
-        binding = logging.getLogger("torch.numa.binding")  # which logs the traceback of what we say in one line
+        # This logger writes the traceback of an error that is one line of ours.
+        binding = logging.getLogger("torch.numa.binding")
         numa = self._binding
         muted, binding.disabled = binding.disabled, numa is not None
         try:
@@ -285,7 +325,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             self.subprocess_handlers[local_rank] = self._execute(local_rank)
 
     def _execute(self, local_rank: int) -> _RankHandler:
-        """Starts one rank as a program; opens its streams as a fork's."""
+        """Starts one rank as a program; returns its handler."""
         # torch's handler requires the argument from torch 2.9 on, and has none before.
         binding: dict[str, Any] = {}
         if "_numa_options" in vars(self):
@@ -305,7 +345,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         return handler
 
     def _fork(self, local_ranks: Iterable[int]) -> bool:
-        """Has the zygote fork ranks; returns whether it could."""
+        """Has the zygote fork ranks; returns whether it did. If not, they must be started as programs."""
         with ExitStack() as files:
             streams = {rank: self._open_streams(rank, files) for rank in local_ranks}
             orders = [self._order(rank, opened) for rank, opened in streams.items()]
@@ -317,8 +357,11 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         return True
 
     def _open_streams(self, local_rank: int, files: ExitStack) -> dict[int, IO[str]]:
-        """Opens what a rank prints to, until the rank has it. At the end of the cycle the file system may not answer,
-        and closing a file may wait for it."""
+        """Opens the files that a rank prints to: number of the stream -> file.
+
+        The files are closed with `files`, as soon as the rank has them: at the end of the cycle the file system may not
+        answer, and closing a file may wait for it.
+        """
         paths = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
         if local_rank in self.exits or self._spooled.of(local_rank):
             # Started again in this cycle, or both streams go to one file.
@@ -328,7 +371,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         return {number: files.enter_context(open(path, mode)) for number, path in paths.items() if path}  # noqa: PTH123
 
     def _order(self, local_rank: int, streams: Mapping[int, IO[str]]) -> RankOrder:
-        # The zygote runs the bootstrap itself, so only what follows it is ordered.
+        """Returns the zygote's order for one rank. The zygote runs the bootstrap itself, so only what follows is in
+        it."""
         arguments = [str(argument) for argument in self.args[local_rank]]
         return RankOrder(
             arguments[arguments.index(rank_program.bootstrap()) + 1 :] if rank_program.bootstrap() in arguments else [],
@@ -337,13 +381,18 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         )
 
     def give_up(self, local_rank: int, exit_code: int) -> None:
-        """Kills a rank whose program has ended with an error and whose process does not end: it has this exit code."""
+        """Kills a rank whose program has ended with an error and whose process does not end.
+
+        Args:
+            local_rank: of the rank.
+            exit_code: the code that counts as the rank's, in place of that of SIGKILL.
+        """
         self._given_up[local_rank] = exit_code
         with suppress(OSError):
             signal.pidfd_send_signal(self.pidfds[local_rank], signal.SIGKILL)
 
     def reap(self, local_rank: int) -> RankExit | None:
-        """Returns the end of a rank and closes its pidfd; None while it runs, or has no exit code yet."""
+        """Takes the exit code of a rank; returns its end; None: it runs, or has no exit code yet. Does not block."""
         if local_rank not in self.exits:
             process = self.subprocess_handlers[local_rank].proc
             exit_code = process.poll()
@@ -351,7 +400,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
                 return None
             given_up = self._given_up.pop(local_rank, None)
             if given_up is not None:
-                # torch reads it from the process.
+                # torch reads the exit code from the process object.
                 exit_code = process.returncode = given_up
             self.exits[local_rank] = RankExit(exit_code, time.monotonic())
             os.close(self.pidfds.pop(local_rank))
@@ -364,7 +413,7 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             self.reap(local_rank)
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        """torch's hook to stop the ranks, which have been stopped by then: takes exit codes."""
+        """torch's hook to stop the ranks. They have been stopped by then, so only the exit codes are taken."""
         deadline = time.monotonic() + _LAST_THREADS_S
         for pidfd in list(self.pidfds.values()):
             readable([pidfd], max(0.0, deadline - time.monotonic()))
@@ -373,18 +422,19 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
             self._together.stop()
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Stops the ranks and the copying of what they print."""
+        """Closes the context, and stops the copying of what ranks print."""
         super().close(*args, **kwargs)
         self._spooled.close()
 
 
 def _set_aside_unreadable(error_file: Path) -> None:
-    """Renames an error file that torch cannot read (its rank was killed as it wrote it): it would end the launcher."""
+    """Renames an error file that torch cannot read, since its rank was killed while it wrote: torch would raise, and
+    end the launcher. Runs in the thread of files."""
     try:
         if os.path.lexists(error_file):
             # Bounded, and a FIFO is refused: torch would open it and block.
             read_file(error_file, MAX_KEPT)
-            # As torch reads it later, where an error ends the launcher.
+            # As torch reads the file later. An error there would end the launcher.
             ProcessFailure(local_rank=0, pid=0, exitcode=1, error_file=str(error_file))
     except Exception as problem:
         logger.warning("the error file %s is unreadable: %s: %s", error_file, type(problem).__name__, problem)
