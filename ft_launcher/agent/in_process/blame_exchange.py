@@ -1,14 +1,23 @@
-"""Has all nodes say where their ranks are before a restart in process, and finds who held up the others.
+"""Finds who held up the others before an in-process restart: has all nodes say where their ranks are.
 
-`in_process.py` uses it, when a rank is about to be asked to restart. The interruption aborts the collectives of all
-ranks within milliseconds, and what a rank shows after that says nothing. All happens in the store by which the ranks
-are interrupted, so its order tells before from after, also for clocks that differ: an answer counts if the round
-was not interrupted yet when all of it was there.
+A monitor suspects its rank shortly before a limit. At this moment `in_process.py` has all nodes asked for stacks. Later
+would be too late: the interruption aborts the collectives of all ranks within milliseconds, and no stack then shows who
+waited for whom.
 
-    asked/N     a rank is about to be asked to restart, in which call and round (`BlameQuestion`); N counts in
-                the cycle
+1. The node of the suspected rank writes a question to the ranks' store (`ask`).
+2. Each node sees it, and asks its monitors (`BlameOfInterruption.poll`). The answers go back to the store.
+3. The node that hosts the store waits for the interruption, collects the answers, and decides (`_decide`).
+4. The finding is written for the ranks, and put into `news` for the journal.
+
+Everything happens in the store by which the ranks are interrupted. So the order of the store's operations tells before
+from after, also where the clocks of nodes differ: an answer counts if the round was not interrupted when it was there.
+
+    asked/N     a rank is about to be asked to restart: the call and the round (`BlameQuestion`). N counts in the cycle
     nodes/N     how many nodes have answered in time
-    scenes/N    a line for each of them but the host: its name, and its ranks as in `all_nodes.to_record`
+    scenes/N    a line for each of these but the host: the node's name, and its ranks as in `all_nodes.to_record`
+
+Threads: `BlameOfInterruption` runs on the agent's thread and never blocks. `BlameExchange` has threads of
+`store_threads.py`: `ft_blame` answers all questions of the cycle; `ft_blameN` asks question N and ends.
 """
 
 from __future__ import annotations
@@ -40,14 +49,16 @@ from rank_monitor.contract.wire.messages import RestartReport
 logger = logging.getLogger(__name__)
 
 _ASKED_FOR_S = 1.0
-"""All ranks exceed their limits within this time, or made progress after all: the first is answered for all."""
+"""Seconds in which no further question is asked. All ranks exceed their limits within this time, or make progress after
+all, so the first question is for all of them."""
 _LONGEST_S = 0.75
-"""From the question to the interruption. Monitors ask 0.3 s before it, and a rank makes progress after all or not."""
+"""Seconds from the question to the interruption at most. Monitors ask 0.3 s before the interruption; if none comes, the
+rank has made progress after all."""
 _OTHERS_S = 0.25
-"""After the interruption, for what other nodes wrote before it."""
+"""Seconds after the interruption in which answers arrive that other nodes wrote before it."""
 _LOOKS_EVERY_S = 0.005
-"""A restart takes 20 ms and more, and its function should find the answer. A wait with a limit would have torch write a
-warning to the console for each that ends by it."""
+"""Seconds between two looks at the store. A restart takes 20 ms and more, and the function that is called again should
+find the answer. Looks, since torch writes a warning to the console for each wait that ends by its limit."""
 _SOFT_TIMEOUT = "SOFT_TIMEOUT"
 """The name of the `Interruption` because of which this is asked, as in the records that ranks write."""
 
@@ -100,23 +111,27 @@ class BlameOfInterruption:
         """The number of the question that the monitors answer, and the token of their answers."""
 
     def fileno(self) -> int:
-        """Readable when `poll` has something to do."""
+        """Returns a descriptor that is readable when `poll` has something to do."""
         return self._exchange.news.fileno()
 
     def on_message(self, report: RestartReport) -> None:
-        """Notes where the wrapper is: which call, and which round of it. Listens to questions from the first on."""
+        """Notes in which call, and in which round of it, the wrappers are. Listens to questions from the first report
+        on."""
         if self._round is None:
             self._exchange.listen()
         self._round = BlameQuestion(report.call_prefix, report.round)
 
     def suspected(self, now: float) -> None:
-        """Takes that a rank is about to exceed a limit: all nodes are asked, unless they were a moment ago."""
+        """Asks all nodes, unless they were asked a moment ago. Called when a monitor suspects its rank."""
         if self._round is not None and now >= self._ask_again_at:
             self._ask_again_at = now + _ASKED_FOR_S
             self._exchange.ask(self._next_number, self._round)
 
     def poll(self, now: float) -> list[Blamed]:
-        """Passes questions to the monitors, and their answers to the exchange; returns what was found."""
+        """Passes questions to the monitors, and the monitors' answers to the exchange; returns new findings.
+
+        Does not block. `now`: monotonic seconds.
+        """
         found = []
         for news in self._exchange.news.drain():
             if isinstance(news, Asked):
@@ -129,6 +144,7 @@ class BlameOfInterruption:
         return found
 
     def _answer(self, number: int, token: int) -> None:
+        """Answers question `number` once all monitors have answered the request with this token."""
         readings = {rank: self._monitors.report(rank).reading for rank in self._monitors.local_ranks}
         tokens = {reading.token for reading in readings.values() if reading is not None}
         if any(later < token for later in tokens):  # somebody looks at the status, for which no stacks are asked for
@@ -139,7 +155,7 @@ class BlameOfInterruption:
             self._exchange.answer(number, ranks)
 
     def close(self) -> None:
-        """Closes the descriptors. Call it when the threads at the store have ended."""
+        """Closes the descriptors. To be called when the threads at the store have ended."""
         self._exchange.news.close()
 
 
@@ -162,11 +178,11 @@ class BlameExchange:
         self._answers: queue.SimpleQueue[tuple[int, Sequence[RankEvidence]]] = queue.SimpleQueue()
 
     def listen(self) -> None:
-        """Takes questions from now on, in a thread."""
+        """Starts the thread that answers the questions of this cycle."""
         self._threads.start("ft_blame", "ft_blame", self._answer_all, self._end)
 
     def ask(self, number: int, question: BlameQuestion) -> None:
-        """Asks all nodes, this one too, unless another has just asked under that number. Returns at once."""
+        """Asks all nodes, this one too, unless another node has just asked under that number. Returns at once."""
 
         def ask(keys: Keys) -> None:
             release(keys, f"asked/{number}", write_record(question))
@@ -174,20 +190,25 @@ class BlameExchange:
         self._threads.start(f"ft_blame{number}", "ft_blame", ask, self._end)
 
     def answer(self, number: int, ranks: Sequence[RankEvidence]) -> None:
-        """Answers question `number` for the ranks of this node that take part, with their latest snapshots."""
+        """Passes on the answer of this node to question `number`: its ranks that take part, with their snapshots.
+
+        Returns at once: the thread `ft_blame` writes the answer.
+        """
         self._answers.put((number, ranks))
 
     def _end(self, problem: str) -> None:
+        """Logs the error with which a thread ended, unless the cycle is over."""
         if problem and not self._threads.is_over:
             logger.warning("who holds up the others before a restart in process cannot be found: %s", problem)
 
     def _answer_all(self, keys: Keys) -> None:
+        """The function of the thread `ft_blame`: waits for one question after the other until the cycle is over."""
         number = 0
         while True:
             keys.wait([f"asked/{number}"], EVER)
             try:
                 question = read_record(BlameQuestion, keys.get(f"asked/{number}"))
-            except ProtocolError:  # by `StoreThreads.close` of another node: the cycle is over
+            except ProtocolError:  # Written by `StoreThreads.close` of another node: the cycle is over.
                 return
             self.news.put(Asked(number))
             this_round = Round(PrefixStore(question.prefix, keys.underlying_store), question.number)
@@ -195,7 +216,7 @@ class BlameExchange:
             number += 1
 
     def _answer(self, keys: Keys, number: int, this_round: Round, until: float) -> None:
-        """Writes the answer of this node, and decides where it hosts the store."""
+        """Writes the answer of this node. If this node hosts the store, waits for the others' answers and decides."""
         ranks = self._answered(number, until)
         if this_round.is_over():
             ranks = None
@@ -206,7 +227,7 @@ class BlameExchange:
             if not self._is_host:
                 record = all_nodes.to_record(ranks, None, hung=True, nccl=None)
                 keys.append(f"scenes/{number}", f"{json.dumps([name, record['ranks']])}\n")
-            keys.add(f"nodes/{number}", 1)  # after its scene
+            keys.add(f"nodes/{number}", 1)  # After the scene, so that whoever reads the count finds all scenes.
         if self._is_host:
             if self._made_no_progress(keys, number, this_round, until):
                 own = NodeScene(name, rank_view.views(ranks or [], None), {})
@@ -215,7 +236,7 @@ class BlameExchange:
                 keys.delete_key(key)
 
     def _answered(self, number: int, until: float) -> Sequence[RankEvidence] | None:
-        """Waits for the answer of this node; None: it did not come in time."""
+        """Waits for the answer that the agent's thread passes on; None: it did not come in time."""
         while time.monotonic() < until and not self._threads.is_over:
             with contextlib.suppress(queue.Empty):
                 of_number, ranks = self._answers.get(timeout=_LOOKS_EVERY_S)
@@ -224,8 +245,12 @@ class BlameExchange:
         return None
 
     def _made_no_progress(self, keys: Keys, number: int, this_round: Round, until: float) -> bool:
-        """Waits for the interruption, and then for the other nodes; returns whether it was because a rank made no
-        progress."""
+        """Waits for the interruption, and then for the answers of the other nodes.
+
+        Returns:
+            Whether the ranks were interrupted because a rank made no progress. For other interruptions nobody is
+            blamed.
+        """
         while not this_round.is_over():
             if time.monotonic() >= until or self._threads.is_over:
                 return False
@@ -257,15 +282,15 @@ class BlameExchange:
 
 
 def _counted(keys: Keys, number: int) -> int:
-    """Returns how many nodes have answered."""
+    """Returns how many nodes have answered question `number`."""
     return int(keys.add(f"nodes/{number}", 0))
 
 
 def _of_others(keys: Keys, number: int) -> list[NodeScene]:
-    """Returns what the other nodes wrote."""
+    """Returns what the other nodes have written about question `number`."""
     found = []
     for line in (value_now(keys, f"scenes/{number}") or b"").splitlines():
-        # Any rank may write to this store; what does not fit is left out.
+        # Any rank may write to this store. A line that does not fit is left out.
         with contextlib.suppress(ProtocolError, ValueError, TypeError):
             name, records = parse_json(line)
             found.append(all_nodes.of_records(str(name), records, None))

@@ -1,11 +1,13 @@
-"""Names of modules and of their classes that an import gave other values: found by comparison, put back, given again.
+"""Names of modules and classes to which an import gave other values ("exchanged"): found, put back, exchanged again.
 
-`torch._dynamo`, for example, exchanges `torch.manual_seed` when it is imported. A script would see that before it has
-imported `torch._dynamo`, so the zygote puts the former values back with what it hides.
+For example, the import of `torch._dynamo` replaces `torch.manual_seed`. A script would see the new function before it
+has imported `torch._dynamo`. So the zygote puts the previous values back when it hides the module, and a rank exchanges
+the names again when its script imports the module.
 
-`module_trial.py` compares all modules before and after the imports that it tries (`Holdings`). `import_recorder.py`
-then looks at the names found so after each module's code (`WatchedNames`), and tells which module exchanged which.
-`hidden_parts.py` puts values back and gives them again, in the zygote and in its ranks.
+- `module_trial.py` compares all modules before and after the imports that it tries (`Holdings`).
+- `import_recorder.py` then looks at the names that were found, after each module's code (`WatchedNames`): so it knows
+  which module exchanged which name.
+- `hidden_parts.py` puts values back and exchanges them again, in the zygote and in its ranks.
 
 What is held elsewhere is not compared: in instances, in dictionaries, in tables of C++ such as torch's dispatch tables.
 """
@@ -47,7 +49,14 @@ _FOUND_AGAIN = Place("tempfile", "", "tempdir")
 
 @dataclass(frozen=True)
 class ExchangedName:
-    """One name that an import gave another value. `order`: of all exchanges of this process."""
+    """One name to which an import gave another value.
+
+    Attributes:
+        place: the name.
+        owner: the module or class that has the name.
+        before, after: the values before and after the import; `ABSENT`: the name was not there.
+        order: counts the exchanges of this process.
+    """
 
     place: Place
     owner: Any
@@ -71,10 +80,10 @@ class ExchangedName:
 
 
 class Holdings:
-    """What these modules and their classes hold now: the values of their names.
+    """The values of all names of modules and of the classes that they define, at the time the object is made.
 
     Args:
-        modules: `sys.modules`, or some of it.
+        modules: `sys.modules`, or a part of it.
     """
 
     def __init__(self, modules: Mapping[str, object]) -> None:
@@ -105,10 +114,10 @@ class Holdings:
 
 
 class WatchedNames:
-    """A few names that are looked at again and again. A name whose module is not loaded, or has no such class, is not.
+    """A few names that are looked at again and again: quick enough to be done after each module's code.
 
     Args:
-        places: of `Holdings.exchanges`, for example.
+        places: the names. Those whose module is not loaded, or has no such class, are left out.
     """
 
     def __init__(self, places: Iterable[Place]) -> None:
@@ -155,12 +164,15 @@ def _put(owner: Any, name: str, value: object) -> None:
 
 
 def _counts(place: Place, owner: Any, before: object, after: object) -> bool:
-    """Whether an exchange is one of those that are hidden.
+    """Returns whether an exchange is one that has to be hidden.
 
-    Five kinds are not: the folder of `tempfile`, which each rank looks for again; what Python itself keeps in modules
-    and classes; a module as a name of its package, which `hidden_parts.py` hides; a name that a module of a class of
-    its own makes when it is asked for (`torch.ops`); and a private value that is no function or class, in which a
-    module keeps its own state: to put back one name of a state that has several would break it.
+    Five kinds need not, or must not, be put back:
+    - the folder of `tempfile`, which each rank looks for again,
+    - what Python itself keeps in modules and classes,
+    - a module as a name of its package, which `hidden_parts.py` hides,
+    - a name that a module with a class of its own makes when the name is asked for (`torch.ops`),
+    - a private value that is no function or class. A module keeps its own state in such values, and would break if one
+      of several were put back.
     """
     name = place.name
     if not isinstance(name, str) or name in _OF_INTERPRETER or place == _FOUND_AGAIN:
@@ -178,12 +190,13 @@ def _is_part(place: Place, value: object) -> bool:
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    """Whether a value is an instance of a class. Some objects answer `isinstance` by loading what they stand for."""
+    """Returns whether a value is an instance of a class. Not by `isinstance`, at which some objects load what they
+    stand for."""
     return issubclass(type(value), kind)
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values of a name are one object, or numbers or texts that are equal."""
+    """Returns whether two values of a name are one object, or equal numbers or texts."""
     if one is other:
         return True
     return type(one) is type(other) and type(one) in _COMPARED_BY_VALUE and one == other

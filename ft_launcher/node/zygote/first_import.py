@@ -1,10 +1,18 @@
-"""Hides what shared imports brought into a process until the script of a fork imports the same: modules, loggers,
-filters of warnings. So a script runs until its first import of torch as in a fresh interpreter.
+"""Hides what the zygote has imported from the scripts of ranks, until a script imports the same.
 
-Used by the zygote and in its ranks. A finder at the front of `sys.meta_path` gives everything back. It sees `import`,
-`importlib.import_module` and `runpy`, and adds no frame to tracebacks or to the search for a warning's caller, as a
-wrapper around `builtins.__import__` would. Does not decide whether the rank may go on as a fork: the function that is
-passed to `watch` does.
+A rank is a fork of a process that has imported torch. Its script must not notice: until its first import of torch it
+runs as in a fresh interpreter. So modules, loggers, handlers and filters of warnings that imports brought are taken out
+of the tables in which a script would find them.
+
+    zygote:  load (torch), recording (other modules) -> take_back: all is hidden, for all later ranks
+    rank:    the script imports a hidden module -> the function of `watch` decides whether the rank may go on as a fork
+             -> what that import brought is given back, with all that it needs
+
+A finder at the front of `sys.meta_path` (`Imports.find_spec`) sees the script's imports: by `import`, by
+`importlib.import_module` and by `runpy`. It adds no frame to tracebacks, nor to the search for a warning's caller,
+which a wrapper around `builtins.__import__` would do.
+
+Used by the zygote and in its ranks. `start_again.py` decides what a script may have changed before the import.
 """
 
 from __future__ import annotations
@@ -32,13 +40,21 @@ from ft_launcher.node.zygote.logger_state import LoggerState
 Asks = Callable[[str, Collection[str], bool], None]
 """Called with the name of a hidden module that the script imports, with the variables that Python code read when it was
 imported, and with whether its code in C may have read others."""
-# Not hidden: `rank/start/script.py` takes care of these, and `__main__` is the script's own.
+# These are not hidden: the client takes care of its own modules (`rank/start/script.py`), and `__main__` is the script.
 _OURS = frozenset({"ft_client", "ft_launcher", "rank_monitor", "__main__", "__mp_main__"})
 
 
 @dataclass
 class _Brought:
-    """What one import brought, and which other imports it needs; `hidden`: those of its modules that are hidden now."""
+    """What one of the imports of `load` brought.
+
+    Attributes:
+        name: the top-level package that was imported.
+        needs: the other imports of `load` that this one needs.
+        modules: all modules that it brought.
+        hidden: those of its modules that are hidden now.
+        loggers, handlers, filters: of logging and warnings, that it brought.
+    """
 
     name: str
     needs: list[_Brought] = field(default_factory=list)
@@ -50,25 +66,31 @@ class _Brought:
 
 
 class Imports(MetaPathFinder):
-    """The imports of this process that its forks share. One object lives in a process: `imports`."""
+    """The imports of this process that its forks share. A process has one object: `imports`.
+
+    Attributes:
+        read: variables of the environment that Python code read during the imports of `load`.
+        parts: the modules that were imported later (`recording`), each with what its own import did.
+        over: whether the script has ended: imports by exit functions are not decided about.
+    """
 
     def __init__(self) -> None:
         self.read: set[str] = set()
-        """Variables that Python code read during these imports."""
         self._all: list[_Brought] = []
         self._loggers: dict[str, LoggerState] = {}
+        """The hidden loggers, by name."""
         self._held: dict[str, logging.PlaceHolder] = {}
+        """The hidden placeholders of their parents, by name."""
         self.parts = HiddenParts()
-        """The modules that were imported later, each with what its own import did."""
         self.over = False
-        """The script has ended: imports by exit functions are not decided about."""
         self.watch()
 
     def load(self, name: str) -> None:
-        """Imports a module and records what that brought, unless it was done already.
+        """Imports a module, in the zygote, and records what the import brought; does nothing if it was imported
+        already.
 
         Raises:
-            BaseException: whatever its import raises.
+            BaseException: whatever the import raises.
         """
         if any(brought.name == root(name) for brought in self._all):
             return
@@ -104,10 +126,10 @@ class Imports(MetaPathFinder):
         observe: import_recorder.Observe = tuple,
         watched: Sequence[Place] = (),
     ) -> Iterator[ImportRecorder]:
-        """Context in which the imports of modules are recorded one by one, for `parts`. Nothing is hidden in it.
+        """Returns a context in which imports of modules are recorded one by one, for `parts`. Nothing is hidden in it.
 
         Args:
-            observe, watched: as of `ImportRecorder`.
+            observe, watched: of `ImportRecorder`.
         """
         self.give_back()
         recorder = ImportRecorder(_is_taken_back, observe, watched)
@@ -118,7 +140,7 @@ class Imports(MetaPathFinder):
             self.parts.add(recorder.parts)
 
     def take_back(self) -> None:
-        """Hides all recorded imports in this process and in its later forks."""
+        """Hides all that was imported by `load` and in `recording`, in this process and in its later forks."""
         for brought in self._all:
             if len(brought.hidden) < len(brought.modules):
                 brought.hidden = dict(brought.modules)
@@ -142,17 +164,17 @@ class Imports(MetaPathFinder):
         asks: Asks = lambda name, read, whole: None,
         given_back: Callable[[], None] = lambda: None,
     ) -> None:
-        """Sets what is called at the script's first import of each hidden module.
+        """Sets the functions that are called at the script's first import of each hidden module.
 
         Args:
-            asks: called just before a module is given back; see `Asks`.
+            asks: called just before a module is given back. May replace the process, see `Asks`.
             given_back: called when something has been given back.
         """
         self._asks = asks
         self._given_back = given_back
 
     def give_back(self) -> None:
-        """Gives back all that is still hidden, without calling anything."""
+        """Gives back all that is still hidden, without calling the functions of `watch`."""
         self.watch()
         for brought in self._all:
             self._give_back(brought)
@@ -161,7 +183,8 @@ class Imports(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds hidden modules. A module is given back when it is loaded, not when only its spec is asked for."""
+        """Finds hidden modules, for the import system. The module is given back when it is loaded, not when only its
+        spec is asked for."""
         module, imported = self._hidden(fullname)
         if imported is None:
             return None
@@ -174,7 +197,7 @@ class Imports(MetaPathFinder):
         return spec
 
     def _hidden(self, name: str) -> tuple[Any, Callable[[], None] | None]:
-        """Returns a hidden module, and what gives it back; None and None if it is not hidden."""
+        """Returns a hidden module, and the function that gives it back; None and None if it is not hidden."""
         if self.parts.hides(name):
             return self.parts.all[name].module, lambda: self._part_imported(name)
         brought = self._hiding(name)
@@ -183,7 +206,7 @@ class Imports(MetaPathFinder):
         return None, None
 
     def hides(self, name: str) -> bool:
-        """Whether a module is hidden."""
+        """Returns whether a module is hidden."""
         return self._hidden(name)[1] is not None
 
     def loaded(self, name: str) -> ModuleType | None:
@@ -192,7 +215,7 @@ class Imports(MetaPathFinder):
         return module or sys.modules.get(name)
 
     def leads_elsewhere(self, name: str) -> bool:
-        """Whether `sys.path` now leads to another file for a hidden module."""
+        """Returns whether `sys.path` now leads to another file for a hidden module: the script has changed the path."""
         module, _ = self._hidden(name)
         spec = getattr(module, "__spec__", None)
         if spec is None or "." in name:
@@ -203,6 +226,7 @@ class Imports(MetaPathFinder):
         return found is not None and found.origin != spec.origin
 
     def _hiding(self, name: str) -> _Brought | None:
+        """Returns the import of `load` that brought a module which is hidden now; None: there is none."""
         for brought in self._all:
             if name in brought.hidden:
                 return brought
@@ -215,6 +239,7 @@ class Imports(MetaPathFinder):
         return [*self._all, *self.parts.all.values()]
 
     def _imported(self, fullname: str, brought: _Brought) -> None:
+        """Handles the script's import of a module that `load` brought: asks, then gives back what belongs to it."""
         package = root(fullname)
         if package == brought.name:
             self._asks(package, self.read, True)
@@ -225,13 +250,14 @@ class Imports(MetaPathFinder):
         self._given_back()
 
     def _give_back_package(self, package: str, brought: _Brought) -> None:
-        """Gives back the modules of one of the packages that an import brought."""
+        """Gives back the modules of one package among those that an import brought, such as sympy among torch's."""
         shown = {name: module for name, module in brought.hidden.items() if root(name) == package}
         brought.hidden = {name: module for name, module in brought.hidden.items() if name not in shown}
         sys.modules.update(shown)
         logger_state.renew({name: state for name, state in brought.loggers.items() if root(name) == package})
 
     def _part_imported(self, fullname: str) -> None:
+        """Handles the script's import of a recorded module: asks, then gives back all that its import would load."""
         names = self.parts.needed_by(fullname)
         self._asks(fullname, self.parts.read_by(names), False)
         for name in names:
@@ -244,12 +270,14 @@ class Imports(MetaPathFinder):
         self._given_back()
 
     def _show(self, names: Collection[str]) -> None:
+        """Gives back recorded modules with these names, and what their imports brought beside modules."""
         for part in self.parts.show(names):
             self._give_back_loggers(part.loggers)
             self._give_back_rules(part)
         self._end_if_none()
 
     def _give_back(self, brought: _Brought) -> None:
+        """Gives back all that an import of `load` brought, and the imports that it needs."""
         for other in brought.needs:
             self._give_back(other)
         if not brought.hidden:
@@ -270,12 +298,17 @@ class Imports(MetaPathFinder):
             _filters_changed()
 
     def _end_if_none(self) -> None:
+        """Removes the finder when nothing is hidden any more: imports cost as much as in a fresh interpreter then."""
         if not self._hides_any() and self in sys.meta_path:
             sys.meta_path.remove(self)
             logging.root.manager.loggerClass = None
 
     def _give_back_loggers(self, states: dict[str, LoggerState]) -> None:
-        """Gives loggers back: as they are, unless the script has made loggers that may be their parents or children."""
+        """Gives loggers back.
+
+        They go back as they are, unless the script has made loggers that may be their parents or children: then each
+        is linked anew.
+        """
         known = logging.root.manager.loggerDict
         roots = set(map(root, states))
         if roots.isdisjoint(map(root, known)) and states.keys() <= self._loggers.keys():
@@ -288,7 +321,8 @@ class Imports(MetaPathFinder):
             logger_state.renew(states)
 
     def _make_logger(self, name: str) -> logging.Logger:
-        """Returns the logger that an import made if the script asks for its name: there must not be two of it."""
+        """Returns the logger for a name that the script asks for: a hidden one, reset to a new one's state, if there is
+        one. There must not be two loggers of one name once the module is given back."""
         state = self._loggers.pop(name, None)
         if state is None:
             return logging.getLoggerClass()(name)
@@ -307,7 +341,7 @@ class _GivesBack(Loader):
         self._spec, self._loader = getattr(module, "__spec__", None), getattr(module, "__loader__", None)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """The module itself; None for a new one, which `exec_module` replaces as the module's own code did."""
+        """Returns the hidden module itself; None: a new one, where what is in `sys.modules` is no module."""
         if isinstance(self._module, ModuleType):
             return self._module
         return None

@@ -1,8 +1,10 @@
-"""The modules that a zygote has imported beside torch, and which of them are hidden: from `sys.modules`, from the
-attributes of their parent packages, and the names of other modules that they exchanged. Each is given back with all
-that its own import would load.
+"""The modules that a zygote has imported beside torch, and which of them are hidden.
 
-Used by `first_import.py` in the zygote and in its ranks. Loggers and filters of warnings are not its concern.
+To hide a module is to remove it from `sys.modules` and from the attributes of its parent package, and to put back the
+names of other modules and the variables of the environment that its import changed. A module is given back with all
+that its own import would load, and no more.
+
+Used by `first_import.py` in the zygote and in its ranks, which itself hides loggers and filters of warnings.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from ft_launcher.node.zygote.import_recorder import Part
 
 
 class HiddenParts:
-    """See above. `all`: in the order in which their imports ended."""
+    """The recorded modules of one process.
+
+    Attributes:
+        all: name -> what its import did, in the order in which the imports ended.
+    """
 
     def __init__(self) -> None:
         self.all: dict[str, Part] = {}
@@ -29,8 +35,8 @@ class HiddenParts:
     def add(self, parts: Mapping[str, Part]) -> None:
         """Adds modules that were imported just now.
 
-        Of a name that several modules have exchanged, the last value may hold the one before it: so a module comes with
-        the exchanges before its own.
+        Several modules may have exchanged one name, and the last value may refer to the value before it. So each module
+        gets the earlier exchanges of the name, too.
         """
         self.all |= parts
         made = _exchanges(self.all.values())
@@ -39,7 +45,7 @@ class HiddenParts:
             part.exchanges = [exchange for exchange in made if exchange.order <= own.get(exchange.place, -1)]
 
     def hide(self) -> None:
-        """Hides all of them."""
+        """Hides all modules that are not hidden yet, the last import first."""
         shown = [part for name, part in self.all.items() if name not in self._hidden]
         for exchange in reversed(_exchanges(shown)):
             exchange.undo()
@@ -54,27 +60,30 @@ class HiddenParts:
         self._hidden = set(self.all)
 
     def hides(self, name: str) -> bool:
-        """Whether a module is one of them, and hidden now."""
+        """Returns whether a module is recorded, and hidden now."""
         return name in self._hidden
 
     def any_hidden(self) -> bool:
-        """Whether one is hidden."""
+        """Returns whether any module is hidden."""
         return bool(self._hidden)
 
     def needed_by(self, name: str) -> set[str]:
-        """Returns what the import of a module loads, itself and modules that are none of these included."""
+        """Returns all that the import of a module loads: itself, hidden modules that it needs, and others by name."""
         return closure([name], {known: part.needs for known, part in self.all.items()}, self._hidden)
 
     def read_by(self, names: Collection[str]) -> set[str]:
-        """Returns the variables that were read when these modules were imported."""
+        """Returns the variables of the environment that were read when these modules were imported."""
         return {variable for name in names if name in self._hidden for variable in self.all[name].reads}
 
     def have_set(self, name: str) -> bool:
-        """Whether a variable of the environment is as the import of one of them has set it."""
+        """Returns whether a variable of the environment has the value that the import of a recorded module has set."""
         return name in self._set and os.environ.get(name) == self._set[name]
 
     def exchanged_by_script(self, names: Collection[str]) -> list[str]:
-        """Returns the names that these modules would exchange, and that the script has exchanged before."""
+        """Returns the names that these modules would exchange and that the script has exchanged itself before.
+
+        Such a name would lose the script's value, which it would keep in a fresh interpreter.
+        """
         wanted = [part for name, part in self.all.items() if name in names and name in self._hidden]
         known: dict[Place, list[ExchangedName]] = {}
         for exchange in _exchanges(self.all.values()):
@@ -83,7 +92,8 @@ class HiddenParts:
         return [str(place) for place in places if _is_of_another(known[place])]
 
     def show(self, names: Collection[str]) -> list[Part]:
-        """Gives back those of the modules that are hidden, and does what their imports did with the process."""
+        """Gives back the hidden modules among these, and does again what their imports did to the process: exit
+        functions, variables, exchanged names. Returns what was given back."""
         shown = [part for name, part in self.all.items() if name in names and name in self._hidden]
         for part in shown:
             self._hidden.discard(part.name)
@@ -101,7 +111,13 @@ class HiddenParts:
 
 
 def closure(names: Iterable[str], needs: Mapping[str, Collection[str]], within: Collection[str]) -> set[str]:
-    """Returns `names` and all that they need, directly or not. What is not `within` is returned and not followed."""
+    """Returns `names` and all that they need, directly or not.
+
+    Args:
+        names: to begin with.
+        needs: name -> the names that it needs.
+        within: names whose needs are followed. Others are returned, but not followed.
+    """
     found: set[str] = set()
     left = list(names)
     while left:
@@ -118,7 +134,7 @@ def _exchanges(parts: Iterable[Part]) -> list[ExchangedName]:
 
 
 def _is_of_another(exchanges: Sequence[ExchangedName]) -> bool:
-    """Returns whether a name has another value than before these imports and than any that they gave it."""
+    """Returns whether a name has a value that is neither the one before these imports nor one that they gave it."""
     first, present = exchanges[0], exchanges[0].present()
     known = [first.before, *(exchange.after for exchange in exchanges)]
     return not any(exchanged_names.same(present, value) for value in known)

@@ -1,8 +1,15 @@
-"""What an import does to its process that cannot be hidden from the forks of that process, observed reading by reading.
+"""What an import does to its process that cannot be hidden from the forks of that process.
 
-Used in the child of the zygote that tries modules: `ImportRecorder` calls an `ImportEffects` before and after the code
-of each module. What can be hidden is the recorder's concern: modules, loggers, filters of warnings, exit functions,
-variables of the environment.
+A module with such an effect is left out of what the zygote imports: a script would notice. Used in the child of the
+zygote that tries modules. `ImportRecorder` calls an `ImportEffects` before and after the code of each module, and the
+difference is charged to that module. There are three kinds of observation:
+
+- readings of state, compared with the reading before (`_READINGS`, `_readings_of_now`),
+- wrappers around functions whose effect cannot be read, or whose result is of this process alone (`_CALLS`),
+- an audit hook, for files, processes and the network (`ImportEffects._audit`).
+
+What can be hidden is the recorder's concern: modules, loggers, filters of warnings, exit functions, variables of the
+environment. Each text completes the sentence "its import ...".
 """
 
 from __future__ import annotations
@@ -33,12 +40,13 @@ _OF_KERNEL = (b"Threads", b"SigBlk", b"SigIgn", b"SigCgt", b"Cpus_allowed", b"Um
 
 
 def _kernel() -> object:
+    """Returns what the kernel says of threads, signals, processors and the umask."""
     with open("/proc/self/status", "rb") as file:  # noqa: PTH123 (a Path costs more than the reading)
         return [line for line in file if line.startswith(_OF_KERNEL)]
 
 
 def _printed() -> object:
-    """What was printed so far, where the child that tries modules has its streams."""
+    """Returns how much was printed so far: the streams of the child that tries modules go to a file."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -46,6 +54,7 @@ def _printed() -> object:
 
 
 def _of_numpy() -> object:
+    """Returns the state of numpy's random numbers; None: there is none to compare."""
     state = getattr(sys.modules.get("numpy.random"), "get_state", None)
     if state is None:  # not imported yet, or just now: each rank seeds it anew
         return None
@@ -54,6 +63,7 @@ def _of_numpy() -> object:
 
 
 def _of_torch() -> object:
+    """Returns the settings of torch and the state of its random numbers."""
     torch = sys.modules["torch"]
     generator = torch.default_generator.get_state().numpy().tobytes()
     numbers = torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()
@@ -64,7 +74,7 @@ def _of_torch() -> object:
 
 
 def _of_processes() -> object:
-    """How `multiprocessing` starts processes, and how torch shares tensors with them."""
+    """Returns how `multiprocessing` starts processes, and how torch shares tensors with them."""
     start = sys.modules["multiprocessing"].get_start_method(allow_none=True)
     return start, sys.modules["torch.multiprocessing"].get_sharing_strategy()
 
@@ -101,7 +111,7 @@ _READINGS: dict[str, Callable[[], object]] = {
     "the current folder": os.getcwd,
     "the timeout of sockets": socket.getdefaulttimeout,
 }
-"""What an import may change -> what is compared: each is hidden from nobody once it is changed."""
+"""What an import may change, in words -> the function that reads it. A change could be hidden from no fork."""
 
 
 _CALLS = (
@@ -120,7 +130,8 @@ _WRITES = frozenset(
     {"os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown"}
     | {"tempfile.mkdtemp", "tempfile.mkstemp"}
 )
-"""No folders of a given name (`os.mkdir`): the ranks that have imported the module have made them before."""
+"""Events of the audit hook for written files. Without `os.mkdir`: the rank that has imported the module has made its
+folder before."""
 _STARTS = frozenset({"subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"})
 _ASKS_NETWORK = frozenset({"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname"})
 _TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -128,11 +139,10 @@ _TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class ImportEffects:
-    """A context in which a call returns what was changed since the call before, in words. One for a process that ends
-    soon: its audit hook cannot be removed.
+    """A context in which a call of the object returns, in words, what was changed since the last call.
 
-    Of the calls of functions that cannot be undone, and of those whose result is of this process alone, the first of
-    each kind is told; calls by modules of Python itself are not.
+    For a process that ends soon, since an audit hook cannot be removed. Each kind of call (`_CALLS`) is reported once;
+    calls by modules of Python itself are not reported.
     """
 
     def __init__(self) -> None:
@@ -162,6 +172,8 @@ class ImportEffects:
         self._usual = []
 
     def _noting(self, usual: Callable[..., Any], what: str) -> Callable[..., Any]:
+        """Returns a wrapper around a function, which notes `what` at each call by a module that is not Python's."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
             if not _is_of_python(sys._getframe(1)):
                 self._called.append(what)
@@ -170,7 +182,7 @@ class ImportEffects:
         return call
 
     def _audit(self, event: str, words: tuple[Any, ...]) -> None:
-        """Notes what the interpreter reports of files, processes and the network, before it happens."""
+        """The audit hook: the interpreter calls it before it opens a file, starts a process or uses the network."""
         if not self._active:
             return
         if event == "open":
@@ -185,12 +197,13 @@ class ImportEffects:
             self._called.append("uses the network")
 
     def __call__(self) -> list[str]:
+        """Returns what was changed since the last call, and what was called. Puts the wrappers back where needed."""
         now = {what: read() for what, read in self._readings.items()}
         was_there = [what for what in now if self._before[what] is not None]
         found = [f"changes {what}" for what in was_there if now[what] != self._before[what]]
         found += dict.fromkeys(self._called)
         for module, name, _, noting in self._usual:
-            if getattr(module, name) is not noting:  # its value would be lost at the end of this context
+            if getattr(module, name) is not noting:  # The module's value would be lost at the end of this context.
                 setattr(module, name, noting)
                 found.append(f"exchanges {module.__name__}.{name}")
         self._before, self._called = now, []
@@ -198,7 +211,7 @@ class ImportEffects:
 
 
 def _readings_of_now() -> dict[str, Callable[[], object]]:
-    """Returns readings of what is there when this is called: what is new may be hidden, and is not compared."""
+    """Returns readings of what is there now. What an import adds can be hidden, so only changes of the old count."""
     modules = dict(sys.modules)
     known = logging.root.manager.loggerDict
     loggers = [logging.root, *(found for found in known.values() if isinstance(found, logging.Logger))]
@@ -226,6 +239,7 @@ def _root(name: str) -> str:
 
 
 def _opens_to_write(path: object, mode: object, flags: object) -> bool:
+    """Returns whether the event "open" is that of a file which is written. /dev/null and descriptors do not count."""
     if path == os.devnull or isinstance(path, int):
         return False
     writes = isinstance(flags, int) and flags & _TO_WRITE
@@ -233,7 +247,7 @@ def _opens_to_write(path: object, mode: object, flags: object) -> bool:
 
 
 def _looks_for_folder() -> bool:
-    """Whether `tempfile` looks for the folder that it uses, which it does by a file that it removes at once."""
+    """Returns whether `tempfile` is looking for its folder, for which it writes a file and removes it at once."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name == "_get_default_tempdir" and frame.f_globals.get("__name__") == "tempfile":
@@ -243,7 +257,7 @@ def _looks_for_folder() -> bool:
 
 
 def _is_of_python(frame: FrameType) -> bool:
-    """Whether a call is one of a module of Python, for itself."""
+    """Returns whether a call is made by a module of Python for itself, and not on behalf of another module."""
     found: FrameType | None = frame
     while found is not None:
         name = _root(found.f_globals.get("__name__") or "")

@@ -1,12 +1,17 @@
-"""Records, while modules are imported, which module's code imported which others, and what else each of them did.
+"""Records, while modules are imported, which module's code imported which others, and what else each module did.
 
-Used by `first_import.py` in the zygote, and in the child of it that tries modules; never in a rank. So a rank can be
-given, with a module that its script imports, the modules that the import of that one would have loaded, and no others.
+A rank must get, with a module that its script imports, the modules that this import would have loaded, and no others.
+So it must be known what each single module needs. Used by `first_import.py` in the zygote, and in the zygote's child
+that tries modules; never in a rank.
 
-An import statement is seen by a wrapper around `builtins.__import__`, `importlib.import_module` by one around the
-function behind it: both also when the module is loaded already. Whose code runs is known from a finder in front of all
-others, which wraps the `exec_module` of each loader. All of this is undone when the recording ends. Modules of Python
-itself are not recorded: what their code does counts as done by the module that imported them.
+How it is seen:
+- Import statements: by a wrapper around `builtins.__import__`. Calls of `importlib.import_module`: by a wrapper around
+  the function behind it. Both also when the module is loaded already.
+- Whose code runs: by a finder in front of all others, which wraps the `exec_module` of each loader. A stack of `Part`s
+  has the modules whose code runs now; what is done is charged to the top one (`_charge`), before and after each module.
+
+All of this is undone when the recording ends. Modules of Python itself are not recorded: what their code does counts as
+done by the module that imported them.
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ from ft_launcher.node.zygote.logger_state import LoggerState
 # `importlib.import_module` calls the function of this name in this module.
 _bootstrap: Any = importlib._bootstrap
 Observe = Callable[[], Sequence[str]]
-"""Returns what was done to this process since the call before, beside what is recorded here."""
+"""A function that returns, in words, what was done to this process since its last call, beside what is recorded
+here."""
 
 
 def root(name: str) -> str:
@@ -87,7 +93,7 @@ def end_reads(usual: type) -> set[str]:
 
 @dataclass(frozen=True)
 class Variable:
-    """A change of a variable of the environment; None: it is not there."""
+    """A change of a variable of the environment. A value of None: the variable is not there."""
 
     name: str
     before: str | None
@@ -98,7 +104,7 @@ class Variable:
         _set(self.name, self.after)
 
     def undo(self) -> None:
-        """Undoes it."""
+        """Undoes the change in this process."""
         _set(self.name, self.before)
 
 
@@ -130,7 +136,7 @@ class Part:
     parent: ModuleType | None = None
 
     def absorb(self, other: Part) -> None:
-        """Adds what another module's code did, which failed."""
+        """Adds what the code of another module did, whose import failed."""
         self.needs |= other.needs
         self.reads |= other.reads
         self.handlers += other.handlers
@@ -142,12 +148,16 @@ class Part:
 
 
 class ImportRecorder(MetaPathFinder):
-    """A recording, as a context. `parts` has the modules that were imported in it, in the order of `sys.modules`.
+    """A recording, as a context.
 
     Args:
-        hidden: whether a module, by its name, is one that ranks find only when they import it.
-        observe: called before and after each module's code.
-        watched: names that modules may exchange.
+        hidden: called with a module's name; returns whether ranks find the module only when they import it.
+        observe: called before and after each module's code; see `Observe`.
+        watched: names that modules may exchange, which are looked at after each module's code.
+
+    Attributes:
+        parts: name -> what the import did, of the modules that were imported in the context. In the order of
+            `sys.modules` once the context has ended.
     """
 
     def __init__(
@@ -160,9 +170,9 @@ class ImportRecorder(MetaPathFinder):
         self._hidden, self._observe = hidden, observe
         self._watched = WatchedNames(watched)
         self.unassigned: list[ExchangedName] = []
-        """Exchanges of which it is not known which module made them: a script finds them with each of the modules."""
+        """Exchanges of which it is not known which module made them. A script finds them with each of the modules."""
         self.outside = Part("")
-        """What was done while no module's code ran, by a loader for example."""
+        """What was done while no module's code ran, for example by a loader."""
         self._running = [self.outside]
         self._made: dict[str, Part] = {}
         self._active = False
@@ -185,7 +195,7 @@ class ImportRecorder(MetaPathFinder):
         return self
 
     def take_outside(self) -> list[str]:
-        """Returns what was done to the process since the last call while no module's code ran, in words."""
+        """Returns, in words, what was done to the process since the last call while no module's code ran."""
         self._charge()
         effects = [*self.outside.effects, *(f"exchanges {exchange.place}" for exchange in self.outside.exchanges)]
         self.outside.effects, self.outside.exchanges = [], []
@@ -216,7 +226,7 @@ class ImportRecorder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds what the usual finders find; of a module that will be hidden, wraps what runs its code."""
+        """Finds what the usual finders find. For a module that will be hidden, wraps the method that runs its code."""
         if not self._active or not self._hidden(fullname) or fullname in self._searching:
             return None
         self._note(fullname)
@@ -230,6 +240,7 @@ class ImportRecorder(MetaPathFinder):
         return spec  # type: ignore[no-any-return]
 
     def _wrap(self, name: str, loader: Any) -> None:
+        """Has a loader's `exec_module` push and pop the module on the stack of those whose code runs."""
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -243,7 +254,8 @@ class ImportRecorder(MetaPathFinder):
             except BaseException:
                 self._charge()
                 self._running.pop()
-                # The module will not be there, and what it has imported will: for the one that tried to import it.
+                # The module will not be there, but what it has imported will. That counts for the module that tried to
+                # import it.
                 self._running[-1].absorb(self.parts.pop(name, part))
                 raise
             self._charge()
@@ -255,10 +267,10 @@ class ImportRecorder(MetaPathFinder):
             return
 
     def _charge(self, started: str = "") -> None:
-        """Charges what was done since the last call to the module whose code runs.
+        """Charges all that was done since the last call to the module whose code runs: the top of the stack.
 
         Args:
-            started: as of `_charge_strays`.
+            started: the module whose code is about to run; empty: none.
         """
         part = self._running[-1]
         self._charge_strays(started)
@@ -281,12 +293,13 @@ class ImportRecorder(MetaPathFinder):
         self._environ = environ
 
     def _charge_strays(self, started: str) -> None:
-        """Makes parts of modules that code put into `sys.modules` since the last call: the module that runs needs them.
+        """Records modules that code put into `sys.modules` itself since the last call: the module that runs needs them.
 
         Args:
-            started: the module whose code is about to run.
+            started: the module whose code is about to run, which the import system has put there.
         """
-        for name in reversed(list(sys.modules)):  # an import that ends puts its module last again
+        # New modules are last: an import that ends puts its module last again.
+        for name in reversed(list(sys.modules)):
             if name in self._seen:
                 break
             self._seen.add(name)
@@ -295,9 +308,9 @@ class ImportRecorder(MetaPathFinder):
                 self._running[-1].needs.add(name)
 
     def _own_exchanged(self) -> list[str]:
-        """Returns which of the names that this recording has exchanged itself a module has exchanged again, in words.
+        """Returns, in words, which of the recording's own wrappers a module has replaced; puts the wrappers back.
 
-        Such a value is lost when the recording ends: the module has to be left out.
+        The module's value is lost when the recording ends, so the module has to be left out.
         """
         own = (
             (builtins, "__import__", self._import_statement, "builtins.__import__"),
@@ -337,10 +350,14 @@ class ImportRecorder(MetaPathFinder):
         return found
 
     def _note(self, name: str) -> None:
+        """Notes that the module whose code runs needs this module and its parent packages."""
         self._running[-1].needs |= parents(name) | {name}
 
     def _register_exit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """`atexit.register` while modules are imported. Some keep it as a name of their own."""
+        """Stands in for `atexit.register` during the recording, and after it for modules that kept the name.
+
+        A function of a recorded module is not registered, but noted: it is registered when a script imports the module.
+        """
         of_python = root(getattr(function, "__module__", None) or "") in sys.stdlib_module_names
         if of_python or not self._active:
             return self._register(function, *args, **kwargs)

@@ -1,11 +1,16 @@
-"""Tries, in a child of this process and at low priority, the imports that a rank has told of; then makes them here.
+"""Tries the imports that a rank has reported, in a child process at low priority; then makes the chosen ones here.
 
-Called by `fork_server.py` in a fork of the zygote which is to become the next one; ranks run meanwhile, and the zygote
-of before serves the agent. So nobody waits for the child, nor for the pauses between the imports of this process.
+Called by `fork_server.py` in the fork of the zygote that is to become the next zygote. Ranks train meanwhile, and the
+present zygote serves the agent: nobody waits for the trial, nor for the pauses between the imports.
 
-Names that imports exchange in modules that are loaded already are found in the first child by one comparison (0.1 s):
-to compare after each of 800 modules would cost more than the imports. A second child looks at these names alone after
-each module's code, and so finds which module exchanged which.
+Why a trial: an import may do things that a script would notice, such as setting a variable or starting a thread. They
+must not happen in the zygote. So a child imports all modules while everything is observed (`import_effects.py`,
+`import_recorder.py`), and `learned_modules.py` chooses the modules that no script can notice.
+
+Why up to three trials: names that imports exchange in other modules are found in the first child, by one comparison at
+its end (0.1 s); a comparison after each of 800 modules would cost more than the imports. The second child looks at
+these names alone after each module's code, and so finds which module exchanged which. A third one is for imports that
+do not do the same twice.
 """
 
 from __future__ import annotations
@@ -31,33 +36,43 @@ from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.wait import readable
 
 _TRIAL_S = 600.0
-"""Seconds for the child: its imports take 2 to 3 s of CPU, of which the ranks may leave it little."""
+"""Seconds for the child. Its imports take 2 to 3 s of CPU time, and the ranks may leave it little of the CPU."""
 _LOWEST = 19
+"""The lowest priority of nice(2)."""
 _TRIALS = 3
-"""One that finds exchanged names, one that watches them, and one for imports that do not do the same twice."""
+"""Trials at most, see above."""
 _REST = 3.0
-"""This process rests three times as long as it works: the training has the rest of the core."""
+"""How many times longer this process rests than it works: the training has the rest of the core."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What a child has found. `exchanged`: names that have other values after the imports."""
+    """What a child has found.
+
+    Attributes:
+        choice: the modules to import, and why others are left out.
+        exchanged: names in other modules that have other values after the imports.
+    """
 
     choice: Choice
     exchanged: Sequence[Place] = ()
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> _Found:
-        """Returns what the child of this process has written."""
+        """Returns what a child of this process has written."""
         return cls(Choice(**found["choice"]), [Place(*words) for words in found["exchanged"]])
 
 
 def learn(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]) -> dict[str, Any]:
-    """Imports those of these modules of which no script can tell; returns what the journal has of that.
+    """Tries these modules, and imports the ones that no script can notice. Takes minutes, mostly resting.
 
     Args:
-        names, environ: as of `learned_modules.choose`.
-        settle: what the child calls first.
+        names: modules that a rank has imported.
+        environ: the variables of ranks, as for `learned_modules.choose`.
+        settle: called first in each child: has it end with this process.
+
+    Returns:
+        The fields of `next_zygote.Learned`, for the journal.
     """
     found = _try_until_known(names, environ, settle)
     choice = found.choice
@@ -71,7 +86,7 @@ def learn(names: Sequence[str], environ: Surroundings, settle: Callable[[], None
 
 
 def _try_until_known(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]) -> _Found:
-    """Tries the imports until it is known which module makes which exchange."""
+    """Tries the imports until it is known which module exchanges which name; returns what was found last."""
     before = _Found(Choice([]))
     for _ in range(_TRIALS):
         found = _try(names, environ, settle, before)
@@ -82,6 +97,12 @@ def _try_until_known(names: Sequence[str], environ: Surroundings, settle: Callab
 
 
 def _try(names: Sequence[str], environ: Surroundings, settle: Callable[[], None], before: _Found) -> _Found:
+    """Makes one trial in a child, and waits for its end. A trial that fails chooses no module, and says why.
+
+    Args:
+        names, environ, settle: as of `learn`.
+        before: what the trial before this one has found.
+    """
     report = os.memfd_create("ft_trial")
     try:
         child = fork()
@@ -90,7 +111,7 @@ def _try(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]
         pidfd = os.pidfd_open(child)
         try:
             if not readable([pidfd], _TRIAL_S):
-                os.kill(child, 9)  # this process has not taken its code: the pid is the child's
+                os.kill(child, 9)  # The exit code was not taken yet, so the pid is still the child's.
             _, status = os.waitpid(child, 0)
         finally:
             os.close(pidfd)
@@ -106,14 +127,15 @@ def _try(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]
 def _run_child(
     report: int, names: Sequence[str], environ: Surroundings, settle: Callable[[], None], before: _Found
 ) -> None:
-    """Does all that the child does, and ends it."""
+    """The child: imports all modules, writes what was found to `report`, and ends. Never returns."""
     try:
         settle()
         os.nice(_LOWEST)
         printed = os.memfd_create("ft_printed")
-        for number in range(3):  # the console is not for what is tried, and a module that prints is left out
+        # The console is not for a trial. A module that prints at its import is left out.
+        for number in range(3):
             os.dup2(printed, number)
-        sys.dont_write_bytecode = True  # files that an import writes are an effect of its module
+        sys.dont_write_bytecode = True  # Python would write files, and written files count as an effect of the module.
         found = _import_all(names, environ, before)
     except BaseException as error:  # the edge of a process
         found = _Found(Choice([], {"": f"the trial failed ({type(error).__name__}: {error})"}))
@@ -125,9 +147,11 @@ def _run_child(
 
 
 def _import_all(names: Sequence[str], environ: Surroundings, before: _Found) -> _Found:
-    failed = dict(before.choice.left_out)  # an import may do something at its first time only: make a folder, say
+    """Imports all modules one by one, under observation; returns which may be imported in the zygote."""
+    # What was left out stays left out: an import may do something only the first time, such as making a folder.
+    failed = dict(before.choice.left_out)
     led: dict[str, bool] = {}
-    imports.give_back()  # the state of torch is one that is observed
+    imports.give_back()  # The state of torch is observed too, so torch must be visible.
     holdings = Holdings(sys.modules)
     with ImportEffects() as effects, imports.recording(effects, before.exchanged) as recorder:
         for name in names:
@@ -163,10 +187,10 @@ def _import_all(names: Sequence[str], environ: Surroundings, before: _Found) -> 
 
 
 def _put_back(parts: Mapping[str, Part]) -> None:
-    """Puts exchanged names back, as the zygote will; where that fails, it is an effect of the module."""
+    """Puts exchanged names back, as the zygote will. A name for which that fails is an effect of the module."""
     made = [(exchange, part) for part in parts.values() for exchange in part.exchanges]
     for exchange, part in sorted(made, key=lambda pair: pair[0].order, reverse=True):
-        if exchange.place.module == "__main__":  # each rank has another one
+        if exchange.place.module == "__main__":  # Each rank has a `__main__` of its own.
             part.effects.append(f"exchanges {exchange.place}")
             continue
         try:
@@ -176,6 +200,7 @@ def _put_back(parts: Mapping[str, Part]) -> None:
 
 
 def _leads_to_installed(package: str) -> bool:
+    """Returns whether `sys.path` leads to an installed package for this name, and not to a file of the user's."""
     spec = PathFinder.find_spec(package)
     if spec is None:
         return False
@@ -185,7 +210,8 @@ def _leads_to_installed(package: str) -> bool:
 
 
 def _is_installed(part: Part) -> bool:
-    """Whether a module is of an installed package; True for one that another module has made, or a bare folder."""
+    """Returns whether a module is of an installed package. True for a module that another one has made, and for a
+    folder without code."""
     spec = getattr(part.module, "__spec__", None)
     if spec is None or not spec.has_location:
         return True
@@ -194,7 +220,7 @@ def _is_installed(part: Part) -> bool:
 
 
 class _Pause:
-    """What is called between modules: sleeps in proportion to the CPU time since the last call."""
+    """A function to call between modules: sleeps in proportion to the CPU time since the last call."""
 
     def __init__(self) -> None:
         self._worked_s = time.process_time()
@@ -206,7 +232,7 @@ class _Pause:
 
 
 def _anonymous_kib() -> int:
-    """Returns the memory of this process that is no file's."""
+    """Returns the memory of this process that does not mirror a file (KiB)."""
     with open("/proc/self/status", "rb") as file:  # noqa: PTH123 (a Path of this process would be one more import)
         for line in file:
             if line.startswith(b"RssAnon"):

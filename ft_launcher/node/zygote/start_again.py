@@ -1,8 +1,17 @@
-"""Has a forked rank start again by exec if its script changed what an import of torch reads, before that import.
+"""Has a forked rank start again by exec if its script changed, before it imports torch, what that import reads.
 
-Called in the rank by `fork_server.py`. The rank keeps its pid, its streams and its connection to the agent, and runs
-the script from its first line, in an interpreter that imports torch itself. It does not start again where others would
-see something happen twice.
+A rank that is a fork of the zygote has torch imported already, in the environment of the launcher. A script may set a
+variable such as CUDA_VISIBLE_DEVICES in its first lines, and then import torch. In a fork the variable would have no
+effect. So at the script's first import of torch, or of a preloaded module, `FirstImport` compares the process with its
+state at the start (`Beginning`). If the script has changed something that the import reads:
+
+- The rank reports to the agent, which starts all later ranks by exec.
+- It replaces itself by a new interpreter (exec), which runs the script from its first line and imports torch itself.
+  Pid, streams and the connection to the agent stay.
+- It does not do this where others would see something happen twice: the script has opened sockets, started processes or
+  redirected its streams. It then goes on as a fork, and prints a warning.
+
+Called in the rank, by `fork_server.py`. Runs on the thread that imports, which may be any thread of the script.
 """
 
 from __future__ import annotations
@@ -44,7 +53,18 @@ _KEPT = (
 
 @dataclass(frozen=True)
 class Beginning:
-    """The state of the process before the script's first line, as far as an exec does not restore it."""
+    """The state of the process before the script's first line, as far as an exec does not restore it.
+
+    Attributes:
+        order: what the rank was made by.
+        environ: the environment as C has it.
+        files: device and inode of the three standard streams; None: not open.
+        flags: their flags of open(2).
+        read_from: the position of stdin; None: it is no file.
+        sockets: the open sockets, as links of /proc/self/fd.
+        blocked: the blocked signals.
+        limits: number of a limit -> its value, as C has it.
+    """
 
     order: ForkOrder
     environ: Mapping[bytes, bytes]
@@ -70,14 +90,14 @@ class Beginning:
         )
 
     def changed(self) -> set[str]:
-        """Returns the names of variables that were set, changed or removed since."""
+        """Returns the names of the variables that were set, changed or removed since."""
         now = c_environment()
         return {
             os.fsdecode(name) for name in now.keys() | self.environ.keys() if now.get(name) != self.environ.get(name)
         }
 
     def against_another(self) -> str:
-        """Returns why the script cannot be run a second time; empty: it can."""
+        """Returns why the script must not be run a second time; empty: it can, since nothing outside has seen it."""
         if any(link not in self.sockets and not self._is_of_monitor(number) for number, link in _sockets().items()):
             return "it has opened sockets"
         if _has_children():
@@ -87,8 +107,11 @@ class Beginning:
         return ""
 
     def _is_of_monitor(self, descriptor: int) -> bool:
-        """Whether a socket is the client's connection to its monitor, which may be newer than this record, or one on
-        which torch answers the monitor since `torch.distributed` was imported."""
+        """Returns whether a socket belongs to the watch of the rank, and not to the script.
+
+        There are two: the client's connection to its monitor, which may be newer than this record, and the socket on
+        which torch answers the monitor since `torch.distributed` was imported.
+        """
         monitor, recorder = map(self.order.environ.get, (env.RANK_MONITOR_SOCKET, env.FLIGHT_RECORDER_SOCKET))
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
             if other.family != socket.AF_UNIX:
@@ -100,7 +123,9 @@ class Beginning:
         return False
 
     def restore(self, kept: Collection[int]) -> None:
-        """Restores what an exec keeps. Works in any thread.
+        """Restores what an exec would keep as the script has left it: timers, signals, limits, flags, folder, umask.
+
+        Works on any thread. The process must call exec next: signal handlers are changed behind Python's back.
 
         Args:
             kept: descriptors that the next program gets, beside its standard streams.
@@ -137,13 +162,13 @@ class Beginning:
 
 
 class FirstImport:
-    """Decides at the script's first import of torch, and at that of a preloaded module.
+    """Decides at the script's first import of torch, or of a preloaded module, whether the rank starts again.
 
     Args:
-        order: the order of this rank.
+        order: what the rank was made by.
         report_to: descriptor of the pipe to the agent.
-        kept: the channel of a function's rank to the agent.
-        given_back: called when hidden modules were given to the script.
+        kept: the descriptor of a function's channel to the agent; empty for a script.
+        given_back: called when hidden modules were given to the script: the client then acts on what is loaded.
     """
 
     def __init__(self, order: ForkOrder, report_to: int, kept: Collection[int], given_back: Callable[[], None]) -> None:
@@ -153,22 +178,28 @@ class FirstImport:
         self._decided = False
 
     def begin(self) -> None:
-        """Has this process start again, from now until its script ends, if a fork is not what its script needs.
-
-        Watches for the script's first import of a hidden module, and for forks.
-        """
+        """Begins to watch for the script's first import of a hidden module, and for forks, until the script ends."""
         if self._kept:
             sealed_pickle.hold()
         imports.watch(self._decide, self._given_back)
         os.register_at_fork(before=self._before_fork)
 
     def _before_fork(self) -> None:
-        """Decides before a fork: the child has the imports of its parent, and cannot start again itself."""
+        """Decides before a fork of the script: the child has the imports of its parent, and cannot start again
+        itself."""
         if imports.hides("torch"):
             self._decide("torch", imports.read, True, "forks")
 
     def _decide(self, name: str, read: Collection[str], in_c: bool, what: str = "") -> None:
-        # Once: the answer does not change, and exit functions are not the script.
+        """Decides whether the rank starts again. Does not return if it does.
+
+        Args:
+            name: the hidden module that the script imports.
+            read: variables that Python code read when the module was imported in the zygote.
+            in_c: whether C code of the module may have read others.
+            what: what the script does, in words; empty: it imports the module.
+        """
+        # Once a reason was found nothing more is to be decided, and exit functions are not the script.
         if self._decided or imports.over:
             return
         what = what or f"imports {name}"
@@ -186,10 +217,11 @@ class FirstImport:
             sealed_pickle.let_go()
 
     def _start_again(self, why: str, otherwise: str = _NO_EFFECT) -> None:
-        """Starts again by exec.
+        """Reports to the agent, and starts again by exec where that is possible; else prints a warning and returns.
 
         Args:
-            otherwise: what holds where that is not possible, with `{}` for the reason.
+            why: what the script has changed.
+            otherwise: what the user has to know where an exec is not possible, with `{}` for the reason.
         """
         self._decided = True
         order = self._beginning.order
@@ -211,13 +243,13 @@ class FirstImport:
         print(console_line(f"{why}. {otherwise.format(refusal)}", time.time()), file=sys.stderr)
 
     def _report(self, why: str) -> None:
-        """Reports to the agent, which starts all ranks by exec from then on."""
+        """Reports the reason to the agent, which starts all ranks by exec from then on. One line, cut to fit a pipe."""
         with suppress(OSError):
             os.write(self._report_to, why.encode(errors="replace")[:_MAX_REPORT] + b"\n")
 
 
 def c_environment() -> dict[bytes, bytes]:
-    """Returns the environment as C has it: `os.environ` does not show changes by `os.putenv` and libraries."""
+    """Returns the environment as C has it. `os.environ` does not show changes by `os.putenv` and by libraries."""
     entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     found: dict[bytes, bytes] = {}
     place = 0
@@ -230,6 +262,7 @@ def c_environment() -> dict[bytes, bytes]:
 
 
 def _identity(descriptor: int) -> tuple[int, int] | None:
+    """Returns device and inode of an open file; None: the descriptor is not open."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -238,6 +271,7 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def _flags(descriptor: int) -> int | None:
+    """Returns the flags of an open file (O_NONBLOCK, ...); None: the descriptor is not open."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETFL)
     except OSError:
@@ -245,7 +279,8 @@ def _flags(descriptor: int) -> int | None:
 
 
 def all_limits() -> dict[int, bytes]:
-    """Returns each limit by its number, as C has it: a fresh interpreter has not loaded the module `resource`."""
+    """Returns each limit by its number, as C has it. Without the module `resource`: a fresh interpreter has not loaded
+    it, and a script must not find it loaded."""
     getrlimit = ctypes.CDLL(None).getrlimit
     found = {}
     for number in _LIMITS:
@@ -276,6 +311,7 @@ def _sockets() -> dict[int, str]:
 
 
 def _has_children() -> bool:
+    """Returns whether this process has children, also ended ones whose exit code was not taken."""
     try:
         # WNOWAIT: the script may still want the exit codes.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
