@@ -52,7 +52,7 @@ class Injected:
     Args:
         faults: the texts of `--ft-inject`, one for each fault.
         monitor_socket: the first rank's socket to its monitor. The socket for reports lies beside it, where the client
-            finds it without a variable.
+            finds it without a variable of its own.
         no_python: whether the ranks are no Python scripts, so that no client runs in them and nothing can be injected.
     """
 

@@ -95,7 +95,7 @@ class FunctionProcess:
 
         | function     | exit code                  | returned here |
         |--------------|----------------------------|---------------|
-        | has returned | 0, or that of our SIGKILL  | 0             |
+        | has returned | 0, unknown, or our SIGKILL | 0             |
         | has not      | 0, or unknown              | 1             |
         | any          | any other                  | the same      |
         """

@@ -250,7 +250,8 @@ class Imports(MetaPathFinder):
         self._given_back()
 
     def _give_back_package(self, package: str, brought: _Brought) -> None:
-        """Gives back the modules of one package among those that an import brought, such as sympy among torch's."""
+        """Gives back the modules of one package among those that an import brought, such as typing_extensions among
+        torch's."""
         shown = {name: module for name, module in brought.hidden.items() if root(name) == package}
         brought.hidden = {name: module for name, module in brought.hidden.items() if name not in shown}
         sys.modules.update(shown)

@@ -64,7 +64,7 @@ class _Found:
 
 
 def learn(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]) -> dict[str, Any]:
-    """Tries these modules, and imports the ones that no script can notice. Takes minutes, mostly resting.
+    """Tries these modules, and imports the ones that no script can notice. Takes seconds to minutes, mostly resting.
 
     Args:
         names: modules that a rank has imported.
