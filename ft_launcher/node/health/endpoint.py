@@ -1,9 +1,14 @@
-"""Asks the endpoint of a health checker that the operator runs on this node. An unreachable one is `unknown`.
+"""Asks a health checker that the operator runs on this node. A checker that cannot be reached is `unknown`: an
+operator's daemon that is down must not make nodes leave the job.
 
-`line:///path` is a Unix socket: we write `check`, it answers with one line, `ok` or `unhealthy`, and a reason. All
-others (`host:port`, `unix:///path`, `/path`) speak gRPC: the standard grpc.health.v1, else the service of NVIDIA's
-daemon.
-The only file that imports grpc; the three messages are read here, so that no protobuf is needed.
+Two protocols:
+- `line:///path` is a Unix socket. `check` is written to it, and the answer is one line: `ok` or `unhealthy`, and a
+  reason.
+- All other endpoints (`host:port`, `unix:///path`, `/path`) speak gRPC: the standard grpc.health.v1, else the service
+  of NVIDIA's daemon.
+
+Runs in the process of a check (`decide/health/check.py`). The only file that imports grpc. The three messages are so
+simple that they are read here, and no package for protobuf is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +34,8 @@ _SERVING: dict[object, Finding] = {
 
 
 def check(task: Task) -> Answer:
-    """The finding of the checker at `task.work["endpoint"]`, which has `work["timeout_s"]` seconds."""
+    """Returns the finding of the checker at `task.work["endpoint"]`, which has `task.work["timeout_s"]` seconds to
+    answer. The check "endpoint"."""
     endpoint, timeout_s = task.work["endpoint"], task.work["timeout_s"]
     task.say(endpoint)
     if endpoint.startswith(LINE):
@@ -42,6 +48,7 @@ def check(task: Task) -> Answer:
 
 
 def _ask_line(path: str, timeout_s: float) -> Finding:
+    """Asks a checker that answers with a line over a Unix socket."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout_s)
@@ -56,7 +63,7 @@ def _ask_line(path: str, timeout_s: float) -> Finding:
 
 
 def line_says(line: str) -> Finding:
-    """The finding in a checker's line. Pure."""
+    """Returns the finding in a checker's line, such as "unhealthy: fan 3". Pure."""
     state, _, reason = line.strip().partition(" ")
     state = state.lower().rstrip(":")
     if state == "ok":
@@ -67,6 +74,7 @@ def line_says(line: str) -> Finding:
 
 
 def _ask_grpc(target: str, timeout_s: float) -> Finding:
+    """Asks a gRPC server for grpc.health.v1; if it lacks that service, for the one of NVIDIA's daemon."""
     import grpc
 
     # A checker of this node is not behind a proxy.
@@ -84,13 +92,16 @@ def _ask_grpc(target: str, timeout_s: float) -> Finding:
 
 
 def health_says(message: bytes) -> Finding:
-    """A HealthCheckResponse of grpc.health.v1: field 1 is the status. Pure."""
+    """Returns the finding in a HealthCheckResponse of grpc.health.v1, whose field 1 is the status. Pure."""
     status = dict(_fields(message)).get(1, 0)
     return _SERVING.get(status, ("unknown", f"status {status!r}"))
 
 
 def nvhcd_says(message: bytes) -> Finding:
-    """A HealthCheckResponse of NVIDIA's daemon: success, exit_code, output (JSON with a fail_count), error. Pure."""
+    """Returns the finding in a HealthCheckResponse of NVIDIA's daemon. Pure.
+
+    Its fields: 1 success, 2 exit_code, 3 output (JSON with a `fail_count`), 4 error.
+    """
     fields = dict(_fields(message))
     if not fields:
         return "unknown", "an empty answer"
@@ -109,13 +120,17 @@ def nvhcd_says(message: bytes) -> Finding:
 
 
 def _text(value: object) -> str:
+    """Returns a field's value as text of 300 characters at most."""
     if isinstance(value, bytes):
         return value.decode(errors="replace").strip()[:300]
     return str(value)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a protobuf message; stops at what is cut short or has another wire type."""
+    """Yields number and value of each field of a protobuf message.
+
+    Stops at a field that is cut short or has a wire type that these messages do not use.
+    """
     remaining = iter(message)
     while True:
         key = _varint(remaining)
@@ -132,7 +147,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: Iterator[int]) -> int | None:
-    """The next number; None at the end."""
+    """Reads the next number, in groups of 7 bits, lowest first; None: the data has ended."""
     number = shift = 0
     for byte in data:
         number |= (byte & 0x7F) << shift

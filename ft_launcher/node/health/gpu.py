@@ -1,14 +1,15 @@
-"""The state of each GPU, of the NVLinks between them, the memory in use, and the processes that use it.
+"""Checks of the GPUs that the ranks may use: their state, their NVLinks, the memory in use, and foreign processes.
 
-A GPU: the recovery that the driver asks for, memory errors, retired pages and remapped rows. NVLink: a link that was
-active and is no more, and a GPU with fewer active links than others of the same kind. A GPU without any active link is
-not reported: a PCIe card with no bridge looks the same.
+Runs in the process of a check (`decide/health/check.py`), since a call into the driver may hang. The rules
+(`finding_...`, `findings_...`) are pure; the functions `check...` read the facts from NVML, the driver's own library.
+The package for NVML, nvidia-ml-py, is imported where it is called, so the rules can be tested without it.
 
-Where the driver reports which recovery a GPU needs (release 570 and later), that decides; the counters decide for
-older ones, because a contained memory error stays counted on a GPU that is in order again.
-
-NVML is the driver's own library. The package for it, nvidia-ml-py, is imported where it is called: the rules do not
-need it.
+What makes a GPU unhealthy:
+- The driver says which recovery the GPU needs (release 570 and later). That decides, where it is reported.
+- Without such a report: memory errors, retired pages and remapped rows since the last reset. They do not decide with a
+  newer driver, since a contained memory error stays counted on a GPU that is in order again.
+- An NVLink was active at an earlier check and is no more, or the GPU has fewer active links than others of its kind. A
+  GPU without any active link is not reported: a PCIe card with no bridge looks the same.
 """
 
 from __future__ import annotations
@@ -44,7 +45,15 @@ _MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS; a GPU with fewer says so of each
 
 @dataclass(frozen=True)
 class Gpu:
-    """The state of a GPU as NVML reports it: numbers, 0 for no; None: not reported."""
+    """The state of a GPU as NVML reports it. 0 means no; None: the driver does not report it.
+
+    Attributes:
+        recovery_action: the recovery that the GPU needs (`_RECOVERY`).
+        remapping_failed: whether a bad row of memory could not be remapped.
+        remapping_pending: whether a bad row is in use until the next reset.
+        retirement_pending: whether a bad page is in use until the next reset (GPUs before Ampere).
+        uncorrected_errors: number of uncorrected memory errors since the last reset.
+    """
 
     recovery_action: int | None = None
     remapping_failed: int | None = None
@@ -54,14 +63,14 @@ class Gpu:
 
 
 class Links(NamedTuple):
-    """The links of a GPU: its kind, and those that are active."""
+    """The NVLinks of a GPU: the name of its kind, and the numbers of the active links."""
 
     kind: str
     active: frozenset[int]
 
 
 def finding_on_gpu(name: str, gpu: Gpu) -> Finding:
-    """The finding on one GPU. Pure."""
+    """Returns the finding on one GPU. Pure. `name`: how the reason names the GPU."""
     if gpu.recovery_action:
         return "unhealthy", f"{name} needs {_RECOVERY.get(gpu.recovery_action, f'action {gpu.recovery_action}')}"
     if gpu.remapping_failed:
@@ -72,7 +81,7 @@ def finding_on_gpu(name: str, gpu: Gpu) -> Finding:
     if gpu.uncorrected_errors:
         counted.append(f"{name} counts {gpu.uncorrected_errors} uncorrected memory errors since its last reset")
     if counted:
-        # A driver that reports recovery actions and asks for none decides; the counters are then informative.
+        # A driver that reports recovery actions and asks for none decides. The counters are then only information.
         if gpu.recovery_action is None:
             return "unhealthy", "; ".join(counted)
         return "ok", "; ".join(counted)
@@ -82,7 +91,12 @@ def finding_on_gpu(name: str, gpu: Gpu) -> Finding:
 
 
 def finding_on_processes(name: str, commands: Mapping[int, str]) -> Finding:
-    """The finding on the processes that use a GPU, by pid and command. Pure."""
+    """Returns the finding on the processes that use a GPU while no rank runs. Pure.
+
+    Args:
+        name: how the reason names the GPU.
+        commands: pid -> command of each process; the command is empty where it cannot be read.
+    """
     if not commands:
         return "ok", ""
     named = []
@@ -97,11 +111,11 @@ def finding_on_processes(name: str, commands: Mapping[int, str]) -> Finding:
 
 
 def findings_on_links(gpus: Mapping[str, Links], before: Mapping[str, frozenset[int]]) -> list[Finding]:
-    """One finding per GPU that has links. Pure.
+    """Returns one finding for each GPU that has or had links. Pure.
 
     Args:
-        gpus: name -> its links.
-        before: name -> the links that were active at an earlier check of this job.
+        gpus: name of a GPU -> its links.
+        before: name of a GPU -> the links that were active at an earlier check of this job.
     """
     findings: list[Finding] = []
     for name, links in gpus.items():
@@ -117,12 +131,15 @@ def findings_on_links(gpus: Mapping[str, Links], before: Mapping[str, frozenset[
 
 
 def check(task: Task) -> Answer:
-    """One finding per GPU that the ranks may use."""
+    """Returns one finding for each GPU that the ranks may use. The check "gpu"."""
     return _each_gpu(lambda name, handle: [finding_on_gpu(name, _read_gpu(handle))], task.say), {}
 
 
 def check_links(task: Task) -> Answer:
-    """The findings on the links of the GPUs that the ranks may use."""
+    """Returns the findings on the NVLinks of the GPUs that the ranks may use. The check "nvlink".
+
+    Remembers all links that were ever active in this job.
+    """
     gpus: dict[str, Links] = {}
 
     def read(name: str, handle: Any) -> list[Finding]:
@@ -137,7 +154,10 @@ def check_links(task: Task) -> Answer:
 
 
 def check_memory(task: Task) -> Answer:
-    """Returns one finding per GPU that the ranks may use, and the memory in use as `used_mib` of the answer."""
+    """Returns one finding for each GPU that the ranks may use, and the memory in use. The check "gpu_memory".
+
+    The memory of the answer is `used_mib`: name of a GPU -> MiB, which `memory_reclaim.py` reads.
+    """
     used_mib = {}
 
     def read(name: str, handle: Any) -> list[Finding]:
@@ -151,7 +171,10 @@ def check_memory(task: Task) -> Answer:
 
 
 def check_processes(task: Task) -> Answer:
-    """Returns one finding per GPU that the ranks may use: which other processes compute on it while no rank runs."""
+    """Returns which foreign processes compute on each GPU that the ranks may use. The check "gpu_processes".
+
+    Made only while no rank runs. `task.work["own"]`: pid of the launcher, which may use a GPU inside a user's program.
+    """
 
     def read(name: str, handle: Any) -> list[Finding]:
         processes = _ask("nvmlDeviceGetComputeRunningProcesses", handle)
@@ -164,14 +187,16 @@ def check_processes(task: Task) -> Answer:
 
 
 def _command_of(pid: int) -> str:
+    """Returns the name of a process; empty: it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:  # it has ended, or is in another namespace of pids
+    except OSError:  # The process has ended, or is in another pid namespace.
         return ""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _read_gpu(handle: Any) -> Gpu:
+    """Returns what the driver reports of a GPU. Raises _Lost where the driver has given it up."""
     (action,) = _ask("nvmlDeviceGetFieldValues", handle, [_ACTION_FIELD]) or (None,)
     _, _, pending, failed = _ask("nvmlDeviceGetRemappedRows", handle) or (None, None, None, None)
     return Gpu(
@@ -184,19 +209,20 @@ def _read_gpu(handle: Any) -> Gpu:
 
 
 def _read_links(handle: Any) -> Links:
+    """Returns the kind of a GPU and its active NVLinks. Raises _Lost."""
     active = [link for link in range(_MAX_LINKS) if _ask("nvmlDeviceGetNvLinkState", handle, link)]
     return Links(str(_ask("nvmlDeviceGetName", handle)), frozenset(active))
 
 
 class _Lost(Exception):
-    """A GPU that the driver has given up."""
+    """The driver has given up a GPU; the text says why."""
 
 
 def _ask(function: str, *args: object) -> Any:
-    """The answer of an NVML function; None when there is none.
+    """Calls an NVML function by its name; returns its answer; None: this driver or this GPU has none.
 
     Raises:
-        _Lost: the GPU is gone.
+        _Lost: the driver has given up the GPU.
     """
     import pynvml
 
@@ -209,7 +235,15 @@ def _ask(function: str, *args: object) -> Any:
 
 
 def _each_gpu(look: Callable[[str, Any], list[Finding]], say: Callable[[str], None]) -> list[Finding]:
-    """The findings of `look`, called with name and NVML handle of each GPU that the ranks may use."""
+    """Calls `look` with name and NVML handle of each GPU that the ranks may use; returns all findings.
+
+    The ranks may use the GPUs of CUDA_VISIBLE_DEVICES. A GPU that cannot be opened is unhealthy, and a name in that
+    variable that no GPU has is reported as unknown.
+
+    Args:
+        look: reads one GPU.
+        say: reports the GPU that is looked at next: where the driver hangs, the last one is named.
+    """
     import pynvml
 
     from ft_launcher.settings.visible_devices import visible

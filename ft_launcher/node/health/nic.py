@@ -1,7 +1,10 @@
-"""InfiniBand and RoCE ports: a link that was active and is not, or that drops again and again.
+"""Checks of InfiniBand and RoCE ports: a link that was active and is not, or that drops again and again.
 
-A port that was never active in this job may be one without a cable; it counts only where `pci_topo_file` says that
-it serves a GPU of the ranks.
+Runs in the process of a check (`decide/health/check.py`): a driver that hangs makes its files in /sys hang too. The
+rules (`findings_...`) are pure; `check` reads the files.
+
+A port that was never active in this job may be one without a cable. Such a port counts only where `pci_topo_file` says
+that it serves a GPU of the ranks.
 """
 
 from __future__ import annotations
@@ -16,21 +19,22 @@ from ft_launcher.decide.health.check import Answer, Finding, State, Task
 
 _STATE = "{root}/{{nic}}/ports/*/state"
 _DOWNED = "{root}/{{nic}}/ports/*/counters/link_downed"
-# InfiniBand's `state` file has "4: ACTIVE"; `operstate` of a network interface has "up".
+# InfiniBand's file `state` has "4: ACTIVE"; `operstate` of a network interface, which a user's template may name, "up".
 _UP = frozenset({"ACTIVE", "UP"})
-# Checks in a row. One drop between two checks is reported only: the link is back.
 _DROPS = 2
+"""Checks in a row at which the counter of drops has risen, that make a port unhealthy. A single drop is only reported:
+the link is back."""
 
 
 def findings_on_states(
     states: Mapping[str, str | None], known: Collection[str], needed: Mapping[str, str]
 ) -> list[Finding]:
-    """One finding per port. Pure.
+    """Returns one finding for each port that is up, or that should be. Pure.
 
     Args:
-        states: path of each state file -> its state; None: it cannot be read.
+        states: path of each state file -> its state; None: the file cannot be read.
         known: paths of the ports that were active at an earlier check of this job.
-        needed: path -> why it must be active.
+        needed: path -> why this port must be active.
     """
     findings: list[Finding] = []
     for path in sorted({*known, *needed, *states}):
@@ -51,9 +55,16 @@ def findings_on_states(
 def findings_on_drops(
     counts: Mapping[str, int], before: Mapping[str, list[int]]
 ) -> tuple[list[Finding], dict[str, list[int]]]:
-    """One finding per counter that rose, and what to remember of each: its value, and how often in a row it rose. Pure.
+    """Returns one finding for each counter of drops that rose since the last check. Pure.
 
     A link that dropped and is back is reported; one that drops between each two checks is unhealthy.
+
+    Args:
+        counts: path of each counter -> its value.
+        before: what this function returned to be remembered at the last check.
+
+    Returns:
+        The findings, and what to remember: path -> its value, and at how many checks in a row it has risen.
     """
     findings: list[Finding] = []
     after = {}
@@ -76,7 +87,10 @@ def findings_on_drops(
 
 
 def check(task: Task) -> Answer:
-    """The findings on all ports below `task.work["infiniband"]`."""
+    """Returns the findings on all ports below `task.work["infiniband"]`. The check "nic".
+
+    Remembers the ports that were ever active, and the counters of drops.
+    """
     work, memory = task.work, task.memory
     root = work["infiniband"]
     nics = sorted(os.listdir(root))  # noqa: PTH208
@@ -107,10 +121,12 @@ def check(task: Task) -> Answer:
 
 
 def _paths(template: str, nic: str) -> list[str]:
+    """Returns the files of a NIC that a template names. It may name the NIC as `{nic}` or `{dev_name}`."""
     return sorted(glob.glob(template.replace("{nic}", nic).replace("{dev_name}", nic)))  # noqa: PTH207
 
 
 def _read(path: str) -> str | None:
+    """Returns the text of a file without white space around it; None: the file cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -118,10 +134,10 @@ def _read(path: str) -> str | None:
 
 
 def _mapped(work: dict[str, Any], nics: list[str]) -> dict[str, str]:
-    """The NIC of each GPU that the ranks may use, by bus ids.
+    """Returns the NIC of each GPU that the ranks may use, according to the topology file: bus id of the GPU -> NIC.
 
     Raises:
-        OSError, ValueError: the topology file, or the driver's list of GPUs, is not readable.
+        OSError, ValueError: the topology file, or the driver's list of GPUs, cannot be read.
     """
     from ft_launcher.settings.visible_devices import nics_of, visible
     from rank_monitor.contract.wire.foreign import MAX_USER_FILE_BYTES, read_file
@@ -134,5 +150,6 @@ def _mapped(work: dict[str, Any], nics: list[str]) -> dict[str, str]:
 
 
 def _uuid(information: Path) -> str | None:
+    """Returns the UUID in a GPU's file of /proc/driver/nvidia; None: there is none."""
     lines = (_read(str(information)) or "").splitlines()
     return next((line.split()[-1] for line in lines if line.startswith("GPU UUID:")), None)

@@ -1,10 +1,14 @@
-"""Checks storage: network mounts and paths that must answer, and free space in the folders that are written to.
+"""Checks of storage: network mounts and paths that must answer, and free space in the folders that are written to.
 
-Mounts: Lustre's own health state, then each mount's size and first entry. Paths: a small file is written to a folder
-and read back; a file is read. Both run in a process of their own; what hangs is the last one that the process named.
-Space: in /dev/shm, which the training needs, and in the temporary and log folder, which only the launcher needs. The
-agent reads local ones itself: asking a local file system for its size costs microseconds and cannot hang. Which ones
-are local it reads from the kernel's table of mounts (`mounts_of`, `is_local`), and accesses no file system for that.
+- Mounts (`check_mounts`): Lustre's own health state, then the size and the first entry of each network mount.
+- Paths (`check`): a small file is written to a folder and read back; a file is read.
+- Space (`check_space`, `free_space`): in /dev/shm, which the training needs, and in the temporary folder and the folder
+  of logs, which only the launcher needs.
+
+Network file systems may hang, so their checks run in a process of their own (`decide/health/check.py`). What hangs is
+the last path that the process has named. The agent itself asks local file systems for their free space, which costs
+microseconds and cannot hang. Which ones are local is read from the kernel's table of mounts (`mounts_of`, `is_local`),
+and no file system is accessed for that.
 """
 
 from __future__ import annotations
@@ -30,7 +34,13 @@ _LUSTRE_HEALTH = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
 
 
 class Mount(NamedTuple):
-    """A line of the kernel's table."""
+    """A line of the kernel's table of mounts.
+
+    Attributes:
+        point: the folder at which the file system is mounted.
+        kind: the kind of file system, such as "nfs4".
+        source: the device or the server.
+    """
 
     point: str
     kind: str
@@ -38,7 +48,7 @@ class Mount(NamedTuple):
 
 
 def mounts_of(mountinfo: str) -> list[Mount]:
-    """The mounts of a text in the form of /proc/self/mountinfo, as proc(5) has it."""
+    """Returns the mounts in a text that has the form of /proc/self/mountinfo (proc(5))."""
     mounts = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -52,7 +62,10 @@ def mounts_of(mountinfo: str) -> list[Mount]:
 
 
 def is_local(path: str, mounts: Iterable[Mount]) -> bool:
-    """Whether the path, as written, lies on no network mount and on no FUSE; asks no file system."""
+    """Returns whether a path, as written, is on no network mount and on no FUSE. Asks no file system.
+
+    Symbolic links are not followed, since that would ask the file systems on the way.
+    """
     path = os.path.abspath(path) + "/"  # noqa: PTH100 - resolve() would ask
     over = [mount for mount in mounts if path.startswith(mount.point.rstrip("/") + "/")]
     if over:
@@ -63,7 +76,10 @@ def is_local(path: str, mounts: Iterable[Mount]) -> bool:
 
 
 def check(task: Task) -> Answer:
-    """One finding per path of `task.work["paths"]`; in order, so the first that hangs hides those after it."""
+    """Returns one finding for each path of `task.work["paths"]`. The check "storage".
+
+    The paths are tried in order, so the first one that hangs hides those after it.
+    """
     findings = []
     for path in task.work["paths"]:
         task.say(path)
@@ -72,7 +88,8 @@ def check(task: Task) -> Answer:
 
 
 def check_mounts(task: Task) -> Answer:
-    """One finding per mount of `task.work["mounts"]` (point, kind, source), and one for Lustre where it is."""
+    """Returns one finding for each mount of `task.work["mounts"]`, and one for Lustre where it is. The check
+    "mounts"."""
     findings = [finding for finding in map(_lustre, _LUSTRE_HEALTH) if finding is not None][:1]
     for point, kind, source in task.work["mounts"]:
         name = f"{point} ({kind} from {source})"
@@ -82,7 +99,8 @@ def check_mounts(task: Task) -> Answer:
 
 
 def check_space(task: Task) -> Answer:
-    """One finding per folder of `task.work["folders"]`, none of which the training needs."""
+    """Returns one finding for each folder of `task.work["folders"]`, none of which the training needs. The check
+    "space"."""
     findings = []
     for folder in task.work["folders"]:
         task.say(folder)
@@ -91,10 +109,15 @@ def check_space(task: Task) -> Answer:
 
 
 def free_space(folder: str, needed: bool) -> Finding:
-    """The free space of a folder: full when less than a MiB and less than 1 % is free, or no inode is.
+    """Returns the finding on the free space of a folder.
 
-    A full folder is a reason to leave the job where the training needs it. A full disk of logs is none: checkpoints
-    lie elsewhere, and another node would write to the same disk of logs as often as not.
+    Full: less than a MiB and less than 1 % is free, or no inode is. A full folder is a reason to leave the job if the
+    training needs the folder. A full disk of logs is none: checkpoints are elsewhere, and another node would often
+    write to the same disk of logs.
+
+    Args:
+        folder: its path.
+        needed: whether the training needs it.
     """
     full: State = "unhealthy" if needed else "warning"
     try:
@@ -113,6 +136,7 @@ def free_space(folder: str, needed: bool) -> Finding:
 
 
 def _try(path: Path) -> Finding:
+    """Returns the finding on one path: a folder is written to, a file is read."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISFIFO(mode):
@@ -149,6 +173,7 @@ def _gives_back(folder: Path) -> bool:
 
 
 def _lustre(path: str) -> Finding | None:
+    """Returns the finding on Lustre's own health state in a file; None: there is no such file."""
     try:
         state = Path(path).read_text().strip()
     except OSError:
@@ -159,6 +184,7 @@ def _lustre(path: str) -> Finding | None:
 
 
 def _answers(point: str, name: str) -> Finding:
+    """Returns the finding on one mount: whether its size and its first entry can be read. `name`: for the reason."""
     try:
         os.statvfs(point)
         with os.scandir(point) as entries:

@@ -1,6 +1,12 @@
 """Decides which of the modules that a rank has imported the next zygote imports before it forks. Pure.
 
-A child of the zygote tries them first (`module_trial.py`). A module is left out with all modules whose import loads it.
+A module is chosen only if no script can notice that it was imported before the script began. A child of the next zygote
+tries all modules first, under observation (`module_trial.py`). A module is left out
+- if it is no file of an installed package: a user may edit it between two restarts,
+- if its import does something to the process that cannot be hidden,
+- if its import reads a variable in which ranks differ from the zygote,
+- if its import exchanges a name that another import exchanges too,
+- if its import loads a module that is left out.
 """
 
 from __future__ import annotations
@@ -18,11 +24,15 @@ _LENGTH = 200
 
 @dataclass(frozen=True)
 class Tried:
-    """What the import of one module did.
+    """What the import of one module did in the trial.
 
-    `effects`: to the process, which forks would show. `sets`: variables, with their values afterwards (None: removed).
-    `exchanges`: names of other modules that it gave other values, which are hidden with it. `installed`: whether its
-    code, if it has any, is a file of an installed package.
+    Attributes:
+        needs: the modules that it imported itself.
+        reads: the variables of the environment that it read.
+        effects: what it did to the process that cannot be hidden from forks, in words.
+        sets: the variables that it changed -> their values afterwards (None: removed).
+        exchanges: the names of other modules to which it gave other values. These are hidden with the module.
+        installed: whether its code, if it has any, is a file of an installed package.
     """
 
     needs: Collection[str]
@@ -35,10 +45,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """In which variables ranks differ from the zygote.
+    """The variables of the environment in which ranks differ from the zygote.
 
-    `differing`: those that the launcher has set. `changed`: those that were changed in a rank, by its script or by an
-    import, with their values (None: removed).
+    Attributes:
+        differing: those that the launcher has set differently for ranks.
+        changed: those that were changed in a rank, by its script or by an import -> their values (None: removed).
     """
 
     differing: Collection[str] = ()
@@ -52,7 +63,10 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Choice:
-    """The names to import, in this order, and why others are left out, of those with a reason of their own."""
+    """The modules to import, in this order, and the reasons why others are left out.
+
+    Modules that are left out only because they load another one have no entry.
+    """
 
     names: Sequence[str]
     left_out: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,8 @@
-"""Takes loggers that an import made out of the list of all loggers, and gives them back.
+"""Takes loggers that an import made out of `logging`'s table of all loggers, and puts them back.
 
-Called by `first_import.py`, in the zygote and in its ranks. Does not know which import made a logger.
+A script that looks at this table, or configures all loggers in it (`logging.config`), must not find loggers of modules
+that it has not imported. Called by `first_import.py`, in the zygote and in its ranks, which knows which import made a
+logger.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 @dataclass
 class LoggerState:
-    """A logger as an import left it."""
+    """A logger, and the settings that an import gave it."""
 
     logger: logging.Logger
     level: int
@@ -24,18 +26,18 @@ class LoggerState:
 
     @classmethod
     def of(cls, logger: logging.Logger) -> LoggerState:
-        """Returns the present state of a logger."""
+        """Returns the state of a logger now."""
         has = logger
         return cls(has, has.level, has.propagate, has.disabled, list(has.handlers), list(has.filters))
 
     def make_new(self) -> logging.Logger:
-        """Resets the logger to the state of a new one and returns it."""
+        """Resets the logger to the state of a new one; returns it. For a script that asks for the name itself."""
         self.logger.level, self.logger.propagate, self.logger.disabled = logging.NOTSET, True, False
         self.logger.handlers, self.logger.filters = [], []
         return self.logger
 
     def apply(self) -> None:
-        """Applies what the import did to the logger, on top of what the script may have done."""
+        """Applies what the import did to the logger, on top of what the script may have done to it meanwhile."""
         self.logger.level = self.level or self.logger.level
         self.logger.propagate = self.propagate and self.logger.propagate
         self.logger.disabled = self.disabled or self.logger.disabled
@@ -44,10 +46,10 @@ class LoggerState:
 
 
 def forget(states: Mapping[str, LoggerState]) -> dict[str, logging.PlaceHolder]:
-    """Removes loggers, and the placeholders of their parents, from the list of all loggers.
+    """Removes loggers, and the placeholders of their parents, from the table of all loggers.
 
     Returns:
-        The placeholders.
+        The placeholders that were removed, by name: those below which no other logger is.
     """
     known = logging.root.manager.loggerDict
     for name, state in states.items():
@@ -63,8 +65,9 @@ def forget(states: Mapping[str, LoggerState]) -> dict[str, logging.PlaceHolder]:
 
 
 def renew(states: Mapping[str, LoggerState]) -> None:
-    """Has the list of all loggers have these again, each with its parents and children of now."""
+    """Puts loggers back into the table, each linked with the parents and children that are there now."""
     for name, state in states.items():
         if logging.getLogger(name) is state.logger:
             state.apply()
-    logging.root.setLevel(logging.root.level)  # has each logger forget which levels it found to be enabled
+    # Has each logger drop its cache of the levels that are enabled.
+    logging.root.setLevel(logging.root.level)
