@@ -67,11 +67,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._ranks = Ranks(parts, placement_of(self._worker_group), lease, handler.follows_requests)
         self._ending = EndingSignal(self._ranks)
         self._ranks.hurry = self._ending
-        self.results = Results(self._ranks, self._ending, self._result)
+        self.results = Results(self._ranks, self._ending, torchs_result=self._result)
         self._membership = Membership(self._ranks, self.results, self._ending, handler, self._exit_barrier)
         self._sources: list[EventSource] = [self._ending, self._ranks, self._membership]
         if parts.health_watch is not None:
-            self._sources.append(HealthWatch(parts, lambda: self._ranks.cycle))
+            self._sources.append(HealthWatch(parts, cycle=lambda: self._ranks.cycle))
         self._sources += parts.more_sources(self._ranks, linked)
         limit_s = parts.settings.monitor.hang_timeout
         if limit_s is not None:

@@ -110,8 +110,8 @@ class Ranks(EventSource):
         self.zombies = Zombies()
         """The watch for zombies among the ranks of this cycle."""
         stop = parts.settings.stop
-        self._failed_programs = FailedPrograms(stop.workers_stop_timeout, stop.linger, work_of)
-        self._orphans = Orphans(parts.adopt_orphans, parts.shared_memory.note)
+        self._failed_programs = FailedPrograms(idle_s=stop.workers_stop_timeout, busy_s=stop.linger, look=work_of)
+        self._orphans = Orphans(adopts=parts.adopt_orphans, on_reaped=parts.shared_memory.note)
         self._sessions: set[int] = set()
         """The sessions of all processes that were ranks of the present or the last cycle."""
         self.hurry: Hurry | None = None
@@ -429,11 +429,11 @@ class Ranks(EventSource):
         """
         return ProcessTree(
             self.parts.runtime.tag,
-            self._running_pids(),
-            self._own_pids(),
-            self.parts.adopt_orphans,
-            among,
-            self.parts.shared_memory.note,
+            ranks=self._running_pids(),
+            keep=self._own_pids(),
+            adopt_orphans=self.parts.adopt_orphans,
+            among=among,
+            on_reaped=self.parts.shared_memory.note,
         )
 
     def _running_pids(self) -> set[int]:

@@ -179,7 +179,7 @@ class BlameExchange:
 
     def listen(self) -> None:
         """Starts the thread that answers the questions of this cycle."""
-        self._threads.start("ft_blame", "ft_blame", self._answer_all, self._end)
+        self._threads.start("ft_blame", prefix="ft_blame", task=self._answer_all, end=self._end)
 
     def ask(self, number: int, question: BlameQuestion) -> None:
         """Asks all nodes, this one too, unless another node has just asked under that number. Returns at once."""
@@ -187,7 +187,7 @@ class BlameExchange:
         def ask(keys: Keys) -> None:
             release(keys, f"asked/{number}", write_record(question))
 
-        self._threads.start(f"ft_blame{number}", "ft_blame", ask, self._end)
+        self._threads.start(f"ft_blame{number}", prefix="ft_blame", task=ask, end=self._end)
 
     def answer(self, number: int, ranks: Sequence[RankEvidence]) -> None:
         """Passes on the answer of this node to question `number`: its ranks that take part, with their snapshots.

@@ -219,7 +219,7 @@ class FunctionContext(RankContext):
     ) -> None:
         """Adds a rank that was started. `pair`: its channel, this process' end first; `poll`, `close`: as of
         `FunctionProcess`."""
-        process = self._processes[local_rank] = FunctionProcess(pid, poll, pair[0], close)
+        process = self._processes[local_rank] = FunctionProcess(pid, poll=poll, channel=pair[0], close=close)
         self.subprocess_handlers[local_rank] = ForkedHandler(process, local_rank)
 
     def _function(self, local_rank: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -259,7 +259,7 @@ class FunctionContext(RankContext):
             outputs = {1: self.stdouts[local_rank], 2: self.stderrs[local_rank]}
             files = {number: path for number, path in outputs.items() if path}
             environ = nccl.of(os.environ) | self.envs[local_rank]  # a fork server may have no such variables
-            order = function_rank.CopiedRank(environ, files, held, os.getpid(), self._is_read)
+            order = function_rank.CopiedRank(environ, files, held, agent=os.getpid(), by_lines=self._is_read)
             process = context.Process(
                 target=function_rank.become_rank, args=(order, pair[1], *self._function(local_rank))
             )
@@ -269,7 +269,7 @@ class FunctionContext(RankContext):
                 process.join(_STATUS_S)  # A fork server passes on the exit code a moment after the end.
                 return process.exitcode  # type: ignore[no-any-return]
 
-            self._add(local_rank, pair, process.pid, poll, process.close)
+            self._add(local_rank, pair, process.pid, poll=poll, close=process.close)
 
     def _poll(self) -> RunProcsResult | None:
         """torch's hook."""

@@ -381,7 +381,7 @@ class Zygote:
 
         def make() -> bootstrap.Rank:
             program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare(tells_modules))
-            start_again.FirstImport(order, report_to, channel, program.act_on_loaded).begin()
+            start_again.FirstImport(order, report_to, kept=channel, given_back=program.act_on_loaded).begin()
             return program
 
         return ForkedRank(make)

@@ -181,7 +181,7 @@ class FirstImport:
         """Begins to watch for the script's first import of a hidden module, and for forks, until the script ends."""
         if self._kept:
             sealed_pickle.hold()
-        imports.watch(self._decide, self._given_back)
+        imports.watch(asks=self._decide, given_back=self._given_back)
         os.register_at_fork(before=self._before_fork)
 
     def _before_fork(self) -> None:
