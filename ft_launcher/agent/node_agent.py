@@ -5,8 +5,7 @@ which is "the agent's thread" everywhere. torch's own loop asks the processes ev
 descriptor is readable.
 
 Here are torch's hooks and the loop of one cycle. `ranks.py` starts and ends the ranks, `agent/cycle/cycle.py` decides
-by what happens to the ranks when a cycle has ended, and the
-membership (`membership.py`) says what follows.
+by what happens to the ranks when a cycle has ended, and the membership (`membership.py`) says what follows.
 
 Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_assign_worker_ranks`,
 `_start_workers` and `_shutdown`, its calls `_initialize_workers`, `_monitor_workers`, `_set_local_rank_env`,

@@ -1,9 +1,14 @@
-"""Asks NCCL's own watch (RAS) which ranks it reaches, at a hang: a port of this job for it, and the question.
+"""Asks NCCL's own watch (RAS: reliability, availability, serviceability) at a hang which ranks it reaches.
 
-`agent/ranks.py` asks when a rank is about to exceed a limit, `agent/fault_finding.py` takes the answer before it stops
-the ranks; what it says is read in `decide/attribution/ras_answer.py`. The RAS threads of all ranks of a node listen at
-one address, and the kernel gives a connection to any of them; where no rank uses NCCL, it refuses it. Where torch has
-no NCCL, nothing is set, held or asked.
+NCCL starts a RAS thread in each rank. The threads of all nodes are connected to each other, so any of them answers for
+the whole job. The threads of one node listen at one address, which this file chooses (`variables`), and the kernel
+gives a connection to any of them. Where no rank uses NCCL, the kernel refuses the connection. Where torch has no NCCL,
+nothing is set, held or asked.
+
+`agent/ranks.py` asks when a rank is about to exceed a limit. `agent/fault_finding.py` reads the answer before it stops
+the ranks, after which NCCL could say nothing. `decide/attribution/ras_answer.py` reads what the answer means.
+
+Threads: the agent's thread calls all methods. Each question has a thread `ft_nccl_ras`, which ends with the answer.
 """
 
 from __future__ import annotations
@@ -33,7 +38,8 @@ _REQUEST = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nVERBOSE STATUS\n"
 """Sent at once: NCCL reads line by line, and answers with one line each; a release without JSON refuses that line, and
 answers with text. TIMEOUT: so many seconds it waits for each of its peers, a second being the least."""
 CONNECTIONS = 3
-"""The kernel may give a connection to a rank that is stopped: it takes it, and says nothing."""
+"""Connections to one question. The kernel may give a connection to a rank that is stopped: the connection opens, and
+nothing answers."""
 AGAIN_S = 5.0
 """All ranks exceed their limits at nearly the same moment: the first question is for all of them."""
 
@@ -93,22 +99,26 @@ class NcclRas:
             self._address = self._held.getsockname()[:2]
 
     def variables(self) -> dict[str, str]:
-        """Returns what the ranks get; nothing if the user has set it, or NCCL cannot be asked."""
+        """Returns the variables that the ranks get: none if the user has set the address, or NCCL cannot be asked."""
         if self._held is None or self._address is None:
             return {}
         host, port = self._address
         return {ADDRESS: host_and_port(host, port)}
 
     def begin_cycle(self) -> None:
-        """Forgets the last cycle."""
+        """Resets what was asked: an answer about the last cycle must not be read in this one."""
         self._question = None
 
     def ask(self, now: float, ranks: int, pids: Collection[int], again_s: float = AGAIN_S) -> None:
-        """Sends a question, unless one was sent in the last `again_s` seconds or still waits. Does not block.
+        """Sends a question. Does not block.
+
+        Does nothing if a question was sent in the last `again_s` seconds, or one still waits for its answer.
 
         Args:
-            ranks: how many the job has.
-            pids: of the ranks of this node: an answer that knows none of them is about another job.
+            now: monotonic seconds.
+            ranks: number of ranks of the job, which bounds the length of an answer.
+            pids: of the ranks of this node. An answer that has none of them is about another job at this address.
+            again_s: for how many seconds an earlier question will do.
         """
         if self._address is None:
             return
@@ -144,7 +154,8 @@ class NcclRas:
 
 
 def address_in(text: str) -> tuple[str, int] | None:
-    """Returns host and port of a text of the user (`host:port`, `[address]:port`); None: NCCL does not take it."""
+    """Returns host and port of the user's NCCL_RAS_ADDR (`host:port`, `[address]:port`); None: NCCL refuses the
+    text."""
     host, _, port = text.strip().rpartition(":")
     if not host:
         host, port = port, str(_DEFAULT_PORT)
@@ -154,8 +165,11 @@ def address_in(text: str) -> tuple[str, int] | None:
 
 
 def _hold_port() -> socket.socket | None:
-    """Returns a socket that keeps a port of loopback for this job: only processes of this user that share it, as NCCL
-    does (SO_REUSEPORT), can listen there. It does not listen itself, so that no connection comes to it."""
+    """Returns a socket that keeps a port of loopback for this job; None: there is no port.
+
+    Only processes of this user that share the port, as NCCL does (SO_REUSEPORT), can listen there. The socket itself
+    does not listen, so that no connection comes to it.
+    """
     held: socket.socket | None = None
     try:
         family, _, _, _, where = socket.getaddrinfo(loopback(), 0, flags=socket.AI_NUMERICHOST)[0]
@@ -173,9 +187,9 @@ def _hold_port() -> socket.socket | None:
 
 
 def hung_for_s(reports: Iterable[RankReport], now: float) -> float:
-    """Returns for how long the ranks that hang have made no progress, by what their monitors reported.
+    """Returns for how long the ranks that hang have made no progress (seconds); `AGAIN_S` if no monitor ended its rank.
 
-    What NCCL said before that was about a wait that passed. `AGAIN_S` if no monitor ended its rank.
+    An answer of NCCL from before that time was about a wait that has passed: it is asked again.
     """
     began = [
         one.verdict_at - one.verdict.waited_s
@@ -186,7 +200,7 @@ def hung_for_s(reports: Iterable[RankReport], now: float) -> float:
 
 
 def _answer(question: _Question, address: tuple[str, int], waits: RasWaits) -> None:
-    """Asks until there is an answer. Runs in a thread of its own."""
+    """The thread's function: asks over up to `CONNECTIONS` connections until there is an answer, and stores it."""
     deadline = time.monotonic() + waits.answer_s
     try:
         with contextlib.closing(_speaking(address, deadline, waits.first_bytes_s)) as connections:
@@ -206,9 +220,9 @@ def _answer(question: _Question, address: tuple[str, int], waits: RasWaits) -> N
 
 
 def _speaking(address: tuple[str, int], deadline: float, first_bytes_s: float) -> Generator[socket.socket]:
-    """Asks, and returns each connection at which an answer begins or which is closed.
+    """Asks, and yields each connection at which an answer begins, or which was closed.
 
-    Where one is silent for a moment a further one is made, and each of them may still answer.
+    Where all connections are silent for `RasWaits.first_bytes_s`, a further one is made. Each of them may still answer.
 
     Raises:
         OSError: it is too late, or no descriptor is left.
@@ -235,10 +249,10 @@ def _speaking(address: tuple[str, int], deadline: float, first_bytes_s: float) -
 
 
 def _received(connection: socket.socket, most: int, deadline: float) -> bytes:
-    """Returns all that comes until the connection is closed.
+    """Returns all bytes until the connection is closed.
 
     Raises:
-        OSError: it is too late, or more comes than `most` bytes.
+        OSError: the deadline has passed, or more than `most` bytes have come.
     """
     received = bytearray()
     while len(received) <= most:
@@ -251,6 +265,7 @@ def _received(connection: socket.socket, most: int, deadline: float) -> bytes:
 
 
 def _left(deadline: float) -> float:
+    """Returns the seconds until `deadline`; raises TimeoutError where it has passed."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("no time is left")
