@@ -1,15 +1,52 @@
-"""Forms the cycles of a job of several nodes: messages, losses and time in, answers out. Pure.
+"""Forms the cycles of a job: messages, losses and time in, answers out. Pure.
 
-Knows no store, no thread and no clock, so a fault that takes weeks to occur is a line of a test.
+One coordinator decides for all nodes of a job. `link/coordinator_service.py` runs it on one node of several, under a
+lock, and carries out what its methods return (`Work`). `link/local_link.py` runs it for a node that is alone. The
+coordinator knows no store, no thread and no clock: a fault that takes weeks to occur is a line of a test.
 
-    FORMING   arrivals are kept until a cycle can form: at once when all living members of the last cycle are back, or
-              the maximum is reached; else `last_call_s` after the minimum was reached. Too few for `join_s`, or too few
-              after a member was preempted: OVER.
-    RUNNING   ended by the first failure, loss, preemption or departure of a member, by a request, or to grow: FORMING.
-              All members succeeded, or a rank of one asked for the end of the job: OVER.
-    OVER      every further arrival is answered with the end of the job, also after a take-over.
+A job is a series of cycles. The coordinator first waits until it can form one, from the nodes that have arrived. It
+answers each member of that cycle with its place, and keeps the others waiting. Then the cycle runs until something ends
+it for all its members. Each member stops its ranks and arrives again, with the fault of its ranks if they had one, and
+the next cycle forms. The policy is asked once about the faults of a cycle: when all members that are still there have
+arrived, or `join_s` has passed. The job is over when all members have succeeded, when the policy gives up, when a rank
+asks for it, when too few nodes are left, or when the node that hosts the store leaves or is preempted.
 
-Messages of an ended cycle change nothing later: each carries its cycle's number.
+      first arrival          a cycle can form
+           |              +--------------------+
+           v              |                    v
+        FORMING ----------+                 RUNNING ---> OVER: all members succeeded
+         |    ^                                | |
+         |    +--------------------------------+ +-----> OVER: a request for the end; the store's host leaves
+         |      the first failure, loss, preemption
+         |      or departure of a member;
+         |      a request for a restart; to grow
+         |
+         +---> OVER: too few nodes; the policy gives up; a request for the end; the store's host leaves
+
+What each event does in each phase:
+
+    event                     FORMING                     RUNNING                        OVER
+    arrival of a new node     waits                       waits; the cycle may grow      answered with the end
+    arrival of a member       waits                       ends the cycle (1)             answered with the end
+    Ended: failed or hung     noted (2)                   ends the cycle (3)             noted
+    Ended: succeeded          nothing                     noted; the last ends the job   nothing
+    Ended: a request          carried out (4)             carried out                    nothing
+    Ended: preempted          not expected back (5)       as a failure (5)               noted
+    loss or Left              not expected back (5)       as a failure (5)               noted
+    time (`on_tick`)          forms a cycle or gives up   ends the cycle to grow         nothing
+
+    (1) A member arrives only when its ranks are gone: so the cycle has failed there, whatever became of its report.
+    (2) Several members may fail at once; the decision about the fault compares them.
+    (3) With `Rules.keep_healthy` the cycle goes on without the member while the minimum of nodes is healthy.
+    (4) Except one for a restart, which takes place anyway.
+    (5) The node that hosts the store ends the job, since the others lose the store with it. Any other member that had
+        succeeded is not missed.
+
+Messages about an earlier cycle change nothing: each carries its cycle's number.
+
+A coordinator that takes over begins with the last record (`Formed`) of the one before. That record is written when a
+cycle forms and when the job ends, and not in between. So the successor is RUNNING even where the cycle has ended, and
+reads the messages of the inbox since the record again, which lead it to the same state.
 """
 
 from __future__ import annotations
@@ -44,20 +81,33 @@ from rank_monitor.contract.exit_codes import ExitCode
 
 
 class Phase(Enum):
-    """The phase of the job."""
+    """The phase of the job. The module's docstring says how each event leads from one phase to another."""
 
     FORMING = auto()
+    """No cycle runs; arrivals wait until one can form (`formation.py` says when)."""
     RUNNING = auto()
+    """The members of the cycle have their places; other nodes that arrive wait."""
     OVER = auto()
+    """The job has ended; each node that arrives receives the same exit code, also from a successor."""
 
 
 class Coordinator:
-    """The state machine of the coordinator.
+    """The state machine of the coordinator. Not thread-safe: its caller holds a lock, or has one thread.
+
+    Each event is a method call, with the time of the event (monotonic seconds); it returns the work that follows, in
+    order, which the caller carries out.
+
+    Args:
+        me: id of the node on which this coordinator runs.
+        rules: how many nodes a cycle may have, and how long to wait for them.
+        policy: decides on faults and requests.
+        now: the current time.
+        former: the last record of the coordinator before this one; None: this is the first one of its attempt.
 
     Attributes:
         phase: of the job.
-        read: how many messages of the inbox it has taken, in their order.
-        has_left: it has taken the message by which its own node leaves.
+        read: how many messages of the inbox were processed. They are numbered in their order, from 1 on.
+        has_left: whether the message by which this coordinator's own node leaves was processed.
     """
 
     def __init__(self, me: str, rules: Rules, policy: Policy, now: float, former: Formed | None = None) -> None:
@@ -88,7 +138,8 @@ class Coordinator:
 
     @property
     def nodes(self) -> set[str]:
-        """The nodes that take part, wait, or have still to leave, without those that are known to be gone."""
+        """The nodes whose beats are to be watched: they take part, wait, or have still to leave. Without those that are
+        known to be gone."""
         return {arrival.node for arrival in self._roster.present()} | self.to_leave
 
     @property
@@ -98,20 +149,29 @@ class Coordinator:
 
     @property
     def to_leave(self) -> set[str]:
-        """Once the job is over: the other nodes that were notified and have not left yet."""
+        """Once the job is over: the other nodes that were notified of it and have not left yet.
+
+        The coordinator's node stays until this is empty, so that all of them can read how the job ended.
+        """
         if self.phase is Phase.OVER:
             return self._notified - {self._me}
         return set()
 
     def standing(self) -> tuple[int, frozenset[str], frozenset[str]] | None:
-        """Returns the number of the cycle that runs, the nodes that wait meanwhile, and the members that it goes on
-        without; None: no cycle runs."""
+        """Returns the number of the cycle that runs, the ids of the nodes that wait meanwhile, and those of the members
+        without which the cycle goes on. None: no cycle runs.
+
+        The service compares two results, to publish `members` only when it has changed.
+        """
         if self.phase is not Phase.RUNNING:
             return None
         return self._roster.cycle, frozenset(self._roster.waiting), frozenset(self._roster.away)
 
     def members(self) -> Members:
-        """Returns the names of the nodes of the current or last cycle, and of those that wait."""
+        """Returns the host names of the nodes of the current or last cycle, and of the nodes that wait.
+
+        For nodes that ask each other something (`link/questions.py`).
+        """
         active = [arrival.name for arrival in self._roster.members.values()]
         waiting = [arrival.name for arrival in self._roster.waiting.values()]
         gone = [rank for rank, node in enumerate(self._roster.members) if node in self._roster.away]
@@ -119,11 +179,11 @@ class Coordinator:
 
     @property
     def judgement(self) -> PolicyJudgement | None:
-        """What was decided about the fault of the last cycle; None: nothing was, or it is not decided yet."""
+        """What was decided about the fault of the last cycle. None: there was no fault, or nothing is decided yet."""
         return self._fault_decision.judgement
 
     def formed(self) -> Formed:
-        """Returns what another coordinator needs to take over."""
+        """Returns the record by which another coordinator can take over. The service adds the names of attempts."""
         arrivals = self._roster.members | self._roster.waiting
         cycle = (self._roster.cycle, self._me, self._term, self.read, list(self._roster.members), self._formation.why)
         if self.phase is Phase.OVER:
@@ -133,11 +193,16 @@ class Coordinator:
         return Formed(*cycle, arrivals, over=over, deposed=sorted(self._ignored), **self._fault_decision.record())
 
     def resend(self) -> list[Work]:
-        """Returns, after a take-over, what the former coordinator may have decided and not sent; safe to send twice."""
+        """Returns, after a take-over, what the former coordinator may have decided and not sent.
+
+        Called once, before the first event. The former coordinator wrote the record first and answered then. It may
+        have died in between, so all answers that follow from the record are given again. A node that has received one
+        of them already ignores the second: it has the same key and says the same.
+        """
         if self.phase is Phase.RUNNING:
             work: list[Work] = []
             before = self._roster.cycle - 1
-            if before >= 0:  # a node that did not hear of that cycle's end still waits for it
+            if before >= 0:  # a member that has not received the end of the cycle before still waits for it
                 work.append(CycleEnd(before, EndReason.RESTART, self._formation.why))
             return [*work, *self._places()]
         if self.phase is Phase.FORMING:
@@ -152,7 +217,7 @@ class Coordinator:
     # Events.
 
     def on(self, message: ToCoordinator, now: float) -> list[Work]:
-        """Processes one message of the inbox."""
+        """Processes one message of the inbox, and counts it (`read`)."""
         self.read += 1
         match message:
             case JoinRequest():
@@ -164,13 +229,16 @@ class Coordinator:
                 return [*self._ranks_ended([message.node]), *self._left(message, now)]
 
     def on_lost(self, node: str, now: float) -> list[Work]:
-        """Processes the loss of a node: it has not beaten for too long."""
+        """Processes the loss of a node: it has made no beat for the node timeout, so its own lease has run out."""
         self._fault_decision.forget_node(node)
         ended = self._ranks_ended([node])
         return [*ended, *self._away_now(node, EndReason.LOST, "gave no sign of life", now)]
 
     def on_tick(self, now: float) -> list[Work]:
-        """Processes the passing of time: what is due at `now`."""
+        """Processes the passing of time: refuses claims of node ranks, forms or ends a cycle, whatever is due at `now`.
+
+        Called at `next_deadline`. A call at any other time does no harm.
+        """
         refused = self._settle_rank_claims(now)
         if self.phase is Phase.FORMING:
             return refused + self._try_form(now)
@@ -179,13 +247,18 @@ class Coordinator:
         return refused
 
     def next_deadline(self) -> float | None:
-        """Returns when `on_tick` is due; None if no deadline is set."""
+        """Returns when `on_tick` is due (monotonic seconds); None if no deadline is set. May change with each event."""
         ends = self._rank_claims.deadlines()
         if self.phase is not Phase.OVER:
             ends += self._formation.deadlines(self.phase is Phase.FORMING)
         return min(ends, default=None)
 
     def _arrived(self, arrival: JoinRequest, now: float) -> list[Work]:
+        """Processes an arrival: refuses it, keeps it, or takes it as the sign that a member was started again.
+
+        The order of the checks matters. An arrival may be repeated, since its sender cannot know whether a write whose
+        answer was lost has succeeded. A node that is to leave must not wait. The end of the job is the answer to all.
+        """
         # A deposed coordinator arrives again under a new id; messages under the old one may still be in the inbox.
         if arrival.node in self._ignored:
             return []
@@ -215,12 +288,19 @@ class Coordinator:
         return gone + ending + self.on_tick(now)
 
     def _settle_rank_claims(self, now: float) -> list[Work]:
+        """Lets nodes wait for the next cycle whose node rank has become free; returns the refusals of the others whose
+        time is up."""
         let_in, refused = self._rank_claims.settle(self._roster.present(), now)
         self._roster.waiting |= {arrival.node: arrival for arrival in let_in}
         return list(refused)
 
     def _ended(self, ended: Ended, now: float) -> list[Work]:
-        # A message of an ended cycle, or of a node that was counted as lost, changes nothing.
+        """Processes a member's report of how the cycle ended on it, or its wish to end the cycle.
+
+        Reports of failures count after the end of the cycle, too, until the next one forms: the first failure ends the
+        cycle, and the decision about the fault needs to know on which other nodes ranks failed, and in which order.
+        """
+        # A report about an earlier cycle, or by a node that was counted as lost, changes nothing: the others went on.
         if ended.cycle != self._roster.cycle or not self._roster.lives(ended.node):
             return []
         if ended.reason in (EndReason.FAILED, EndReason.HUNG, EndReason.STOOD_STILL, EndReason.AGREED):
@@ -238,16 +318,16 @@ class Coordinator:
             case EndReason.SUCCEEDED:
                 self._roster.done.add(ended.node)
                 return gone + self._succeed_if_all()
-            case EndReason.GREW:  # only a handler that is not ours says so
+            case EndReason.GREW:  # only from `rendezvous/foreign.py`, which asks the other handler for waiting nodes
                 return self._end_cycle(ended.reason, ended.text, now)
         reason = f"node {self._roster.members[ended.node].name}: {ended.text}"
         return self._lose_member(ended.node, ended.reason, reason, now)
 
     def _asked(self, node: str, asked: RankRequest, text: str, now: float) -> list[Work]:
-        """Processes a request of a rank. Its node receives the decision with the answer to its next arrival.
+        """Processes a request of a rank. The rank's node receives the decision with the answer to its next arrival.
 
-        A request for the end of the job, or for the node to leave, counts also where the cycle has ended meanwhile. One
-        for a restart does not: what ended the cycle has restarted it.
+        A request for the end of the job, or for the node to leave, counts also where the cycle has ended meanwhile. A
+        request for a restart does not count then: the restart takes place anyway.
         """
         if self.phase is Phase.OVER or not is_known(asked.request):
             return []
@@ -269,9 +349,10 @@ class Coordinator:
                 return self._give_up(JobOver(code, text))
 
     def _left(self, left: Left, now: float) -> list[Work]:
-        """Processes a departure. That of a member whose launcher was told to end is a preemption.
+        """Processes a departure. Where a signal has ended the launcher of a member, the departure is a preemption.
 
-        Such a launcher may have had no ranks that it could report as preempted: they had failed, or were not started.
+        Such a launcher reports the preemption of its ranks by `Ended` before it leaves, except where it had none: they
+        had failed, or were not started. Then this message is the first to say it.
         """
         roster = self._roster
         self.has_left |= left.node == self._me
@@ -283,7 +364,11 @@ class Coordinator:
         return self._preempted(left.node, left.signal, left.reason, now)
 
     def _preempted(self, node: str, number: int, reason: str, now: float) -> list[Work]:
-        """Processes a preemption. The others go on without that node if they are enough: it may not be back."""
+        """Processes a preemption: node `node` got the signal `number`. The others go on without it if they are enough.
+
+        They do not wait for it: a scheduler that preempts a node may not give it back. The preemption of the node that
+        hosts the store is the end of the job, since nobody can go on without the store.
+        """
         roster = self._roster
         arrival = roster.waiting.pop(node, None) or roster.members[node]
         roster.away[node] = EndReason.PREEMPTED
@@ -300,10 +385,12 @@ class Coordinator:
         return gone + self.on_tick(now)
 
     def _ranks_ended(self, nodes: Iterable[str]) -> list[Work]:
-        """Returns the word that the ranks of these members of the cycle have ended, if another member is preempted.
+        """Returns a `RanksEnded` for each of these nodes that is a member of the cycle, where a member is preempted.
 
-        Members that hear of a preemption say so themselves. These may not have heard of it: they are lost, have left,
-        were done, or arrived again after a fault. A preempted node that hosts a store would stay for them in vain.
+        A preempted node that hosts a store stays until the ranks of all other members have ended, for they would lose
+        the store while they save. Members that hear of the preemption report that end themselves. `nodes` may not have
+        heard of it: they are lost, have left, had succeeded, or arrived again after a fault. So the coordinator reports
+        it in their place; else the preempted node would wait for them in vain.
         """
         roster = self._roster
         if EndReason.PREEMPTED not in roster.away.values():
@@ -312,6 +399,10 @@ class Coordinator:
         return [RanksEnded(roster.cycle, ranks[node]) for node in nodes if node in ranks]
 
     def _away_now(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:
+        """Processes that a node is gone: `end_reason` is LOST or LEFT, and `reason` says why in words.
+
+        A member that had succeeded is not missed. Where a node was only waiting, another look at what can form is all.
+        """
         roster = self._roster
         self._notified.discard(node)
         roster.waiting.pop(node, None)
@@ -331,6 +422,7 @@ class Coordinator:
         return self._lose_member(node, end_reason, f"node {roster.members[node].name} {verb}: {reason}", now)
 
     def _lose_member(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:
+        """Ends the cycle since a member failed or is gone; goes on without the member where the rules say so."""
         self._roster.away[node] = end_reason
         if self._rules.keep_healthy and len(self._roster.living) >= self._rules.size.minimum:
             return self._succeed_if_all()
@@ -344,6 +436,7 @@ class Coordinator:
     # Endings.
 
     def _end_cycle(self, end_reason: EndReason, reason: str, now: float) -> list[Work]:
+        """Ends the cycle for all its members, and tries at once to form the next: all that is needed may be there."""
         self.phase = Phase.FORMING
         self._roster.end()
         self._formation.begin(reason, now)
@@ -357,10 +450,15 @@ class Coordinator:
         return CycleEnd(self._roster.cycle, end_reason, reason, exit_code, number)
 
     def _finish(self, end_reason: EndReason, exit_code: int, reason: str) -> list[Work]:
+        """Ends cycle and job: members receive a `CycleEnd` with the exit code, nodes that wait a `JobOver`."""
         self._notified |= self._roster.not_gone
         return [self._cycle_end(end_reason, reason, exit_code), *self._give_up(JobOver(exit_code, reason))]
 
     def _give_up(self, over: JobOver) -> list[Work]:
+        """Ends the job where no cycle runs (any more), and answers all nodes that wait.
+
+        The record comes first in the returned work: a successor must know of the end before any node does.
+        """
         self.phase = Phase.OVER
         self._over = over
         self._roster.waiting |= self._rank_claims.take_all()
@@ -371,6 +469,7 @@ class Coordinator:
         return [formed, *self._answer(waiting, over)]
 
     def _answer(self, nodes: dict[str, JoinRequest], over: JobOver) -> list[Work]:
+        """Returns the end of the job as the answer to each of these arrivals."""
         return [
             Reply(node, arrival.seq, self._fault_decision.with_own_judgement(node, over))
             for node, arrival in nodes.items()
@@ -379,6 +478,7 @@ class Coordinator:
     # Beginnings.
 
     def _try_form(self, now: float) -> list[Work]:
+        """Forms a cycle if that can be done now, or gives up; does nothing where more nodes are to be awaited."""
         match self._formation.outcome(now):
             case None:
                 return []
@@ -391,8 +491,13 @@ class Coordinator:
                 return [self.formed(), *self._places()]
 
     def _places(self) -> list[Work]:
+        """Returns the answers to the members of a cycle that has formed: the place of each, and its ranks' numbers.
+
+        Only the answer to rank 0 contains the names of all nodes: with a copy for each of n nodes the coordinator would
+        write n * n names. A judgement that is kept for a node goes out with its answer, and is dropped.
+        """
         deputies: list[str] = []
-        if not self._rules.hosts:  # else nobody can take over
+        if not self._rules.hosts:  # else the store ends with the coordinator's node, and nobody can take over
             deputies = [node for node in self._roster.members if node != self._me][:DEPUTIES]
         decided = self._fault_decision
         places = [

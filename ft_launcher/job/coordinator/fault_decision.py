@@ -1,7 +1,15 @@
 """The decisions about the fault that ended the last cycle, and about requests of ranks. Pure.
 
-Says whose the fault was, what follows, and which node is to be notified. Knows no phase and no members; the coordinator
-asks for the decision about a fault when a cycle is to form, and for that about a request when the request arrives.
+Says whose the fault was, what follows, and which node is to be notified. Knows no phase and no members. `formation.py`
+asks for the decision about a fault when a cycle is to form; `coordinator.py` asks for the decision about a request when
+the request arrives.
+
+Several nodes may report a fault of the same cycle. `find_faulty_node` picks the report that counts, and the policy
+judges that one only. The judgement goes to all members of the next cycle with their places. Two kinds of judgements
+cannot go out at once, since their node has no answer to receive yet: that of a faulty node which goes on waiting while
+others take its place, and that about a request. `FaultDecision.kept` has them until the node's next answer.
+
+The history of restarts, of which the budget is a part, moves with the coordinator: `Formed` contains it.
 """
 
 from __future__ import annotations
@@ -29,11 +37,11 @@ from rank_monitor.contract.exit_codes import ExitCode
 _A = TypeVar("_A", RankAssigned, JobOver)
 
 MAX_FAILED_STARTS = 3
-"""So many cycles in a row that fail without a failed rank end the job; for instance because no node reaches their
-store."""
+"""So many cycles in a row that fail without a failed rank end the job. For instance, no node can reach the store of any
+cycle: more tries would not help, and such failures charge no budget that would end them."""
 
 Reports = Mapping[str, FaultReport | None]
-"""By node, in the order in which nodes reported a failure, the fault of its ranks; None: none failed by itself."""
+"""Node -> the fault of its ranks; None: none of them failed by itself. In the order in which the nodes reported."""
 
 
 class FaultDecision:
@@ -41,8 +49,14 @@ class FaultDecision:
 
     Args:
         policy: the restart policy.
-        now: the current time.
-        former: the last record of the former coordinator.
+        now: the current time (monotonic seconds).
+        former: the last record of the coordinator before this one; None: there was none.
+
+    Attributes:
+        history: the history of restarts, as JSON values; its ages were true when the policy was last asked.
+        kept: node -> the judgement that its next answer is to carry.
+        answer: what was decided about the last cycle; None: it is not decided yet.
+        faulty_node: the node of the fault; empty: there was no fault, or it is not decided yet.
     """
 
     def __init__(self, policy: Policy, now: float, former: Formed | None) -> None:
@@ -62,7 +76,7 @@ class FaultDecision:
                 self.faulty_node = former.judgement.node
 
     def record(self) -> dict[str, Any]:
-        """Returns the fields of `Formed` that describe it."""
+        """Returns the fields of `Formed` that describe this decision, for a successor."""
         return {"history": self.history, "judgement": self.judgement, "owed": dict(self.kept)}
 
     def forget(self) -> None:
@@ -80,14 +94,18 @@ class FaultDecision:
         now: float,
         views: NodeViews = NO_VIEWS,
     ) -> PolicyAnswer:
-        """Decides on the cycle that ended, by the policy if a node had a fault; keeps the answer.
+        """Decides on the cycle that ended, by the policy if a node had a fault; stores the answer and returns it.
+
+        Without a fault of a rank the job goes on and nothing is charged: nodes came, left or were lost. An exception
+        are cycles that failed without a failed rank, `MAX_FAILED_STARTS` in a row.
 
         Args:
             reports: the faults.
             reported: whether a node reported that the cycle failed on it.
             gone: whether a node was lost or left.
-            has_spare: whether a node waits that could take the faulty one's place.
-            why: why the cycle ended.
+            has_spare: whether a node waits that could take the place of the faulty node.
+            why: why the cycle ended, in words.
+            now: the current time (monotonic seconds).
             views: what the nodes saw of their ranks.
         """
         faulty_node = find_faulty_node(reports, gone)
@@ -108,9 +126,9 @@ class FaultDecision:
         return self.answer
 
     def decide_request(self, node: str, asked: RankRequest, now: float) -> Decision | None:
-        """Decides on a request of a rank, and keeps the judgement for its node. Charges nothing.
+        """Decides on a request of a rank, and keeps the judgement for the rank's node. Charges no restart.
 
-        Returns None where the policy cannot be asked: then nothing follows.
+        Returns None where the history, which another coordinator wrote, cannot be read: then nothing follows.
         """
         try:
             answer = self._policy(RequestCase(asked, self.history, now - self._history_at), now)
@@ -122,7 +140,10 @@ class FaultDecision:
         return answer.judgement.decision
 
     def dismissal(self, node: str) -> JobOver | None:
-        """Returns the answer to a node that is to leave because one of its ranks has asked for that; else None."""
+        """Returns the answer to a node that is to leave because one of its ranks has asked for that; else None.
+
+        Asked for at each arrival: such a node gets no further place, though it arrives as any other does.
+        """
         judgement = self.kept.get(node)
         if judgement is None or judgement.decision.action is not Action.LEAVE:
             return None
@@ -130,6 +151,10 @@ class FaultDecision:
         return JobOver(decision.exit_code or int(ExitCode.NODE_EXCLUDED), decision.reason, judgement)
 
     def _ask(self, report: FaultReport, node: str, has_spare: bool, now: float, views: NodeViews) -> PolicyAnswer:
+        """Asks the policy about the fault that `node` reported. The policy may find the culprit on another node.
+
+        A history that cannot be read ends the job: without it the budget could be exceeded without end.
+        """
         try:
             answer = self._policy(Case(report, self.history, now - self._history_at, has_spare, views), now)
         except ProtocolError as error:
@@ -158,7 +183,7 @@ class FaultDecision:
         self.kept.pop(node, None)
 
     def with_own_judgement(self, node: str, answer: _A) -> _A:
-        """Returns the answer to a node, with the judgement of its fault or request if that was kept for it."""
+        """Returns the answer to a node; with the judgement about its own fault or request, if one was kept for it."""
         judgement = self.kept.get(node)
         if judgement is None:
             return answer
@@ -166,13 +191,14 @@ class FaultDecision:
 
 
 def find_faulty_node(reports: Reports, gone: bool) -> str | None:
-    """Returns the node whose fault is the cause: the first that failed by itself; None if there is no such node.
+    """Returns the node whose fault is the cause; None if no fault needs a decision. In this order:
 
-    Consequences of other faults count only where no node is gone, since a lost node explains them. Where all ranks
-    exit because of a suspect result, it is the node of that result.
+    1. The node of a suspect result, where all ranks exit because of that result.
+    2. The first node that reported a fault which is no consequence of another (`Fault.collateral`).
+    3. The first node with a consequence of a fault, where no node is gone: a lost node would explain it.
 
     Args:
-        reports: the faults.
+        reports: the faults, first report first.
         gone: whether a node was lost or left.
     """
     found = {node: report.fault for node, report in reports.items() if report is not None}
@@ -184,7 +210,11 @@ def find_faulty_node(reports: Reports, gone: bool) -> str | None:
 
 
 def combined(cause: FaultReport, reports: Collection[FaultReport | None]) -> FaultReport:
-    """Returns the cause; its `agreed_exit_code` is kept only if all faults that are no consequence have the same."""
+    """Returns the cause. Its `agreed_exit_code` is kept only if all faults that are no consequence have the same code.
+
+    A launcher that gives up may end with that code, so the failed ranks of all nodes must have it in common. The report
+    of one node only knows that its own ranks have.
+    """
     own = [report.fault for report in reports if report is not None and not report.fault.collateral]
     code = cause.fault.agreed_exit_code
     if all(fault.agreed_exit_code == code for fault in own):

@@ -1,8 +1,23 @@
 """Forms the next cycle from waiting nodes: when, with which of them, in which order; or ends the job. Pure.
 
-Knows no messages: the coordinator fills the roster, and carries out the result.
+Used by `coordinator.py`, which fills the roster, asks `Formation.outcome` after each event, and carries out the result.
+Must not know messages between nodes, nor change the members: it only chooses them.
 
-Where the ranks of a faulty node are to run on other hardware, a node that waits takes its place, if there is one.
+When a cycle forms (`outcome`), the first line that fits:
+
+    1. A member of the last cycle that is expected back has not arrived: wait for it, up to `join_s`.
+    2. The policy, asked once about the fault, ends the job: over.
+    3. Too few nodes: wait up to `join_s`, then over. Over at once where a member was preempted: it may not be back.
+    4. The policy wants a pause (`--ft-backoff`) that is not over: wait.
+    5. The maximum of nodes, or all that is left of the last cycle: form at once.
+    6. Else more nodes may come: wait `last_call_s` from the minimum on, then form.
+
+`join_s` ends the wait of every line but 4.
+
+Which nodes take part (`choose`): former members first, each at its old node rank, so that rank 0 and its files stay
+where they were; then nodes that waited. With segments (`--ft-segment`) nodes of one group, for instance below one
+network switch, take part in whole multiples only. Where the ranks of a faulty node are to run on other hardware
+(`choose_relocated`), a node that waits takes its place, if there is one.
 """
 
 from __future__ import annotations
@@ -19,9 +34,15 @@ from rank_monitor.contract.exit_codes import ExitCode
 
 @dataclass(frozen=True)
 class Size:
-    """How many nodes a cycle may have. `held_back` of them are spares while `minimum` is reached without them.
+    """How many nodes a cycle may have.
 
-    With `segment`, nodes of one group take part in multiples of it only.
+    Attributes:
+        minimum: fewer than this many nodes form no cycle.
+        maximum: more than this many do not take part; the others wait as spares.
+        held_back: so many nodes wait as spares while the minimum is reached without them (`--ft-spares`).
+        segment: nodes of one group take part in multiples of this number only; None: each node for itself.
+        may_grow: whether a cycle may have more nodes than the one before (`--ft-scale`).
+        may_shrink: whether it may have fewer.
     """
 
     minimum: int
@@ -32,7 +53,12 @@ class Size:
     may_shrink: bool = True
 
     def active(self, nodes: int, before: int) -> int:
-        """Returns how many of `nodes` take part; 0 if too few. `before`: how many took part in the last cycle."""
+        """Returns how many of `nodes` take part; 0 if too few.
+
+        Args:
+            nodes: how many are there.
+            before: how many took part in the last cycle; 0: there was none.
+        """
         count = min(self.maximum, max(self.minimum, nodes - self.held_back))
         if before and not self.may_grow:
             count = min(count, before)
@@ -51,12 +77,15 @@ class Rules:
 
     Attributes:
         size: how many.
-        last_call_s: from the minimum to the formation, unless that can be at once.
-        join_s: how long too few nodes wait for more.
-        keep_healthy: neither a failed node nor one that waits ends the cycle while the minimum of nodes is healthy.
-        rank_claim_s: how long a node waits whose node rank is held by another, which may be dead.
+        last_call_s: seconds from the minimum of nodes to the formation, unless a cycle can form at once; torch's
+            `last_call_timeout`.
+        join_s: for how many seconds too few nodes wait for more; torch's `join_timeout`.
+        keep_healthy: neither a failed node nor one that waits ends the cycle while the minimum of nodes is healthy
+            (`--ft-restart-policy min-healthy`).
+        rank_claim_s: for how many seconds a node waits whose node rank is held by another node, which may be dead.
         hosts: the coordinator's node hosts the store, so the job ends when it leaves.
-        hint: text that is added to the reason where nodes turn out to be too few.
+        hint: text that is added to the reason where nodes turn out to be too few; for instance, that the store belongs
+            to a job of another id.
     """
 
     size: Size
@@ -71,14 +100,17 @@ class Rules:
 class Formation:
     """Forms the next cycle.
 
-    `why`: the reason why there is to be a next cycle. `preempted`: the member that was preempted since the last one.
+    Attributes:
+        why: the reason, in words, why there is to be a next cycle. Every member receives it with its place.
+        preempted: which member was preempted since the last formation, in words; empty: none was. The coordinator sets
+            it.
 
     Args:
         rules: how many nodes, and how long to wait for them.
-        roster: the nodes.
-        decision: what was decided about the fault that ended the last cycle; asked once for each.
-        now: this moment.
-        former: what another coordinator wrote down last.
+        roster: the nodes; read only.
+        decision: decides about the fault that ended the last cycle; asked once for each cycle.
+        now: the current time (monotonic seconds).
+        former: the last record of the coordinator before; None: there was none.
     """
 
     def __init__(
@@ -93,7 +125,10 @@ class Formation:
         self._enough_since: float | None = None
 
     def begin(self, why: str, now: float) -> None:
-        """Begins to form a cycle: the last one ended for the reason `why`, and its fault is to be decided on."""
+        """Begins to form a cycle: the last one ended for the reason `why`, and its fault is to be decided on.
+
+        All waits begin anew: `join_s` counts from here, and the policy sets the pause when it is asked.
+        """
         self.why = why
         self._since = now
         self._not_before = now
@@ -101,7 +136,11 @@ class Formation:
         self._fault_decision.forget()
 
     def deadlines(self, forming: bool) -> list[float]:
-        """Returns the times at which `outcome`, or `grows` where no cycle is forming, may change by time alone."""
+        """Returns the times (monotonic seconds) at which `outcome` may change by time alone.
+
+        Args:
+            forming: whether a cycle is to form; otherwise one runs, and the times are those of `grows`.
+        """
         if forming:
             ends = [max(self._since + self._rules.join_s, self._not_before)]
         else:
@@ -113,8 +152,8 @@ class Formation:
     def grows(self, now: float) -> bool:
         """Whether a healthy cycle is to end now so that waiting nodes take part.
 
-        A cycle in which a node is done with its work does not begin again for that. Nor does one that is to go on while
-        enough nodes are healthy: a lost node would cost two restarts, the second when another node is there.
+        A cycle in which a member has succeeded does not begin again for that: its work would be done twice. Nor does a
+        cycle with `keep_healthy`: there a lost node would cost two restarts, the second when another node has come.
         """
         if self._rules.keep_healthy:
             return False
@@ -126,7 +165,11 @@ class Formation:
         return self._is_due(grown_to, False, now)
 
     def outcome(self, now: float) -> list[JoinRequest] | JobOver | None:
-        """Returns the members of the next cycle by rank, or why the job is over; None to wait."""
+        """Returns the members of the next cycle by node rank, or why the job is over; None to wait.
+
+        Has the policy decide on the fault of the last cycle at the first call at which that can be decided. See the
+        list at the top of this file.
+        """
         roster, overdue = self._roster, now >= self._since + self._rules.join_s
         if not overdue and not roster.complete:
             return None
@@ -146,7 +189,12 @@ class Formation:
         return self._chosen()
 
     def _is_due(self, count: int, forming: bool, now: float) -> bool:
-        """Whether `count` nodes (0: too few) need not wait for more. Notes the time at which they became enough."""
+        """Whether `count` nodes need not wait for more. Notes the time at which there were enough.
+
+        Args:
+            count: how many nodes would take part; 0: too few.
+            forming: whether no cycle runs.
+        """
         if count == 0:
             self._enough_since = None
             return False
@@ -155,13 +203,19 @@ class Formation:
         return count == self._rules.size.maximum or now >= self._enough_since + self._last_call_s(forming)
 
     def _last_call_s(self, forming: bool) -> float:
-        # The living members of the last cycle start again at once, without a wait for more nodes.
+        """Returns how many seconds enough nodes wait for more: none after a cycle of which members are left.
+
+        They wait only for each other then: each second would be lost by all of them.
+        """
         if forming and self._roster.living:
             return 0.0
         return self._rules.last_call_s
 
     def _decide(self, now: float) -> JobOver | None:
-        """Has the policy decide on the fault that ended the cycle. Returns why the job is over, if it is."""
+        """Has the policy decide on the fault that ended the cycle, and notes the pause that it wants.
+
+        Returns why the job is over; None: it goes on.
+        """
         roster = self._roster
         decision = self._fault_decision
         has_spare = len(roster.waiting) > len(roster.members)
@@ -174,7 +228,7 @@ class Formation:
         return JobOver(answer.exit_code, answer.reason, answer.judgement)
 
     def _chosen(self) -> list[JoinRequest]:
-        """The members of the next cycle; where ranks are to move, on other hardware."""
+        """Returns the members of the next cycle; where ranks are to move, without the faulty node if that can be."""
         arrivals, former, size = list(self._roster.waiting.values()), list(self._roster.members), self._rules.size
         answer = self._fault_decision.answer
         if answer is not None and answer.relocates:
@@ -182,6 +236,7 @@ class Formation:
         return choose(arrivals, former, size)
 
     def _too_few(self) -> JobOver:
+        """Returns the end of the job for want of nodes. Its exit code says whether a cycle had ever formed."""
         size = self._rules.size
         if self.preempted:
             return JobOver(int(ExitCode.PREEMPTED), f"{self.preempted}, and the others are too few without it")
@@ -196,7 +251,15 @@ class Formation:
 
 
 def how_many(arrivals: Collection[JoinRequest], before: int, size: Size) -> int:
-    """Returns how many of these nodes `choose` takes. `before`: members of the last cycle. Does not sort."""
+    """Returns how many of these nodes `choose` takes; 0 if there are too few.
+
+    Called more often than `choose`, with up to thousands of nodes: so it counts, and does not sort.
+
+    Args:
+        arrivals: the nodes that are there.
+        before: how many members the last cycle had.
+        size: how many there may be.
+    """
     count, segment = size.active(len(arrivals), before), size.segment or 1
     if segment > 1:
         blocks = sum(nodes // segment for nodes in Counter(node.group for node in arrivals).values())
@@ -211,6 +274,9 @@ def choose(arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size) -
 
     Former members keep their order, so that rank 0 stays where it was. Newcomers take the places of lost members, then
     follow at the end. Nodes that insist on a rank get it.
+
+    For example: the last cycle had the nodes a, b, c; b is lost, and d and e wait; a cycle has at most three nodes.
+    Then the members are a, d, c: d takes the node rank of b, and e goes on waiting.
 
     Args:
         arrivals: the waiting nodes, each once.
@@ -230,10 +296,15 @@ def choose(arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size) -
 def choose_relocated(
     arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size, faulty_node: str
 ) -> list[JoinRequest]:
-    """Returns the members of the next cycle without `faulty_node` if as many are left, else as `choose` does.
+    """Returns the members of the next cycle without `faulty_node` if as many nodes are left; else as `choose` does.
+
+    Without a node that can take its place the job goes on with the faulty node, rather than with fewer nodes.
 
     Args:
-        arrivals, former, size: as for `choose`.
+        arrivals: the waiting nodes, each once.
+        former: members of the last cycle by rank.
+        size: how many there may be.
+        faulty_node: the id of the node that ranks are to leave.
     """
     others = [node for node in arrivals if node.node != faulty_node]
     if how_many(others, len(former), size) == how_many(arrivals, len(former), size):
@@ -242,6 +313,7 @@ def choose_relocated(
 
 
 def _arrange(arrivals: Sequence[JoinRequest], former: Sequence[str], count: int) -> list[JoinRequest]:
+    """Returns `count` of the nodes: former members at their old places, newcomers in the gaps, then at the end."""
     there, known = {node.node: node for node in arrivals}, set(former)
     back = set([node for node in former if node in there][:count])
     new = sorted((node for node in arrivals if node.node not in known), key=_first_order)[: count - len(back)]
@@ -251,7 +323,10 @@ def _arrange(arrivals: Sequence[JoinRequest], former: Sequence[str], count: int)
 
 
 def _segments(arrivals: Sequence[JoinRequest], former: Sequence[str], length: int) -> list[list[JoinRequest]]:
-    """Returns whole segments of nodes of one group; those with former members come first, in their order."""
+    """Returns whole segments, each `length` nodes of one group; nodes that fill no segment are left out.
+
+    Segments with former members come first, in the order of their lowest former node rank.
+    """
     groups: dict[str, list[JoinRequest]] = defaultdict(list)
     for node in arrivals:
         groups[node.group].append(node)
@@ -266,6 +341,7 @@ def _segments(arrivals: Sequence[JoinRequest], former: Sequence[str], length: in
 
 
 def _first_order(node: JoinRequest) -> tuple[int, str, str]:
+    """Returns the sort key of a node that was no member before: its node rank, then its `order`, then its id."""
     rank = node.rank
     if rank == NO_RANK:
         # Above any node rank: nodes without one come after those that insist on theirs.

@@ -1,7 +1,17 @@
 """The nodes of a job as its coordinator knows them: members of the last cycle, waiting nodes, lost nodes. Pure.
 
-`RankClaims` are the nodes that insist on a node rank which another node, perhaps a dead one, holds. `formation.py` and
-`coordinator.py` decide what follows.
+Decides nothing: `coordinator.py` changes the `Roster` as events arrive, `formation.py` reads it and decides who is a
+member next. A node is known by its id, which differs from launch to launch of the same host. A node is in `members`, in
+`waiting`, or in both: a member that has arrived for the next cycle stays in `members` until that cycle forms.
+
+    members   waiting      away                    which node
+    yes       no           no                      takes part in the cycle
+    yes       yes          no                      has left the cycle, and waits for the next one
+    yes       yes or no    FAILED, HUNG ...        failed, and the cycle goes on without it (`Rules.keep_healthy`)
+    yes       no           LOST, LEFT, PREEMPTED   not expected back: the next cycle forms without it
+    no        yes          no                      a newcomer or a spare
+
+`RankClaims` are nodes outside of these: each insists on a node rank that another node, perhaps a dead one, holds.
 """
 
 from __future__ import annotations
@@ -18,12 +28,12 @@ from ft_launcher.job.coordinator.node_messages import NO_CYCLE, NO_RANK, EndReas
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.wire.json_record import real
 
-# A node whose ranks failed arrives again; these nodes do not, or not soon.
+# A node whose ranks failed arrives again. A node of these reasons does not, or not soon, so no cycle waits for it.
 _NOT_BACK = (EndReason.LEFT, EndReason.LOST, EndReason.PREEMPTED)
 
 
 class RankRange(NamedTuple):
-    """The numbers of one node's ranks in a cycle, as `RankAssigned` has them."""
+    """The numbers of one node's ranks in a cycle. The fields are those of `RankAssigned`."""
 
     first_rank: int
     world_size: int
@@ -32,9 +42,18 @@ class RankRange(NamedTuple):
 
 
 class Roster:
-    """Arrivals by node: `members` by rank in cycle number `cycle`, `waiting` in the order of their arrival.
+    """The nodes that are known, each with its last arrival.
 
-    `away` are members that are gone or failed, `done` those that succeeded; `failed` reported a failure, in this order.
+    Args:
+        former: the last record of the coordinator before; None: there was none.
+
+    Attributes:
+        cycle: number of the current or last cycle; NO_CYCLE: none has formed.
+        members: the members of that cycle, in the order of their node ranks.
+        waiting: the nodes that wait for the next cycle, in the order of their arrival.
+        away: members that are gone or have failed, and why.
+        done: members that have succeeded.
+        failed: members that reported a failure, in the order of the reports.
     """
 
     def __init__(self, former: Formed | None) -> None:
@@ -61,13 +80,14 @@ class Roster:
 
     @property
     def without_ranks(self) -> list[str]:
-        """The members whose ranks have ended for good: they are lost, have left, succeeded, or arrived again."""
+        """The members whose ranks have ended and which do not report that: they are lost, have left, have succeeded, or
+        have arrived again. A preempted node that hosts a store needs to know when all ranks have ended."""
         ended = [node for node, reason in self.away.items() if reason in (EndReason.LEFT, EndReason.LOST)]
         return [node for node in self.members if node in ended or node in self.done or node in self.waiting]
 
     @property
     def complete(self) -> bool:
-        """Whether all living members wait for the next cycle."""
+        """Whether all members that are not away wait for the next cycle; also before the first cycle."""
         return all(node in self.waiting or node in self.away for node in self.members)
 
     @property
@@ -84,19 +104,28 @@ class Roster:
         return chain(self.waiting.values(), self.living.values())
 
     def has(self, arrival: JoinRequest) -> bool:
-        """Whether this arrival or a later one of its node is known: it is repeated if the store's answer was lost."""
+        """Whether this arrival or a later one of its node is known.
+
+        An arrival is posted again where the store's answer to the first post was lost, and then comes twice.
+        """
         known = self.members.get(arrival.node), self.waiting.get(arrival.node)
         return any(earlier is not None and arrival.seq <= earlier.seq for earlier in known)
 
     def reports(self) -> dict[str, FaultReport | None]:
-        """Returns the faults of the last cycle by node, in the order in which nodes reported them; None: a node has
-        reported a failure, and none of its ranks failed by itself."""
+        """Returns the faults of the last cycle by node; None: none of the node's ranks failed by itself.
+
+        Nodes that reported a failure while the cycle ran come first, in that order. Then come nodes that found a fault
+        of their own only when they stopped their ranks for the failure of another node.
+        """
         reported = [node for node in self.failed if node in self.waiting]
         brought = [node for node, arrival in self.waiting.items() if arrival.report and arrival.cycle == self.cycle]
         return {node: self.waiting[node].report for node in reported + brought}
 
     def node_views(self) -> NodeViews:
-        """Returns what the nodes saw of their ranks, as far as they brought it with them from the last cycle."""
+        """Returns what the nodes saw of their ranks in the last cycle, by the `views` of their arrivals.
+
+        The values come from other nodes and may have any shape. Those that do not fit are left out.
+        """
         ranks, names, nccl, returned = {}, {}, {}, {}
         for node, arrival in self.waiting.items():
             if arrival.cycle != self.cycle:
@@ -111,12 +140,16 @@ class Roster:
                 ages = {int(rank): real(ended, rank) for rank in ended}
                 returned.update({rank: ago_s for rank, ago_s in ages.items() if ago_s is not None and ago_s >= 0})
         if not self.waiting.keys() >= self.members.keys():
-            returned = {}  # others may have lost the ranks of a node that is gone
+            # A node is gone without a word: the other ranks may have lost its ranks, and not those that returned.
+            returned = {}
         return NodeViews(ranks, names, ranks.keys() >= self.members.keys(), nccl, returned)
 
     def numbers(self) -> dict[str, RankRange]:
-        """Returns for each member, by node rank, which numbers its ranks have in the cycle, as torch's agents number
-        them: one node after the other, and among the ranks of each role likewise."""
+        """Returns for each member, by node rank, which numbers its ranks have in the cycle.
+
+        Ranks are numbered as torch's agents do it: one node after the other, and among the ranks of each role likewise.
+        For example, nodes with 4, 2 and 4 ranks begin at the ranks 0, 4 and 6 of a world of 10.
+        """
         of_role = Counter[str]()
         for arrival in self.members.values():
             of_role[arrival.role] += arrival.nprocs
@@ -129,12 +162,15 @@ class Roster:
         return found
 
     def end(self) -> None:
-        """Notes the end of the cycle: members that failed are expected to return."""
+        """Notes the end of the cycle: members that failed or succeeded are expected to arrive again."""
         self.away = {node: reason for node, reason in self.away.items() if reason in _NOT_BACK}
         self.done = set()
 
     def form(self, members: Iterable[JoinRequest]) -> None:
-        """Begins the next cycle with these members, by rank; the others go on waiting."""
+        """Begins the next cycle with these members, in the order of their node ranks; the other nodes go on waiting.
+
+        The members' faults are dropped, since they have been decided on, and would only enlarge the record.
+        """
         self.cycle += 1
         self.members = {arrival.node: replace(arrival, report=None, views={}) for arrival in members}
         self.waiting = {node: arrival for node, arrival in self.waiting.items() if node not in self.members}
@@ -143,9 +179,15 @@ class Roster:
 
 
 class RankClaims:
-    """Nodes whose node rank another node holds. They wait at most `rank_claim_s` seconds for the loss of that node.
+    """Nodes whose node rank another node holds (static rendezvous only). They wait for the loss of that node.
 
-    They do not wait for the loss of this node, `me`, which lives.
+    The usual case is a launcher that was killed and started again on the same host, with the same `--node-rank`, before
+    the job has noticed the loss. Where the holder lives, two nodes have been given the same rank by mistake, and the
+    one that came later is refused.
+
+    Args:
+        me: the coordinator's node, which certainly lives: a claim of its rank is refused at once.
+        rank_claim_s: for how many seconds a node waits at most; longer than the detection of a loss takes.
     """
 
     def __init__(self, me: str, rank_claim_s: float) -> None:
@@ -154,7 +196,7 @@ class RankClaims:
         self._since: dict[str, tuple[JoinRequest, float]] = {}
 
     def keep(self, arrival: JoinRequest, now: float) -> None:
-        """Adds a node whose rank another node holds."""
+        """Adds a node whose rank another node holds; the wait begins now."""
         self._since[arrival.node] = (arrival, now)
 
     def drop(self, node: str) -> None:
@@ -168,14 +210,15 @@ class RankClaims:
         return taken
 
     def deadlines(self) -> list[float]:
-        """Returns the times at which claims are refused."""
+        """Returns the times at which claims are refused (monotonic seconds)."""
         return [since + self._claim_s for _, since in self._since.values()]
 
     def settle(self, others: Iterable[JoinRequest], now: float) -> tuple[list[JoinRequest], list[Reply]]:
-        """Returns the nodes whose rank is free now, and the refusals of those whose time is up.
+        """Returns the nodes whose rank is free now, and the refusals of those whose time is up; removes both.
 
         Args:
             others: the nodes that are not known to be gone.
+            now: the current time (monotonic seconds).
         """
         let_in, refused, there = list[JoinRequest](), list[Reply](), list(others)
         for arrival, since in list(self._since.values()):
