@@ -3,7 +3,7 @@
     agent       --JoinRequest, Ended, Left-->  coordinator    in the inbox, in one order for all
     coordinator --RankAssigned or JobOver-->   one agent      the answer to its JoinRequest
     coordinator --CycleEnd-->                  all members    the end of a cycle, or of the job
-    coordinator --RanksEnded-->                preempted      in the place of a member that does not say it
+    coordinator --RanksEnded-->                store host     in the place of a member that does not say it
     coordinator --Formed-->                    a successor    the record by which it takes over
     coordinator --Members-->                   any agent      whom it can ask something (`link/questions.py`)
 

@@ -1,9 +1,29 @@
 """Runs the coordinator in this agent: one thread reads the inbox, another the beats; both carry out its decisions.
 
-On a store that outlives this agent the term is checked first, so that a coordinator that slept while another took over
-does nothing more; it ends and says why. Where the store does not answer it tries again, and keeps what it could not
-write yet. It gives up once the store has refused it for as long as a node may be silent. A record with a lease is
-refreshed in time, and written again when it is gone.
+`attempt.py` makes the service on the node that has become the coordinator; the link of that node (`node_link.py`) has
+it until the end. Decides nothing about nodes and cycles: that is `coordinator/coordinator.py`, which knows no store.
+
+Threads, both named `ft_coordinator`. The state machine and what is to be written are theirs under one lock:
+
+    `_read_inbox`   blocks on the next message, on a connection of its own; gives messages to the machine.
+    `_read_beats`   wakes for each reading of the beats and for each deadline of the machine. It finds lost nodes, a
+                    successor, and an inbox that a dead writer holds up. It begins on the connection that its node's
+                    link uses, too, so it must not wait in the store.
+
+The link's threads and the agent's read single attributes (`at_work`, `may_beat`, `asked`, `members`), each written in
+one step. The link calls `wait_for_leavers`, which blocks, `close` and `remove_records`, at the end.
+
+What a coordinator must survive, and how:
+
+- It slept while another took over. On a store apart from the nodes every read of the inbox and of the beats reads the
+  term, too, and the record is written only as the successor of the last one that was read here. A coordinator that
+  finds another term, or another record, writes nothing more; it ends, and `why_ended` says why.
+- The store does not answer. What could not be written stays in `_todo`, in order. The loops begin again on new
+  connections. Once the store has refused all work for the node timeout, this coordinator gives up, since other nodes
+  may reach the store and replace it.
+- It died between the record and the answers. The successor gives all answers again (`take_over`).
+- Another program writes to its keys: see `ForeignCounter`, `_take` and `JobStore.counters`.
+- The record's lease ran out, while this node was suspended for instance. The record is written again.
 """
 
 from __future__ import annotations
@@ -43,23 +63,27 @@ logger = logging.getLogger(__name__)
 BEAT = "coordinator"
 """The counter of the coordinator's beats; the link of its node makes them, as long as it `may_beat`."""
 TERM = "term"
+"""The key of the term of the coordinator. Read to find that another one has taken over."""
 HOST = "host"
+"""The value of the key `BEAT` where the coordinator's node hosts the store: nobody needs to watch it. Elsewhere the
+value is the id of that node."""
 REPLY = "reply"
 LONG_S = 3600.0
 """One wait of a thread for a key that may never be written. torch's TCPStore prints two lines when a wait times out."""
 
-# A deadline that has already passed must not make the loop spin.
+# Seconds. A deadline that has already passed must not make the loop spin.
 _SHORT_S = 0.01
-# `close` waits for a thread this long; the longer time is for the message that wakes one, before keys are removed.
+# Seconds for which `close` waits: for a thread, which may hang in the store and must not hold up the launcher's end; and
+# for the message that wakes the thread of the inbox. That one must be written before the job's keys are removed.
 _END_S, _WAKE_S = 0.5, 5.0
 
 
 class _Deposed(Exception):
-    """Another coordinator took over."""
+    """Another coordinator took over: this one writes nothing more. Ends the thread that finds it out."""
 
 
 def reply_key(node: str, seq: int) -> str:
-    """Returns the key of the answer to a node's arrival number `seq`."""
+    """Returns the key of the answer to a node's arrival number `seq`. Only that node reads it, and removes it then."""
     return f"{REPLY}/{node}/{seq}"
 
 
@@ -75,7 +99,7 @@ def stopped_key(cycle: int, rank: int) -> str:
 
 
 def end_key(cycle: int) -> str:
-    """Returns the key of the end of a cycle."""
+    """Returns the key of the end of a cycle. All members await it, so it is never removed while the attempt lasts."""
     return f"end/{cycle}"
 
 
@@ -84,9 +108,14 @@ class CoordinatorService:
 
     Args:
         store: a connection that it shares with the link of its node: nothing may block on it.
-        head, formed: the job's record as this node wrote it to become the coordinator.
+        head: the job's record as it is in the store: this node wrote it to become the coordinator.
+        formed: the content of that record.
         machine: the coordinator, on this node.
-        beat_s, timeout_s: period of beats, and when a silent node is lost.
+        beat_s: period of beats (seconds).
+        timeout_s: a node without a beat for so many seconds is lost.
+
+    Attributes:
+        why_ended: why it does not work any more, or does not get on, in words; for the end of this node.
     """
 
     def __init__(
@@ -131,7 +160,7 @@ class CoordinatorService:
         self.why_ended = ""
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Starts the threads. After `take_over` where another coordinator came before."""
         for thread in self._threads:
             thread.start()
 
@@ -142,18 +171,32 @@ class CoordinatorService:
 
     @property
     def may_beat(self) -> bool:
-        """Whether the node may send the coordinator's beats: the beats of others were read a short time ago."""
+        """Whether the node may send the coordinator's beats: the beats of others were read a short time ago.
+
+        A coordinator that hangs, or that cannot read, must be replaced, so its node stops beating for it.
+        """
         return time.monotonic() - self._turned_at < self._slack_s
 
     def has_looked(self) -> bool:
-        """Whether it has read the beats since the last call."""
+        """Whether it has read the beats since the last call. The link leaves out a beat for each reading."""
         looked, self._looked = self._looked, False
         return looked
 
     def take_over(self, store: JobStore, before: Formed) -> bool:
-        """Sends again, before `start`, what the former coordinator `before` may not have sent, and counts it as lost.
+        """Sends again, before `start`, what the former coordinator may not have sent, and counts its node as lost.
 
-        Its own messages are read first, since its ranks may have succeeded. Returns False if another node took over.
+        The messages that are in the inbox are read first: the former coordinator's node may have reported there that
+        its ranks succeeded, and then its loss does no harm.
+
+        Args:
+            store: the connection that is shared with the link.
+            before: the record of the former coordinator. The former one may have been on this node.
+
+        Returns:
+            False if another node has taken over meanwhile.
+
+        Raises:
+            StoreLost: the store does not answer.
         """
         try:
             with self._lock:
@@ -172,8 +215,11 @@ class CoordinatorService:
         """Waits until what follows from this node's departure is written, and all others that must read it have left.
 
         Args:
-            is_heard: whether this node's last message is in the inbox, so that it will be taken.
+            is_heard: whether this node's last message is in the inbox, so that it will be processed.
             limit_s: of the wait, in seconds.
+
+        Called by the link, as the last thing before `close`. If the coordinator's node ended at once, the others might
+        not read how the job ended: the store ends with this node, or they would elect a successor for nothing.
         """
         with self._left:
             self._left.wait_for(lambda: self._closed.is_set() or self._is_left(is_heard), limit_s)
@@ -194,7 +240,7 @@ class CoordinatorService:
                 open_store().remove(self._head)
 
     def close(self) -> None:
-        """Ends the work, and the threads if the store answers."""
+        """Ends the work, and the threads if the store answers. Blocks for some seconds at most."""
         self._closed.set()
         self._deadline_changed.set()
         waker = threading.Thread(target=self._wake, daemon=True, name="ft_wake")
@@ -213,7 +259,12 @@ class CoordinatorService:
     def _keep_at(self, loop: Callable[[JobStore], None], store: JobStore | None) -> None:
         """Runs one of the loops until closed or deposed; after a failure again, on a new connection.
 
-        Ends when the work has failed immediately for as long as a node may be silent: another node may reach the store.
+        Ends when the work has failed at once, again and again, for as long as a node may be silent: another node may
+        reach the store. The end of one thread ends the other, and wakes who waits in `wait_for_leavers`.
+
+        Args:
+            loop: `_read_inbox` or `_read_beats`.
+            store: a connection to begin with; None: a new one.
         """
         failures = Failures(self._beat_s)
         try:
@@ -241,10 +292,12 @@ class CoordinatorService:
                 self._left.notify_all()
 
     def _must_have_term(self, found: list[bytes]) -> None:
+        """Raises `_Deposed` if the term in the store, where one was read, is not that of this coordinator."""
         if found and found[0] != self._term:
             raise _Deposed("another coordinator took over")
 
     def _read_inbox(self, store: JobStore) -> None:
+        """Loop of the first thread: waits for messages, and has the machine process them in their order."""
         while self.at_work:
             try:
                 texts, fence = store.read_inbox(self._machine.read, LONG_S, self._fence)
@@ -259,7 +312,7 @@ class CoordinatorService:
             self._deadline_changed.set()
 
     def _go_on_after(self, store: JobStore, found: ForeignCounter) -> None:
-        """Reads on after a counter of the inbox that no node wrote; takes the messages around it first."""
+        """Reads on after a counter of the inbox that no node wrote; has the messages around it processed first."""
         self._complaints.about(
             "go on", f"in the rendezvous' store {found}, which no node wrote: messages are read on from there"
         )
@@ -272,6 +325,10 @@ class CoordinatorService:
         self._deadline_changed.set()
 
     def _take(self, text: bytes) -> list[Work]:
+        """Has the machine process one text of the inbox. The caller holds the lock.
+
+        A text that no node wrote, or none (its writer took a number and died), counts as read and changes nothing.
+        """
         message = None
         if text:
             try:
@@ -288,7 +345,14 @@ class CoordinatorService:
         return self._machine.on(message, time.monotonic())
 
     def _read_beats(self, store: JobStore) -> None:
-        """Checks every beat or two: silent nodes, another coordinator, an inbox that a dead writer holds up."""
+        """Loop of the second thread: reads all beats each period, and has the machine process the time when it is due.
+
+        One call reads it all: beats, the number of messages that were sent, the counters of questions, and the term. A
+        message whose number was taken before the last reading, and which is not there yet, has a writer that died in
+        between: its place is given up, so that later messages can be read.
+
+        Messages that the record includes are removed at the reading after it was written: no successor reads them.
+        """
         unread_since, sent_before = 0, 0
         next_look = time.monotonic()
         while self.at_work:
@@ -339,10 +403,15 @@ class CoordinatorService:
             store.forget(number for number in forgotten if number not in self._given_up)
 
     def _perform(self, store: JobStore, work: list[Work]) -> None:
-        """Carries out decisions, those that could not be written before included.
+        """Carries out decisions, those that could not be written before included. The caller holds the lock.
+
+        The record is written first. All else goes out in one call, so that a formation costs the store few requests,
+        however many nodes there are. Where nodes come or go, the list of members for questions is written with it, and
+        each node that has to wait is notified by a key.
 
         Raises:
-            StoreLost: they are kept for the next call.
+            StoreLost: what was not written stays in `_todo` for the next call.
+            _Deposed: another coordinator took over; nothing was written.
         """
         self._todo += work
         formed, texts = None, dict[str, str]()
@@ -377,6 +446,7 @@ class CoordinatorService:
         self._kept = range(self._kept.start, formed.read + 1)
 
     def _write(self, store: JobStore, formed: Formed) -> None:
+        """Replaces the job's record by `formed`, if the one in the store is still this coordinator's."""
         text = encode(formed)
         written = store.set_head(text, self._head)
         if written is None and store.head() is None:  # its lease ran out, or it was removed

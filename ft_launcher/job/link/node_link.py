@@ -1,7 +1,29 @@
 """A node's link to the others: sends its messages, beats, has the coordinator watched, and receives what it awaits.
 
-Three threads use the store, so that the agent never blocks on it: two here, one of `key_waiter.py`, on two connections.
-The agent is notified of a cycle's end through one descriptor. The only decision here is when this node is cut off.
+`rendezvous/handler.py` makes one where a job has several nodes. Knows no ranks and decides nothing about a cycle: that
+is the coordinator's. Two decisions are the link's own: when this node is cut off (`cut`), and when it tries to follow a
+coordinator that is lost.
+
+The life of a link:
+
+    1. `__init__` joins the current attempt of the job, or opens one; then this node is the coordinator, too.
+    2. `ask` sends an arrival; `answer` waits for this node's place in the next cycle.
+    3. `entered`: the lease begins, and the end of that cycle is awaited from now on.
+    4. While the cycle runs: `fileno` is readable when the cycle has ended, `take_end` says how; `cut` says whether this
+       node may have been counted as lost. Then 2 again.
+    5. `close` sends the last message, and ends the threads.
+
+Threads, so that the agent never blocks on the store:
+
+    ft_node_speak   sends messages in order. In between it reads the coordinator's beats on a store apart from the
+                    nodes, looks for awaited keys and for questions. Uses the shared connection.
+    ft_node_beat    makes beats and renews the lease, and nothing else: so nothing but an operation of another thread,
+                    on the same connection, can delay a beat.
+    ft_node_await   of `key_waiter.py`: waits for one key after the other, on a connection of its own.
+
+On the coordinator's node two threads of `coordinator_service.py` come to these; one of them uses the shared connection.
+Public methods are called in the agent's thread, or in a thread in which the agent makes a call that may block
+(`agent/ending_signal.py`). `__init__`, `answer`, `host_of_cycle`, `entered` and `close` may block there; no other does.
 """
 
 from __future__ import annotations
@@ -52,28 +74,37 @@ from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
 
 logger = logging.getLogger(__name__)
 
-# Where no host is known yet, another node gets this long to open the attempt before this one does.
+# Where no host of the store is known yet, another node gets this long to open the attempt before this one does: with
+# c10d the node that hosts the store should coordinate, and it may have started a moment later.
 _FIRST_S = 0.5
 # The record of a new attempt and a due look at the coordinator are polled, since neither has a key to wait for.
 _LOOK_S = 0.02
-# A thread that hangs in the store delays the end of the launcher by no more than this.
+# A thread that hangs in the store delays the end of the launcher by no more than this (seconds).
 _END_S = 0.5
 _QUICK = 4
-"""A beat that takes more than a period divided by this is slow: then none is left out."""
+"""A beat that takes more than a period divided by this is slow: then none is left out, since each may come late."""
 _LOOK_EVERY = 4
-"""In node timeouts: how often an awaited key is read by another thread than the one that waits for it."""
+"""In node timeouts: how often an awaited key is read by another thread than the one that waits for it. Seldom: the look
+costs a beat, and finds something only where a connection died unnoticed."""
 _QUESTIONS_EVERY = 2
 """In beats: how often a node looks whether another asks something; a beat is left out for it."""
 
 
 class NodeLink:
-    """The link of one node.
+    """The link of one node. Blocks until the job has a coordinator, which this node may become.
 
     Args:
         node: its id.
-        store: a connection to begin with.
+        store: a connection to begin with. The link owns it from now on.
         settings: the rules and times of the job, which this node follows if it becomes the coordinator.
         lease: renewed by each beat that is answered.
+
+    Attributes:
+        coordination: the coordinator's work, if this node is the coordinator or was it until `was_deposed` said so.
+        questions: what the nodes ask each other.
+
+    Raises:
+        StoreLost: the store does not answer.
     """
 
     def __init__(self, node: str, store: JobStore, settings: NodeSettings, lease: Lease) -> None:
@@ -101,7 +132,7 @@ class NodeLink:
         self._hosts_of_cycles = Box()
         self._ends = RingingBox()
         self.stopped = RingingBox()
-        """The keys by which other nodes tell that their ranks have ended, as `await_ranks` expects them."""
+        """The keys by which other nodes report that their ranks have ended, as `await_ranks` expects them."""
         self._failed: Cut | None = None
         self._awaited = Awaited(self._connections, self._has_failed)
         self._speaker = threading.Thread(target=self._at_edge, args=(self._speak,), daemon=True, name="ft_node_speak")
@@ -110,7 +141,12 @@ class NodeLink:
         self._beater.start()
 
     def _find_coordinator(self, store: JobStore) -> None:
-        """The host of the store coordinates; on a store apart from the nodes, the node that opens the attempt."""
+        """Joins the current attempt of the job; opens one, and becomes its coordinator, where there is none.
+
+        Where a node hosts the store, that node is to be the coordinator: if it is lost, the store is lost with it
+        anyway. So any other node waits before it opens an attempt: for the node timeout where the store says that a
+        node hosts it, else for a moment. On etcd or files nobody waits: the first node to write the record wins.
+        """
         if store.has_host():
             others_s = self._timeout_s
         else:
@@ -130,7 +166,7 @@ class NodeLink:
         return self._ends.fileno()
 
     def take_end(self, cycle: int) -> CycleEnd | None:
-        """Returns the end of this cycle; None if it was not received. Does not block."""
+        """Returns the end of this cycle; None if it was not received, or cannot be read. Does not block."""
         with contextlib.suppress(ProtocolError):
             return decode_as(CycleEnd, self._ends.take(end_key(cycle), 0) or b"")
         return None
@@ -170,7 +206,10 @@ class NodeLink:
         self._outbox.put({host_key(cycle): host})
 
     def ranks_ended(self, place: RankAssigned) -> None:
-        """Publishes that the ranks of this node have ended after a preemption of their cycle. Returns at once."""
+        """Publishes that the ranks of this node have ended after a preemption of their cycle. Returns at once.
+
+        A preempted node that hosts the ranks' store or the job's stays until it has read this of all others.
+        """
         self._outbox.put({stopped_key(place.cycle, place.rank): "1"})
 
     def await_ranks(self, place: RankAssigned) -> str:
@@ -184,9 +223,10 @@ class NodeLink:
         return keys[-1]
 
     def entered(self, place: RankAssigned, hosted_by_user: bool = False) -> None:
-        """Notes that this node takes part in a cycle.
+        """Notes that this node takes part in a cycle: begins the lease, and awaits the cycle's end.
 
-        `hosted_by_user`: the cycle's store is known to all from the command line.
+        `hosted_by_user`: the cycle's store is known to all from the command line. Else its address is awaited first:
+        keys must be awaited in the order in which they are written.
         """
         self.questions.has_place()
         if place.deputy:
@@ -204,7 +244,10 @@ class NodeLink:
         self._awaited.expect(end_key(place.cycle), self._ends)
 
     def _begin_lease(self) -> None:
-        """Begins the lease at the last answered beat. A node that stood still until now makes a beat first."""
+        """Begins the lease at the last answered beat. A node that stood still until now makes a beat first.
+
+        Otherwise the lease of such a node could expire just after it began, and its new ranks would be ended.
+        """
         now, key = self._lease.now(), self._beat_key()
         if now > self._leased_at + 2 * self._beat_s:
             with contextlib.suppress(StoreLost):
@@ -215,7 +258,10 @@ class NodeLink:
         self._lease.begin(self._leased_at)
 
     def was_deposed(self) -> bool:
-        """Whether this node was the coordinator and another has taken over. Returns True once."""
+        """Whether this node was the coordinator and another has taken over. Returns True once.
+
+        The node then takes another id: the new coordinator ignores messages under the old one.
+        """
         deposed = self._watches and self.coordination is not None and not self.coordination.at_work
         if deposed:
             self.coordination = None
@@ -230,8 +276,13 @@ class NodeLink:
         return self.coordination is not None and self.coordination.at_work
 
     def cut(self, now: float) -> Cut | None:
-        """Returns whether and why this node is cut off. To be called four times a beat; a time without calls, in which
-        the launcher stood still, does not count."""
+        """Returns whether and why this node is cut off: the others may count it as lost, so its ranks must end.
+
+        To be called four times a beat while ranks run. A time without calls does not count: the launcher stood still,
+        and nobody knows whether the store would have answered. The lease covers that case.
+
+        The node that hosts the store cannot lose it. It is cut off where its coordinator has given up.
+        """
         if self._failed is not None:
             return self._failed
         if self._hosts:
@@ -257,13 +308,16 @@ class NodeLink:
         return Cut(CutReason.NO_ANSWER, why)
 
     def wake(self, now: float) -> None:
-        """Restarts the time without an answer, after the agent stood still."""
+        """Restarts the time without an answer, after the agent stood still and its ranks were ended for it."""
         self._heard_at = self._checked_at = now
 
     def close(self, last: NodeMessage, limit_s: float) -> None:
-        """Sends a last message and ends; a coordinator waits for the others to leave first, up to `limit_s`.
+        """Sends a last message and ends; a coordinator waits for the other nodes to leave first, up to `limit_s`.
 
-        After that message this node writes nothing more: the last reader removes all that the job has written.
+        After that message this node writes nothing more, since the last node that leaves removes all that the job has
+        written. So first of all beats and questions end; the coordinator's node goes on beating, for it must not be
+        replaced while it waits. Blocks for `limit_s` (seconds), on the coordinator's node for twice that, and longer
+        where the store does not answer.
         """
         self.questions.close()
         if not self._coordinates():
@@ -288,11 +342,15 @@ class NodeLink:
                 thread.join(_END_S)
 
     def _stop_beats(self) -> None:
+        """Ends the thread that beats. One that hangs in the store is left behind."""
         self._quiet.set()
         self._beater.join(_END_S)
 
     def _wake(self) -> None:
-        """Wakes the thread that waits for an answer; the wait for a cycle's end is ended by the coordinator."""
+        """Ends the waits of `ft_node_await` by writing the keys that it awaits. A thread of its own: it may block.
+
+        The wait for a cycle's end is not ended here: the coordinator writes that key, and other nodes read it.
+        """
         with contextlib.suppress(StoreLost):
             store = self._connections.shared.open()
             self._awaited.release(store, self._answers)
@@ -301,8 +359,10 @@ class NodeLink:
     # The threads.
 
     def _at_edge(self, loop: Callable[[], None]) -> None:
-        """Runs the loop of a thread. Its unexpected exception cuts the node off: a node whose thread has ended would
-        neither be heard nor hear of anything, and nobody would notice."""
+        """Runs the loop of a thread. An unexpected exception of the loop cuts the node off.
+
+        A node of which a thread has ended would send or receive nothing any more, and nobody would notice.
+        """
         try:
             loop()
         except Exception as error:
@@ -314,7 +374,11 @@ class NodeLink:
         self._failed = Cut(CutReason.NO_ANSWER, f"the link to the other nodes has failed: {one_line(error)}")
 
     def _beat(self) -> None:
-        """Beats, and does nothing else, so that at most one operation of another thread delays a beat."""
+        """Loop of `ft_node_beat`: a beat each period, of which `BeatSchedule` leaves some out.
+
+        The lease is renewed from the time at which the beat was sent, and not from that of the answer: other nodes may
+        have read the new count at any time in between.
+        """
         took_s, counts = 0.0, dict[str, int]()
         while not self._quiet.is_set():
             sent_at, leased_at, key = time.monotonic(), self._lease.now(), self._beat_key()
@@ -326,21 +390,28 @@ class NodeLink:
                     took_s = time.monotonic() - sent_at
                     self._heard_at, self._connections.trouble = sent_at, None
                     self._renew(leased_at)
-                    if 0 < count <= counts.get(key, 0):  # the store has lost it, or another attempt has removed it
+                    # A smaller count than before: the store has lost it, or another attempt has removed it.
+                    if 0 < count <= counts.get(key, 0):
                         self._connections.once(self._check_attempt, "the look at the job's record")
                     counts[key] = count
             self._quiet.wait(self._beat_s)
 
     def _renew(self, sent_at: float) -> None:
-        """Renews the lease, unless the cycle has ended and the agent has not taken its end for longer than a beat."""
+        """Renews the lease, unless the cycle has ended and the agent has not taken its end for longer than a beat.
+
+        An agent that should take the end and does not hangs. Its ranks must not run on while the others go on without
+        them, so the lease runs out and the monitors end them.
+        """
         self._leased_at = sent_at
         if not (self.attended and self._ends.untaken_s(time.monotonic()) > self._beat_s):
             self._lease.renew(sent_at)
 
     def _beat_key(self) -> str:
-        """Returns whose counter to increase: this node's, or the coordinator's, which has no others; empty for none.
+        """Returns whose counter to increase: this node's, or the coordinator's where it runs here; empty for none.
 
-        The node of a coordinator that hangs makes no beats: it is replaced with it, and must be cut off before.
+        The coordinator's node has no counter of its own. It makes no beats while its coordinator hangs: the others
+        replace that coordinator, count its node as lost, and this node must be cut off before. Where this node hosts
+        the store nobody watches it, so it makes no beats at all.
         """
         if self.coordination is None or not self.coordination.at_work:
             return self._node
@@ -354,7 +425,11 @@ class NodeLink:
         return ""
 
     def _speak(self) -> None:
-        """Sends messages as they arrive; in between watches the coordinator and looks for awaited keys."""
+        """Loop of `ft_node_speak`: sends messages as they arrive, and looks at what is due where none arrives.
+
+        The outbox has messages to the coordinator, texts by key to publish, and None for the end. A message is tried
+        again until the store takes it or the link is closed, so messages stay in order.
+        """
         while True:
             try:
                 message = self._outbox.get(timeout=self._until_look_s())
@@ -371,15 +446,22 @@ class NodeLink:
                 self._post(message)
 
     def _post(self, message: NodeMessage) -> None:
+        """Puts a message into the coordinator's inbox; blocks until the store has it, or the link is closed."""
         text = encode(message)
         self._connections.until_done(lambda store: store.post(text), "messages")
-        if isinstance(message, JoinRequest):  # an answer to an earlier one will not come: who was asked was deposed
+        # No answer to an earlier arrival will come: the coordinator that was to give it was replaced.
+        if isinstance(message, JoinRequest):
             key = reply_key(message.node, message.seq)
             self._connections.until_done(
                 lambda store: self._awaited.release(store, self._answers, before=key), "messages"
             )
 
     def _look(self) -> None:
+        """Makes each look that is due; a later beat is left out for each, so that an idle job makes no more operations.
+
+        Raises:
+            StoreLost: the store does not answer; the looks that were left out come later.
+        """
         if self._watches and not self._coordinates() and self._watch.is_due():
             self._beat_schedule.looked()
             self._connections.once(self._look_after_coordinator, "the watch of the coordinator")
@@ -392,6 +474,7 @@ class NodeLink:
             self.questions.look()
 
     def _look_after_coordinator(self, store: JobStore) -> None:
+        """Reads the coordinator's beats; tries to take over where they have stopped for the node timeout."""
         term = self._watch.lost_term(store)
         self.questions.take(self._watch.asked)
         if term is None:
@@ -403,18 +486,23 @@ class NodeLink:
             self._hear(store, ended.over)
 
     def _look_for_awaited(self, store: JobStore) -> None:
+        """Reads the awaited keys, and whether the job's record is still that of this node's attempt."""
         self._awaited.look(store)
         # A counter that was removed tells of another attempt; with torch 2.6, which cannot list keys, none is removed.
         self._check_attempt(store)
 
     def _check_attempt(self, store: JobStore) -> None:
+        """Ends this node's waits where its attempt was replaced by another, or its record is lost."""
         try:
             check(store)
         except AttemptEnded as ended:
             self._hear(store, ended.over)
 
     def _hear(self, store: JobStore, over: JobOver) -> None:
-        """Writes the end of this node's attempt to the keys that it awaits, since no coordinator will any more."""
+        """Writes the end of this node's attempt to the keys that this node awaits: no coordinator will write them.
+
+        So `answer` and `take_end` return that end, as if a coordinator had sent it.
+        """
 
         def end(key: str) -> str:
             return encode(CycleEnd(int(key.rpartition("/")[2]), over.end_reason, over.reason, over.exit_code))
@@ -424,6 +512,7 @@ class NodeLink:
         self._awaited.release(store, self._answers, text=lambda key: encode(over))
 
     def _until_look_s(self) -> float:
+        """Returns how many seconds `ft_node_speak` waits for a message before it looks at what is due."""
         if not self._watches or self._coordinates():
             return self._beat_s
         return min(max(self._watch.next_look - time.monotonic(), _LOOK_S), self._beat_s)
