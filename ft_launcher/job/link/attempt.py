@@ -1,10 +1,24 @@
 """Finds or opens the current attempt of a job, elects its coordinator, and watches it for one that may have to follow.
 
-`Link` calls it, in its own threads. What the nodes then agree on is not known here. Each launch of a job is an
-attempt, with its own keys in the store. The record names the current attempt, the term of its coordinator, and how the
-attempt before it ended; it is replaced by compare-and-set. Nodes that arrive before the end of an attempt join it; if
-its coordinator is lost, one of them takes over with the next term. The first node that arrives after the end opens the
-next attempt. Nodes that still belong to an attempt that was replaced read from the record how theirs ended.
+`node_link.py` calls it: at its creation in the caller's thread, later in `ft_node_speak` and `ft_node_beat`. What the
+nodes then agree on is not known here.
+
+Each launch of a job is an attempt, with its own keys in the store, so that nothing of an earlier launch is read by
+mistake. One record (`Formed`) says which attempt is the current one, who coordinates it in which term, whether it is
+over, and how the attempt before it ended. It is replaced by compare-and-set, so of several nodes one wins.
+
+    no record, or that of an attempt that is over
+        -> the first node opens the next attempt, with a random name, and coordinates in term 1 (`_open_attempt`)
+    the record of a running attempt
+        -> each node that arrives joins it (`enter_current`)
+    its coordinator makes no beat for the node timeout
+        -> one of its nodes writes the record with the next term and takes over (`become_coordinator`)
+    the record of another attempt
+        -> a node of the old one reads there how its own attempt ended, and ends with that (`AttemptEnded`)
+
+Example, on a store apart from the nodes: all launchers are killed and started again at once, with the same `--rdzv-id`.
+The record says that the old attempt still runs, so the new nodes join it. They find that its coordinator is silent,
+take over, and the job goes on with its next cycle and with the rest of its budget.
 """
 
 from __future__ import annotations
@@ -30,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class AttemptEnded(Exception):
-    """The job's record is no longer that of this node's attempt; `over` says how that ended."""
+    """The job's record is no longer that of this node's attempt; `over` says how this node's attempt ended."""
 
     def __init__(self, over: JobOver) -> None:
         super().__init__(over.reason)
@@ -39,10 +53,14 @@ class AttemptEnded(Exception):
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """The rules of one job, for the node and for the coordinator on it.
+    """The rules of one job, for the node and for the coordinator on it. The nodes of a job should have the same.
 
-    In seconds: `beat_s` is the period of beats, `timeout_s` the time without a beat after which a node is lost, and
-    `close_s` how long the rendezvous may take to close.
+    Attributes:
+        rules: how many nodes a cycle may have, and how long to wait for them.
+        policy: decides on faults and requests.
+        beat_s: the period of beats (`--ft-node-beat`, seconds).
+        timeout_s: a node without a beat for so many seconds is lost (`--ft-node-timeout`).
+        close_s: for how many seconds the rendezvous may take to close; torch's `close_timeout`.
     """
 
     rules: Rules
@@ -76,9 +94,13 @@ def check(store: JobStore) -> None:
 
 
 def become_coordinator(node: str, settings: NodeSettings, store: JobStore, lost_term: int) -> CoordinatorService | None:
-    """Tries to become the coordinator: of a new attempt (`lost_term` 0), or as successor of the one of that term.
+    """Tries to become the coordinator: of a new attempt, or as the successor of one that is lost.
 
-    On a connection that the link of this `node` shares.
+    Args:
+        node: the id of this node.
+        settings: the rules of the job.
+        store: the connection that the node's link shares among its threads; the coordinator uses it as well.
+        lost_term: the term of the lost coordinator; 0: a new attempt is to be opened.
 
     Returns:
         The coordination, whose threads run; None if another node is the coordinator.
@@ -95,7 +117,8 @@ def become_coordinator(node: str, settings: NodeSettings, store: JobStore, lost_
         return _open_attempt(node, settings, store, head, found)
     former = _must_be_of(store.attempt, found)
     if former.term != lost_term:
-        if former.term > lost_term:  # its coordinator may have died before it wrote that
+        # Another successor wrote the record. It may have died before it published its term, which the watches read.
+        if former.term > lost_term:
             store.publish({TERM: str(former.term)})
         return None
     coordination = _write(node, settings, store, head, former, former.before)
@@ -108,7 +131,10 @@ def become_coordinator(node: str, settings: NodeSettings, store: JobStore, lost_
 def _open_attempt(
     node: str, settings: NodeSettings, store: JobStore, head: Head | None, last: Formed | None
 ) -> CoordinatorService | None:
-    """Opens the first attempt, or the one after `last`, which is over. Returns None if another node did so first."""
+    """Opens the first attempt, or the one after `last`, which is over. Returns None if another node did so first.
+
+    Keys of earlier attempts are removed where the store can list its keys; otherwise they stay, and disturb nobody.
+    """
     # A random name: two nodes may open an attempt at once, and must not write the same keys.
     store.enter(secrets.token_hex(4))
     over, before = None, dict[str, JobOver]()
@@ -141,7 +167,10 @@ def _write(
     former: Formed | None,
     before: dict[str, JobOver],
 ) -> CoordinatorService | None:
-    """Replaces `head` by the record of a new coordinator. Returns None if another node wrote in between."""
+    """Replaces `head` by the record of a new coordinator. Returns None if another node wrote in between.
+
+    Only then publishes the term, and who beats: by these keys the other nodes find the new coordinator.
+    """
     rules = settings.rules
     beats = node
     if store.hosted_here:  # nobody can take over where the coordinator's node hosts the store: nothing to watch for
@@ -160,6 +189,7 @@ def _write(
 
 
 def _record(head: Head | None) -> Formed | None:
+    """Parses the job's record. One that cannot be read counts as the loss of the store: it must not be overwritten."""
     if head is None:
         return None
     try:
@@ -182,8 +212,17 @@ def _must_be_of(attempt: str, found: Formed | None) -> Formed:
 class CoordinatorWatch:
     """Watches the coordinator, on a store apart from the nodes, for one node that may take over from it.
 
-    Deputies look as often as the coordinator does; the others only so that the job outlives coordinator and deputies
-    lost at once. `period_s` may be set by another thread: how often a deputy looks, None for the others.
+    Two deputies look as often as the coordinator reads beats, and so find its loss as soon as it would find theirs. The
+    other nodes look once in a node timeout, only so that the job outlives the loss of coordinator and deputies at once.
+    The thread `ft_node_speak` calls the methods.
+
+    Args:
+        beat_s: period of beats (seconds).
+        timeout_s: a coordinator without a beat for so many seconds is lost.
+
+    Attributes:
+        period_s: how often a deputy looks (seconds); None: this node is no deputy. Another thread may set it.
+        next_look: when the next look is due (monotonic seconds).
     """
 
     def __init__(self, beat_s: float, timeout_s: float) -> None:
@@ -195,6 +234,7 @@ class CoordinatorWatch:
         self._begin(None)
 
     def _begin(self, period_s: float | None) -> None:
+        """Begins to watch anew: the coordinator has the whole timeout from the next look on."""
         self._begun_with = period_s
         if period_s is None:
             period_s = self._timeout_s
@@ -202,7 +242,7 @@ class CoordinatorWatch:
         self.next_look = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether it is time to read the coordinator's beats."""
+        """Whether it is time to read the coordinator's beats; notices that the node has become a deputy, or is none."""
         if self._begun_with != self.period_s:
             self._begin(self.period_s)
         return time.monotonic() >= self.next_look

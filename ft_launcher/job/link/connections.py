@@ -1,9 +1,16 @@
 """The two connections of one node to the store: one for waits, one for the rest, each made anew after it was lost.
 
-There are only two, since each takes a descriptor of the store's host. Threads share the second one, on which nothing
-may block: an operation waits at most for those that other threads began before it. Which operations run is the
-caller's. Failed work is tried again, and logged at the second failure in a row, then every minute, in one line for all
-threads; `failing_for` returns what has failed for too long.
+There are only two, since each takes a descriptor of the store's host: a job of 1,000 nodes needs 2,000 there. The link
+of the node (`node_link.py`), `key_waiter.py` and `questions.py` use them.
+
+    `waits`    `ft_node_await` alone: it blocks on a key for as long as an hour.
+    `shared`   all other threads. Nothing may block on it: an operation waits at most for those that other threads began
+               before it, so a beat is never late by more than those.
+
+Which operations run is the caller's. Failed work is tried again: by the caller (`once`), or here until it succeeds
+(`until_done`). A first failure is not logged, since one lost connection is nothing to act on; the second in a row is,
+then one each minute, in one line for all threads. `failing_for` returns what has failed for too long, although other
+work may succeed: a node of which the store accepts beats and no messages has no part in the job either.
 """
 
 from __future__ import annotations
@@ -31,15 +38,15 @@ LOG_EVERY_S = 60.0
 class Failures:
     """Failures in a row of one kind of work, until `worked`. Pure.
 
-    Only work that fails soon after it began counts: a wait that was cut after a while, by a proxy's limit for idle
-    connections for example, had been taken by the store, and is simply begun again.
+    Only work that fails soon after it began counts. A wait that was cut after a while, by a proxy's limit for idle
+    connections for example, had been accepted by the store, and is simply begun again.
 
     Attributes:
-        lasted_s: seconds from the first to the last.
-        why: the last error.
+        lasted_s: seconds from the first failure of the row to the last.
+        why: the last error, in words.
 
     Args:
-        soon_s: work that lasted longer before it failed starts the row anew.
+        soon_s: work that lasted longer than this before it failed starts the row anew (seconds).
     """
 
     def __init__(self, soon_s: float) -> None:
@@ -68,10 +75,10 @@ class Failures:
 
 
 class Connection:
-    """One connection, made when it is first used. Several threads may use it.
+    """One connection, made when it is first used. Several threads may use it; torch's client takes one call at a time.
 
     Args:
-        first: what other connections are made from.
+        first: the connection from which others are made (`JobStore.another`).
         store: a connection to begin with.
     """
 
@@ -91,18 +98,27 @@ class Connection:
             return self._store
 
     def drop(self, store: JobStore | None = None) -> None:
-        """Forgets the connection if it is still `store` (None: in any case); the next `open` makes a new one."""
+        """Forgets the connection if it is still `store` (None: in any case); the next `open` makes a new one.
+
+        The comparison keeps a thread that failed late from dropping the connection that another thread made meanwhile.
+        """
         with self._lock:
             if store is None or store is self._store:
                 self._store = None
 
 
 class Connections:
-    """The connections of one node. `trouble`: the last error, until an answered beat clears it; `closed` ends retries.
+    """The connections of one node.
 
     Args:
         first: an open connection, which becomes the shared one.
         pause_s: delay in seconds before a thread tries again.
+
+    Attributes:
+        shared: for all that does not block.
+        waits: for waits.
+        trouble: the last error of the store, until an answered beat clears it; None: the store answers.
+        closed: set when the node leaves; work that fails is not tried again then.
     """
 
     def __init__(self, first: JobStore, pause_s: float) -> None:
@@ -115,9 +131,12 @@ class Connections:
         self._quiet_until = 0.0
 
     def once(self, work: Callable[[JobStore], _T], what: str, connection: Connection | None = None) -> _T:
-        """Runs `work` once on a connection, by default the shared one, and returns its result.
+        """Runs `work` once on a connection and returns its result. Blocks as long as `work` does.
 
-        `what` names it, and its failures are counted under that.
+        Args:
+            work: called with the connection.
+            what: names the work in the log. Failures are counted under this name.
+            connection: None: the shared one.
 
         Raises:
             StoreLost: the store does not answer; the next call makes a new connection.
@@ -143,7 +162,10 @@ class Connections:
         return result
 
     def has_no_route(self) -> bool:
-        """Returns whether the last error says that this node has no route to the store's network."""
+        """Returns whether the last error says that this node has no route to the store's network.
+
+        Then the node has lost its own network, and the store may be well: the exit code of the node says so.
+        """
         error: BaseException | None = self.trouble
         while error is not None:
             if isinstance(error, OSError) and error.errno in _NO_ROUTE:

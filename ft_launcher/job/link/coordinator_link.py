@@ -1,5 +1,8 @@
 """The way of a node to the coordinator: what both kinds have, over a store (`node_link.py`) and in memory
 (`local_link.py`). Types only.
+
+So the agent has one way for a job of one node and of several: it sends what happened, asks for a place, and learns of
+the end of a cycle by a descriptor.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ class CutReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Cut:
-    """This node has had no part in the job for so long that others may count it as lost. `why` says it in words."""
+    """This node has had no part in the job for so long that others may count it as lost.
+
+    Attributes:
+        why: the reason in words, for journal and console.
+    """
 
     reason: CutReason
     why: str
@@ -33,12 +40,13 @@ class Cut:
 class CoordinatorLink(Protocol):
     """The link of one node to the coordinator of its job.
 
-    The agent's thread calls all of it, or a thread of `agent/ending_signal.py` while the agent waits for that. Only
-    `answer`, `host_of_cycle` and `close` block, within their limits.
+    The agent's thread calls all of it, or a thread of `agent/ending_signal.py` while the agent waits for that thread.
+    `answer`, `host_of_cycle` and `close` block, within their limits; `entered` may make one operation on the store.
     """
 
     attended: bool
-    """Whether the agent takes ends as they arrive: then one that is not taken means that it stands still."""
+    """Whether the agent takes ends as they arrive: then one that is not taken means that the agent stands still. The
+    agent sets it while a cycle runs."""
     hosts_store: bool
     """Whether this node hosts the job's store."""
 
@@ -62,7 +70,7 @@ class CoordinatorLink(Protocol):
         """Returns a descriptor that is readable when the end of a cycle was received; None: none comes by itself."""
 
     def entered(self, place: RankAssigned, hosted_by_user: bool = False) -> None:
-        """Notes that this node takes part in a cycle.
+        """Notes that this node takes part in a cycle. Called once for each cycle, before `take_end`.
 
         `hosted_by_user`: the cycle's store is known to all from the command line.
         """
@@ -78,10 +86,10 @@ class CoordinatorLink(Protocol):
         """Whether this node was the coordinator and another has taken over. Returns True once."""
 
     def cut(self, now: float) -> Cut | None:
-        """Returns whether and why this node is cut off."""
+        """Returns whether and why this node is cut off; None: it is not. To be called often while ranks run."""
 
     def trouble(self) -> Exception | None:
         """Returns the last error of the store; None while it answers."""
 
     def close(self, last: Left, limit_s: float) -> None:
-        """Sends a last message and ends."""
+        """Sends a last message and ends; waits up to `limit_s` seconds for nodes that have to read something here."""

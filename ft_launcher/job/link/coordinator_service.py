@@ -73,8 +73,8 @@ LONG_S = 3600.0
 
 # Seconds. A deadline that has already passed must not make the loop spin.
 _SHORT_S = 0.01
-# Seconds for which `close` waits: for a thread, which may hang in the store and must not hold up the launcher's end; and
-# for the message that wakes the thread of the inbox. That one must be written before the job's keys are removed.
+# Seconds for which `close` waits: for a thread, which may hang in the store and must not hold up the launcher's end;
+# for the message that wakes the thread of the inbox, which must be written before the job's keys are removed.
 _END_S, _WAKE_S = 0.5, 5.0
 
 

@@ -1,9 +1,15 @@
 """Waits for keys of the store, of several kinds, one after the other, each until it has a value.
 
-`node_link.py` has one, and takes what it found; nothing is decided here. One thread waits in the store, on the node's
-connection for waits. So keys must be written in the order in which they are expected; the coordinator does that. A wait
-on a connection that died unnoticed would never end, hence another thread looks for the keys from time to time. Where it
-finds the key that is waited for, the wait continues on a new connection.
+`node_link.py` has one `Awaited`, which puts each value into the `Box` of its kind: answers to arrivals, addresses of
+cycles' stores, ends of cycles, and what a preempted node waits for. Nothing is decided here.
+
+Threads: `ft_node_await` waits in the store for the key that was expected first, on the node's connection for waits. It
+sees the next key only then, so keys must be written in the order in which they are expected; the coordinator does that.
+The agent's thread takes values out of boxes. `expect`, `close` and the boxes may be used in any thread.
+
+A wait on a connection that died unnoticed would never end: a firewall that forgot the connection sends no reset. Hence
+`ft_node_speak` looks for all expected keys from time to time (`look`). Where it finds the one that is waited for, the
+thread that waits is left behind, and another one continues on a new connection.
 """
 
 from __future__ import annotations
@@ -24,15 +30,22 @@ _WHAT = "the wait for an answer"
 
 
 class Box:
-    """Received values of one kind. `ours`: no other node awaits these keys, so each is removed once it was read."""
+    """Received values of one kind, in the order of their arrival.
+
+    Args:
+        ours: no other node awaits these keys, so each is removed from the store once it was read.
+    """
 
     def __init__(self, ours: bool = False) -> None:
         self.ours = ours
         self._received: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
 
     def take(self, key: str, limit_s: float) -> bytes | None:
-        """Waits up to `limit_s` seconds for the value of an expected key; None if it did not arrive. Discards the
-        values before it."""
+        """Waits up to `limit_s` seconds for the value of an expected key; None if it did not arrive.
+
+        Discards the values that arrived before it: they are of an earlier arrival or cycle, and nobody asks for them
+        any more.
+        """
         with contextlib.suppress(queue.Empty):
             while True:
                 received, text = self._received.get(timeout=limit_s)
@@ -41,12 +54,12 @@ class Box:
         return None
 
     def put(self, key: str, text: bytes) -> None:
-        """Adds a value."""
+        """Adds a value. Called by the thread that waits, or by the one that looks."""
         self._received.put((key, text))
 
 
 class RingingBox(Box):
-    """A box with a descriptor that is readable when there is a value."""
+    """A box with a descriptor that is readable when there is a value, for a loop that waits for several sources."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +80,10 @@ class RingingBox(Box):
         return super().take(key, limit_s)
 
     def untaken_s(self, now: float) -> float:
-        """Returns for how many seconds a value has not been taken; 0 when there is none."""
+        """Returns for how many seconds a value has not been taken; 0 when there is none.
+
+        The lease is not renewed while this grows: an agent that does not take the end of its cycle hangs.
+        """
         since = self._untaken_since
         if since is None:
             return 0.0
@@ -86,7 +102,10 @@ class Awaited:
 
     Args:
         connections: the node's.
-        on_failure: called by the thread with an unexpected exception, by which it ends.
+        on_failure: called by the thread that waits, with an unexpected exception by which it ends.
+
+    Attributes:
+        thread: the one that waits now.
     """
 
     def __init__(self, connections: Connections, on_failure: Callable[[Exception], None]) -> None:
@@ -105,7 +124,10 @@ class Awaited:
             self._changed.notify_all()
 
     def look(self, store: JobStore) -> None:
-        """Looks for the keys from another thread than the one that waits; does not wait.
+        """Looks for the keys from another thread than the one that waits; does not wait for them.
+
+        A value that is found here goes into its box, and may come a second time from the thread that waits. That does
+        no harm: `Box.take` discards what was not asked for.
 
         Raises:
             StoreLost: the store does not answer.
@@ -121,9 +143,15 @@ class Awaited:
                 self._begin()
 
     def release(self, store: JobStore, box: Box, before: str = "", text: Callable[[str], str] = lambda key: "") -> None:
-        """Ends the waits for keys that nobody will write any more, by writing `text` of each.
+        """Ends the waits for keys that nobody will write any more, by writing them.
 
-        Concerns the keys of a box that are expected before the key `before`, or all keys of the box if that is empty.
+        A wait in torch cannot be cancelled, so the key must be there.
+
+        Args:
+            store: any connection but the one for waits.
+            box: the keys of this box are concerned.
+            before: only keys that are expected before this one; empty: all keys of the box.
+            text: key -> the value to write.
 
         Raises:
             StoreLost: the store does not answer.
@@ -144,6 +172,7 @@ class Awaited:
             self._changed.notify_all()
 
     def _begin(self) -> None:
+        """Starts a thread that waits. One that waited before is left behind, and ends once its wait does."""
         self.thread = threading.Thread(target=self._run, daemon=True, name="ft_node_await")
         self.thread.start()
 
@@ -154,7 +183,7 @@ class Awaited:
             self._on_failure(error)
 
     def _await(self) -> None:
-        """Waits for one key after the other, until another thread has replaced this one."""
+        """Loop of `ft_node_await`: waits for one key after the other, until another thread has replaced this one."""
         while True:
             expected = self._next()
             if expected is None:

@@ -1,9 +1,20 @@
 """The lease of a node: how long its ranks may run after the last beat that the store answered. A timerfd of the kernel.
 
-Each answered beat sets the timer again. Every monitor of the node has a duplicate of the descriptor, and ends its rank
-when the timer expires. A thread would not do: the timer also expires while this process does not run (SIGSTOP, a page
-fault on a file server, a thread that keeps the interpreter lock). It counts by CLOCK_BOOTTIME, which includes the time
-for which the machine was suspended: the other nodes counted that time, too.
+Why: a node that the others count as lost must not run its ranks any more. Ranks of two cycles would write the same
+checkpoint, and the old ones would disturb the collectives of the new ones. The node cannot ask the others, since it may
+have lost its network; so it ends its ranks by itself, before the others go on (`coordinator/beat_schedule.py` has the
+times).
+
+`rendezvous/handler.py` makes the lease, and `node_link.py` begins it before ranks run and renews it with each answered
+beat. Every monitor of the node has a duplicate of the descriptor, and ends its rank when the timer expires. A thread of
+the launcher would not do: the timer also expires while this process does not run (SIGSTOP, a page fault on a file
+server, a thread that keeps the interpreter lock). It counts by CLOCK_BOOTTIME, which includes the time for which the
+machine was suspended: the other nodes counted that time, too.
+
+    begin --> runs --renew (each answered beat)--> runs --limit_s without one--> expired: the monitors end the ranks
+                |                                                                   |
+                +---end (no rank runs any more)---> stopped <-----------------------+
+                                                       begin starts it again
 """
 
 from __future__ import annotations
@@ -34,6 +45,9 @@ class Lease:
 
     Args:
         limit_s: how long it lasts, from the moment at which the last answered beat was sent (seconds).
+
+    Where the system refuses a timer the launcher works without one, and says so: a launcher that runs ends its ranks
+    by itself when the node is cut off; only one that stands still does not.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -69,9 +83,10 @@ class Lease:
             self._set(sent_at + self.limit_s)
 
     def renew(self, sent_at: float) -> None:
-        """Extends the lease, since the beat sent at `sent_at` was answered.
+        """Extends the lease, since the beat sent at `sent_at` (by the lease's clock) was answered.
 
-        Does nothing after it has expired: the other nodes may have gone on without this one.
+        Does nothing after the lease has expired: the other nodes may have gone on without this one, and the monitors
+        are ending its ranks. Does nothing while no lease runs.
         """
         with self._lock:
             if self._until is not None and self.now() < self._until < sent_at + self.limit_s:

@@ -1,7 +1,9 @@
 """The link of a node that is alone: the coordinator runs in this process, without a store and without a thread.
 
-`send`, `ask` and `answer` call it in the caller's thread. Its answers and ends are kept in two fields until they are
-asked for.
+`rendezvous/handler.py` makes one where a job has one node, and `rendezvous/foreign.py` one for each node under a
+handler that is not ours. `send`, `ask` and `answer` call the coordinator in the caller's thread. Its last answer and
+its last end of a cycle are kept in two fields until the caller asks for them: there is no second node, so there is
+never more than one of each.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class LocalLink:
 
     Args:
         node: its id.
-        settings: the rules and times of the job.
+        settings: the rules and times of the job; those for other nodes have no effect.
     """
 
     hosts_store = False
@@ -44,7 +46,7 @@ class LocalLink:
         self.attended = False
 
     def send(self, message: Ended | Left) -> None:
-        """Has the coordinator process a message."""
+        """Has the coordinator process a message. An end of the cycle that follows from it is there at once."""
         self._keep(self._machine.on(message, time.monotonic()))
 
     def ask(self, arrival: JoinRequest) -> None:
@@ -52,7 +54,11 @@ class LocalLink:
         self._keep(self._machine.on(arrival, time.monotonic()))
 
     def answer(self, seq: int, limit_s: float) -> Answer | None:
-        """Returns the answer to arrival number `seq`; None if it is not due within `limit_s` seconds: a backoff."""
+        """Returns the answer to arrival number `seq`; None if it is not due within `limit_s` seconds.
+
+        The coordinator answers at once, except where the policy wants a pause (`--ft-backoff`): then this sleeps until
+        the answer is due, or for `limit_s`.
+        """
         deadline = time.monotonic() + limit_s
         while self._answer is None or self._answer[0] != seq:
             due = self._machine.next_deadline()
@@ -82,6 +88,7 @@ class LocalLink:
         return end
 
     def _keep(self, work: Iterable[Work]) -> None:
+        """Stores what the coordinator wants done. Records for a successor are dropped: nobody takes over."""
         for item in work:
             match item:
                 case Reply():

@@ -1,10 +1,17 @@
 """What the agents of a job ask each other while it runs, through the job's store. Decides nothing.
 
-Who asks increases the counter of a topic; each node reads the counters in place of every second beat, and those that
-read beats read them with these. So a question costs nothing while nobody asks, and is heard within two beats. The
-answer of a node is at a key of its own, by its node rank, with the number of the question; the next one replaces it.
+Used by `agent/hang_exchange.py`, which asks where the ranks of all nodes are, and by `tools/status/job_nodes.py`, for
+the page of the job and `ft_launcher stacks --all-nodes`. What questions and answers contain is theirs.
 
-Nothing is tried again here, and no failure counts as trouble of this node's link: nobody but the asker is concerned.
+    1. The node that asks increases the counter of a topic: the new count is the number of the question.
+    2. Each node reads the counters of all topics in place of every second beat. Coordinator and deputies read them with
+       the beats. So a question costs nothing while nobody asks, and reaches each node within two beats.
+    3. A node that finds a larger count calls `Questions.heard`; whoever listens there answers.
+    4. The answer is at a key of its own, by topic and node rank, and contains the number of the question. The answer to
+       the next question replaces it.
+    5. The node that asked reads the answers of the nodes of the cycle, again and again until it has what it needs.
+
+Nothing is tried again here, and no failure counts as trouble of this node's link: only the node that asks is concerned.
 """
 
 from __future__ import annotations
@@ -30,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class Topic(str, Enum):
-    """What can be asked."""
+    """What can be asked. The values are parts of keys in the store."""
 
     __str__ = str.__str__
 
@@ -43,12 +50,12 @@ class Topic(str, Enum):
 
 
 def counter_key(topic: Topic) -> str:
-    """Returns the key of the number of questions about a topic."""
+    """Returns the key that counts the questions about a topic."""
     return f"asked_{topic}"
 
 
 COUNTERS = tuple(counter_key(topic) for topic in Topic)
-"""The keys whose values `Questions.take` takes."""
+"""The keys that count questions, in the order in which `Questions.take` expects their values."""
 
 
 def answer_key(topic: Topic, rank: int) -> str:
@@ -57,7 +64,10 @@ def answer_key(topic: Topic, rank: int) -> str:
 
 
 def waits_key(node: str) -> str:
-    """Returns the key that exists once the coordinator has let a node wait while the others run."""
+    """Returns the key that exists once the coordinator has let a node wait while the others run.
+
+    Its value is the number of the cycle that the others run.
+    """
     return f"waits/{node}"
 
 
@@ -70,7 +80,11 @@ def others_of(members: Members, place: RankAssigned | None) -> dict[int, str]:
 
 
 class Questions:
-    """One node's end. Any thread may ask and answer; the link's thread calls `look`.
+    """One node's end. Any thread may ask and answer; one operation on the store runs at a time.
+
+    Threads: `ft_node_speak` calls `is_due` and `look`. Where this node reads beats anyway, `take` is called with what
+    was read: on the coordinator's node in `ft_node_beat`, on others in `ft_node_speak`. The agent's thread, or one that
+    makes a call for the agent, calls `arrives`, `has_place` and `close`.
 
     Args:
         connections: of this node, of which the shared one is used.
@@ -94,15 +108,18 @@ class Questions:
         self._closed = False
 
     def is_due(self) -> bool:
-        """Whether it is time to look."""
+        """Whether it is time to look for questions."""
         return time.monotonic() >= self._next_look
 
     def arrives(self, node: str, cycle: int) -> None:
-        """Notes that this node has asked for a place, as `node`, after it left a cycle: looks tell whether it waits."""
+        """Notes that this node has asked for a place, as `node`, after it left the cycle `cycle`.
+
+        From now on each look reads, too, whether the coordinator lets this node wait while the others run.
+        """
         self._arrival = node, cycle
 
     def has_place(self) -> None:
-        """Notes that it waits no longer."""
+        """Notes that this node has its place, and waits no longer."""
         self._arrival = None
 
     def look(self) -> None:
@@ -120,8 +137,11 @@ class Questions:
             self._next_look = time.monotonic() + self.look_s
 
     def take(self, counters: Sequence[bytes]) -> None:
-        """Takes the values of `COUNTERS`. Where this node has read them with others, and does so every second beat at
-        least, no look of its own is due."""
+        """Notes the values of `COUNTERS`, and calls `heard` for each topic that was asked about since the last call.
+
+        Puts off the next look by two periods: where this is called more often, because the node reads beats, it makes
+        no look of its own. A node that waits for a place still looks, whether the others run without it.
+        """
         if self._arrival is None:
             self._next_look = time.monotonic() + 2 * self.look_s
         for topic, text in zip(Topic, counters, strict=True):
@@ -131,6 +151,7 @@ class Questions:
                 self.heard(topic, number)
 
     def _look_for_wait(self) -> None:
+        """Calls `waits`, once after each arrival, if the coordinator has let this node wait while the others run."""
         arrival = self._arrival
         if arrival is None:
             return
@@ -143,7 +164,7 @@ class Questions:
             self.waits()
 
     def ask(self, topic: Topic) -> int | None:
-        """Asks the other nodes. Returns the number of the question; None: the store does not answer."""
+        """Asks the other nodes. Returns the number of the question; None: the store does not answer. Blocks."""
         number = self._try(lambda store: store.count(counter_key(topic)))
         # This node need not hear its own question; but if another node asked in between, that question is heard.
         if number is not None and number == self._known.get(topic, 0) + 1:
@@ -151,11 +172,14 @@ class Questions:
         return number
 
     def answer(self, topic: Topic, rank: int, text: str) -> None:
-        """Writes the answer of this node, whose node rank is `rank`."""
+        """Writes the answer of this node, whose node rank is `rank`. Blocks; a lost answer is not sent again."""
         self._try(lambda store: store.publish({answer_key(topic, rank): text}))
 
     def answers(self, topic: Topic, ranks: Iterable[int]) -> Mapping[int, bytes]:
-        """Returns what the nodes with these node ranks have answered last, those that have."""
+        """Returns node rank -> the last answer of that node; without the nodes that have not answered. Blocks.
+
+        The answer may be to an earlier question: the text must contain the number.
+        """
         wanted = list(ranks)
         found = self._try(lambda store: store.counters([], [answer_key(topic, rank) for rank in wanted])[1])
         return {rank: text for rank, text in zip(wanted, found or [b""] * len(wanted), strict=True) if text}
@@ -168,13 +192,17 @@ class Questions:
         return None
 
     def close(self) -> None:
-        """Ends all use of the store: the last node that leaves removes what the job has written."""
+        """Ends all use of the store: the last node that leaves removes what the job has written.
+
+        Waits half a second at most for an operation that is under way.
+        """
         is_free = self._one_at_a_time.acquire(timeout=_END_S)
         self._closed = True
         if is_free:
             self._one_at_a_time.release()
 
     def _try(self, work: Callable[[JobStore], _T]) -> _T | None:
+        """Runs `work` on the shared connection, one at a time; returns None after `close` or if the store is lost."""
         with self._one_at_a_time:
             if self._closed:
                 return None

@@ -1,7 +1,13 @@
 """The rendezvous of a job, from torch's configuration and our settings: of one node, or of several over one store.
 
-Called by `composition.py`, which hands the handler to torch's agent. A handler that is not ours is made by torch, from
-its registry.
+Called by `composition.py`, which chooses one of three functions and hands the handler to torch's agent. Only makes
+handlers: the job's store is opened later, at the first formation, except for a handler that is not ours.
+
+    one_node        c10d or static, with one node: no store, the coordinator is in this process
+    several_nodes   c10d, static or etcd-v3 otherwise: our protocol over the store of that backend
+    foreign         any other backend: torch makes its handler from its registry
+
+Keys of `--rdzv-conf` keep torch's meaning and torch's defaults; options of our own come from the settings.
 """
 
 from __future__ import annotations
@@ -40,19 +46,20 @@ _SEVERAL_NODES = "ft-nodes"
 OURS = ("c10d", "static", "etcd-v3")
 """Backends over whose store our protocol runs. Any other, torch's `etcd` and `etcd-v2` too, is used as it is."""
 _OVER_ETCD_V2 = ("etcd", "etcd-v2")
-"""Backends of torch, whose client of etcd speaks the API v2 alone."""
+"""Backends of torch, whose client of etcd speaks the API v2 alone: an etcd of 3.6 or later answers 404 to it."""
 
 # torch's defaults in its dynamic rendezvous, for the one of both keys that is not given.
 _KEEP_ALIVE_S, _KEEP_ALIVE_ATTEMPTS = 5, 3
 _JOIN_S = 600
 """torch's default of `join_timeout` in its dynamic rendezvous, and of `timeout` in the others."""
 _PUT_BY_TORCH_S = 900
-"""The `timeout` that torch's `LaunchConfig` puts into a configuration that has none."""
+"""The `timeout` (seconds) that torch's `LaunchConfig` puts into a configuration that has none."""
 _LEAST_BEATS = 6
 """Beats in the timeout, at least: one may be left out, and a node gives up two beats before others count it as lost."""
-# Slurm's task number comes first, before `--node-rank` too: ranks follow Slurm's order of the nodes.
+# Variables with a node's number, the first that is set counts. Slurm's task number comes first, before `--node-rank`,
+# too: ranks follow Slurm's order of the nodes, in which neighbours are near each other in the network.
 _INDICES = ("SLURM_PROCID", "SLURM_NODEID", "GROUP_RANK")
-# Set by Slurm's topology plugins.
+# Set by Slurm's topology plugins: the switches above a node and its name, with dots in between.
 _TOPOLOGY = "SLURM_TOPOLOGY_ADDR"
 
 
@@ -85,13 +92,13 @@ def one_node(config: LaunchConfig, settings: Settings, ports: PortHolder, host: 
 
 
 def _node_alone(config: LaunchConfig, address: str) -> JoinRequest:
-    """Returns the arrival of a node that is its own coordinator."""
+    """Returns the arrival of a node that is its own coordinator. `address`: at which it hosts the store of a cycle."""
     name = socket.gethostname()
     return JoinRequest(_node_id(name), 0, name, address, config.nproc_per_node, role=config.role)
 
 
 def _settings_of_one(settings: Settings, max_restarts: int) -> NodeSettings:
-    """Returns the rules of a node that is its own coordinator."""
+    """Returns the rules of a node that is its own coordinator: a cycle has one node, and the policy is the job's."""
     members = settings.members
     policy = make_policy(settings.restart, max_restarts)
     return NodeSettings(Rules(Size(1, 1)), policy, members.node_beat, members.node_timeout)
@@ -104,6 +111,8 @@ def several_nodes(
     check_descriptors: Callable[[int, int, int, bool, bool], None],
 ) -> NodeRendezvous:
     """Returns our rendezvous of several nodes, over the store of the backend that the configuration names.
+
+    The store is opened at the first formation, which the agent waits for so that a signal ends the wait.
 
     Args:
         check_descriptors: raises an error where this process may open too few for the job. Its arguments are the least
@@ -168,6 +177,7 @@ def _over_etcd_v2(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 def _about_etcd_v2(endpoint: str, error: BaseException) -> str:
+    """Says in one line why torch's handler over etcd's v2 API could not be made, and what to use in its place."""
     if "404" in str(error):  # what answers knows nothing of /v2
         problem = f"what answers at {endpoint} has no v2 API of etcd"
         return f"{problem} (etcd 3.6 and later have none): use --rdzv-backend=etcd-v3"
@@ -180,6 +190,10 @@ def this_node(
     """Returns this node's arrival, without number, cycle and fault.
 
     Args:
+        nprocs: how many ranks it has.
+        parameters: torch's, with the node rank of the command line and the address of this host.
+        members: our settings about nodes.
+        environ: the environment, which Slurm and cluster managers set.
         insists: the node rank of the command line must be kept, as with the static backend; otherwise it only sorts.
     """
     name = socket.gethostname()
@@ -206,7 +220,7 @@ def _node_id(name: str) -> str:
 
 
 def _index(environ: Mapping[str, str], rank: int, insists: bool) -> int:
-    """Returns what a node is sorted by at first: a number in the environment, else the node rank of the user."""
+    """Returns the number by which nodes are sorted at first: one in the environment, else the node rank of the user."""
     name = next((key for key in _INDICES if environ.get(key, "").isdigit()), None)
     if name is None:
         return rank
@@ -219,6 +233,14 @@ def _index(environ: Mapping[str, str], rank: int, insists: bool) -> int:
 def node_settings(
     parameters: RendezvousParameters, settings: Settings, max_restarts: int, static: bool = False
 ) -> NodeSettings:
+    """Returns the rules and times of a job of several nodes, from torch's keys and our settings.
+
+    Args:
+        parameters: torch's, with the numbers of nodes and the keys of `--rdzv-conf`.
+        settings: ours.
+        max_restarts: the budget of restarts (`--max-restarts`).
+        static: whether the backend is torch's static one, whose `timeout` has another meaning.
+    """
     members = settings.members
     size = Size(
         minimum=parameters.min_nodes,
@@ -249,8 +271,8 @@ def node_settings(
 def _join_s(parameters: RendezvousParameters, static: bool) -> float:
     """Returns how many seconds the minimum of nodes is waited for: `join_timeout`, else `timeout`, else 600 s.
 
-    torch itself puts `timeout` into each configuration. Its static rendezvous waits so long; elsewhere that is no wish
-    of the user.
+    torch itself puts `timeout` into each configuration that has none. Its static rendezvous waits for so long. With any
+    other backend a `timeout` of that very value is not taken as a wish of the user.
     """
     timeout_s = parameters.get_as_int("timeout", _JOIN_S)
     if timeout_s == _PUT_BY_TORCH_S and not static:
@@ -259,7 +281,7 @@ def _join_s(parameters: RendezvousParameters, static: bool) -> float:
 
 
 def _node_timeout_s(parameters: RendezvousParameters, members: MemberSettings) -> float:
-    """Returns `--ft-node-timeout` (seconds), unless torch's keys for the same are given."""
+    """Returns `--ft-node-timeout` (seconds), or what torch's keys for the same purpose say: interval times attempts."""
     keys = ("keep_alive_interval", "keep_alive_max_attempt")
     if not any(key in parameters.config for key in keys):
         return members.node_timeout

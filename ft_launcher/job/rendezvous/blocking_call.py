@@ -1,7 +1,18 @@
 """A call that may block for long and that nothing can cancel, as most of torch's on a store: in a thread of its own.
 
-The caller waits for its end by a descriptor, beside all else that it waits for, and leaves it behind where it must. The
-thread is a daemon, so that this process can end while the call blocks. Knows nothing of what is called.
+The caller waits for the end of the call by a descriptor, beside all else that it waits for, and leaves the call behind
+where it must: after a signal to the launcher, for instance. The thread is a daemon, so that this process can end while
+the call blocks. Knows nothing of what is called.
+
+Used by `agent/ending_signal.py` for formations, health checks and the departure, and by the handlers that are not ours
+(`guarded_handler.py`, `foreign.py`). An example, with a limit of 5 s:
+
+    call = BlockingCall(store.read)
+    try:
+        if readable([call.fileno()], 5.0):
+            return call.result()
+    finally:
+        call.close()
 """
 
 from __future__ import annotations
@@ -21,8 +32,8 @@ class BlockingCall(Generic[_T]):
     """One call, which begins at once.
 
     Args:
-        work: what is called.
-        name: of its thread.
+        work: what is called, without arguments. An exception of it reaches who asks for the result.
+        name: the name of its thread.
 
     Raises:
         RuntimeError: the system starts no further thread.
@@ -65,5 +76,5 @@ class BlockingCall(Generic[_T]):
         return self._outcome.result()
 
     def close(self) -> None:
-        """Closes the descriptor. A call that is not done is left behind: it goes on, and nobody learns its result."""
+        """Closes the descriptor. A call that is not done is left behind: it goes on, and nobody receives its result."""
         os.close(self._done)

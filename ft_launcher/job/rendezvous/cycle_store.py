@@ -1,8 +1,13 @@
 """A fresh TCPStore server for the ranks of each cycle, and the number of the cycle.
 
-Called by `handler.py` and `foreign.py`; `composition.py` makes the `PortHolder`. Ranks started by `env://`
-use the store without a prefix, so that only a server of its own keeps keys of an earlier cycle from being read. The
-first node hosts it; the others learn address, port and number through the rendezvous' store.
+Called by `handler.py` and `foreign.py`; `composition.py` makes the `PortHolder`. Ranks started by `env://` use the
+store without a prefix, so only a server of its own for each cycle keeps the keys of an earlier cycle from being read: a
+rank would connect to an address of a process that is dead. The node of rank 0 hosts the server. The other nodes receive
+its address, with our handler as a message (`NodeLink.announce`), with another handler through the store of that
+handler (`publish`, `learn`).
+
+MASTER_PORT of the ranks is the port of that server where the ranks use the agents' store, as torch does by default.
+Where they do not (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), rank 0 makes the ranks' store at another port, found here.
 """
 
 from __future__ import annotations
@@ -36,9 +41,14 @@ FREE_AFTER = 2
 
 @dataclass
 class CycleStore:
-    """The store of a cycle: where it is, the cycle's number, and the server where this node hosts it.
+    """The store of a cycle: where it is, and the server where this node hosts it.
 
-    `ranks_port` is a free port at which rank 0 makes the ranks' store itself; 0: the ranks use this one.
+    Attributes:
+        cycle: the cycle's number, from 0 on.
+        host: the name or address at which clients find the host.
+        port: the port of the server.
+        server: the server, which lives as long as this reference; None: another node hosts it.
+        ranks_port: a free port at which rank 0 makes the ranks' store itself; 0: the ranks use this one.
     """
 
     cycle: int
@@ -53,17 +63,19 @@ class CycleStore:
         return self.ranks_port or self.port
 
     def address(self) -> dict[str, Any]:
-        """Returns what the other nodes need to know of it, as JSON values."""
+        """Returns what the other nodes need to know of this store, as JSON values."""
         return {"host": self.host, "port": self.port, "ranks_port": self.ranks_port}
 
     @classmethod
     def of_another_node(cls, cycle: int, address: Mapping[str, Any]) -> CycleStore:
-        """Returns the store that another node hosts at an `address` of its."""
+        """Returns the store that another node hosts. `address`: what `CycleStore.address` returned there."""
         return cls(cycle, str(address["host"]), int(address["port"]), None, int(address["ranks_port"]))
 
 
 class PortHolder:
     """Finds ports for stores. A port that the user gave is held by one socket for the whole job.
+
+    Otherwise another program could take that port between two cycles, and the job would end.
 
     Args:
         host: the name by which clients find this host. It is looked up here, and not in each cycle.
@@ -79,13 +91,22 @@ class PortHolder:
             self._held = _listen(self._address, port)
 
     def serve(self) -> TCPStore:
-        """Starts a new, empty store server. The two ports after its port are free, too."""
+        """Starts a new, empty store server. The two ports after its port are free, too, unless the user gave the port.
+
+        Raises:
+            RendezvousConnectionError: no port is free.
+        """
         if self._held is not None:
             return self.serve_at(self._held.dup())
         return self.serve_at(self._find_or_refuse())
 
     def host(self, cycle: int, host: str, shared: bool) -> CycleStore:
-        """Hosts the store of a cycle for clients of `host`; where it is not `shared`, rank 0 gets a port for its own.
+        """Hosts the store of a cycle.
+
+        Args:
+            cycle: the cycle's number.
+            host: the name or address at which clients find this host.
+            shared: whether the ranks use this store; if not, a port is found at which rank 0 can make one.
 
         Raises:
             RendezvousConnectionError: no port is free.
@@ -98,7 +119,7 @@ class PortHolder:
         return CycleStore(cycle, host, server.port, server, ranks_port)
 
     def serve_at(self, listener: socket.socket) -> TCPStore:
-        """Starts a server at a listening socket, which it takes over."""
+        """Starts a server at a listening socket, which the server closes at its end."""
         port = listener.getsockname()[1]
         with resolver.towards(local_address.towards(self._address), port) as address:
             return TCPStore(
@@ -168,7 +189,10 @@ def publish(
     """On the first node: counts the cycle, hosts its store, and publishes where it is.
 
     Args:
-        run_id: the job's; jobs of one store count apart.
+        store: the store that the handler gave for this round.
+        holder: starts the server.
+        host: the name or address at which clients find this host.
+        run_id: the job's id; jobs of one store count apart.
         at_least: the number after the last cycle of this node, for a handler that has a new store in each round.
         shared: whether the ranks use this store.
     """
@@ -180,7 +204,11 @@ def publish(
 
 
 def learn(store: Store) -> CycleStore:
-    """On the other nodes: waits for what the first node published."""
+    """On the other nodes: waits for what the first node published, up to the timeout of `store`.
+
+    Raises:
+        RuntimeError: the first node has published nothing in that time.
+    """
     found = parse_json(store.get(_KEY))
     return CycleStore.of_another_node(int(found["cycle"]), found)
 
@@ -209,11 +237,13 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _no_server(address: str, port: int, error: OSError) -> str:
+    """Says in one line where no server can listen, and why."""
     where = local_address.host_and_port(address, port)
     return f"no server can listen at {where}: {os.strerror(error.errno or 0)}"
 
 
 def _refusal(text: str) -> Exception:
+    """Returns the error that torch's agent expects of a rendezvous."""
     # Imported here: the agent of one rank without a launcher serves stores too, and has no rendezvous.
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 

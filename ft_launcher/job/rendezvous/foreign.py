@@ -1,8 +1,12 @@
 """A rendezvous handler that is not ours, as a node of ours uses it: torch's `etcd` and `etcd-v2`, or another package's.
 
 Such a handler forms the group of nodes and knows nothing of what ends a cycle. So each agent decides about its own
-ranks, as torch's does: the coordinator of the node is in its own process. The numbers of cycles and the address of the
-ranks' store go through the store of the handler.
+ranks, as torch's does: the coordinator of the node is in its own process (`LocalLink`), and its "job" has one node. The
+numbers of cycles and the address of the ranks' store go through the store of the handler.
+
+What differs from `NodeRendezvous`, for the agent: a request of a rank that concerns other nodes is refused; torch's
+agents number the ranks and wait for each other at the end; and the handler is asked from time to time whether nodes
+wait, since it does not report them by itself.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ class ForeignRendezvous(NodeRendezvous):
     """One node under a handler that is not ours.
 
     Args:
-        handler: the other one.
+        handler: the one that is not ours, guarded (`guarded_handler.py`).
         me: this node, as its own coordinator knows it.
         settings: the rules of a job of one node.
         ports: hosts the store of a cycle if this node has rank 0.
-        poll_s: how often the handler is asked for nodes that wait to join (seconds).
+        poll_s: how often the handler is asked for nodes that wait to join (seconds); `--monitor-interval`.
     """
 
     is_alone = False
@@ -44,8 +48,9 @@ class ForeignRendezvous(NodeRendezvous):
         self._poll_s = poll_s
         self._next_poll = 0.0
         self._question: BlockingCall[int] | None = None
-        """To the handler, how many nodes wait to join; None: it is not asked now."""
+        """The question to the handler, how many nodes wait to join; None: it is not asked now."""
         self._silence: Exception | None = None
+        """The error of the last question; None: it was answered, or is not yet."""
 
     # torch's interface.
 
@@ -72,7 +77,10 @@ class ForeignRendezvous(NodeRendezvous):
         return bool(self._handler.shutdown())
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Has the handler form the next cycle, and makes or finds the cycle's store."""
+        """Has the handler form the next cycle, and makes or finds the cycle's store. Blocks as long as other nodes do.
+
+        Our own coordinator, of this node alone, has answered before: the agent asked it (`ask`, `answered`).
+        """
         self._is_granted = False
         info = self._handler.next_rendezvous()
         if info.rank != 0:
@@ -89,7 +97,7 @@ class ForeignRendezvous(NodeRendezvous):
     # The agent's interface.
 
     def ask(self) -> None:
-        """As of `NodeRendezvous`. The handler takes one call at a time: a question without an answer is left behind."""
+        """As in the base class. The handler takes one call at a time: a question without an answer is left behind."""
         self._drop_question()
         super().ask()
 
@@ -98,13 +106,13 @@ class ForeignRendezvous(NodeRendezvous):
         return [], []
 
     def descriptors(self) -> set[int]:
-        """Readable when the handler has answered."""
+        """Returns the descriptors that are readable when the handler has answered: one while it is asked, else none."""
         if self._question is None:
             return set()
         return {self._question.fileno()}
 
     def next_check(self) -> float | None:
-        """When to ask the handler for new members (monotonic seconds); None: it is asked now."""
+        """Returns when to ask the handler for new members (monotonic seconds); None: it is asked now."""
         if self._question is None:
             return self._next_poll
         return None
@@ -131,11 +139,15 @@ class ForeignRendezvous(NodeRendezvous):
         return self._silence
 
     def leave(self, reason: str, limit_s: float | None = None, number: int = 0) -> None:
-        """Forgets a question that has no answer yet. torch's launcher closes the rendezvous."""
+        """Leaves behind a question that has no answer yet. `shutdown`, which our launcher calls, closes the handler."""
         self._drop_question()
         super().leave(reason, limit_s, number)
 
     def _take_answer(self, question: BlockingCall[int]) -> None:
+        """Ends the cycle where nodes wait to join: the own coordinator is told that the cycle is to grow.
+
+        Raises what the question raised.
+        """
         self._drop_question()
         if question.result() > 0 and self.place is not None:
             self.link.send(Ended(self.node, self.place.cycle, EndReason.GREW, "other nodes wait to take part"))

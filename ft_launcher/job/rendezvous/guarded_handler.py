@@ -2,9 +2,15 @@
 package.
 
 Such a handler works on a store that may not answer for a minute or for ever, and was not written for several threads.
-So one thread at a time uses it, and the launcher's main thread never waits for it beyond a signal: its creation and its
-shutdown, which are called there, run in threads that a signal leaves behind. `next_rendezvous` and
-`num_nodes_waiting` are called in threads of the agent already.
+So one thread at a time uses it, and the launcher's main thread never waits for it beyond a signal.
+
+Threads (`blocking_call.py`), each left behind where its call does not end:
+
+    creation (`created`) and `shutdown`   called in the main thread, which starts a thread and waits for it or a signal
+    `next_rendezvous`                     called in a thread of the agent already (`agent/ending_signal.py`)
+    `num_nodes_waiting`                   called in a thread of `foreign.py`, which asks from time to time
+
+A call that was left behind still has the turn: the next call waits for its end, up to `_TURN_S`.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ class EndingSignals(Protocol):
 
     @property
     def arrived(self) -> Sequence[int]:
-        """Those that were read, in order."""
+        """The numbers of those that were read, in order."""
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when a signal has arrived."""
@@ -49,11 +55,13 @@ class EndingSignals(Protocol):
 
 
 class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
-    """A handler of others, used by one thread at a time. Attributes that torch's interface does not name are its own.
+    """A handler that is not ours, used by one thread at a time.
+
+    An attribute that torch's interface does not name is that of the other handler. It is read without a turn.
 
     Args:
-        handler: the other one.
-        signals: to the launcher. They are not read here.
+        handler: the one that is not ours.
+        signals: to the launcher. They are waited for here, and read elsewhere, so that none is lost.
     """
 
     def __init__(self, handler: RendezvousHandler, signals: EndingSignals) -> None:
@@ -105,6 +113,8 @@ class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
         """Closes the rendezvous at the end of the job; returns whether that was done in time.
 
         Called by `agent/torch_launch.py` in the main thread. A signal shortens the wait: how the job ended is known.
+
+        Returns False where the handler had not answered in time; its thread is left behind then.
         """
         call = BlockingCall(self._shut_down)
         try:
@@ -122,6 +132,11 @@ class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
+        """Context of one call of the handler; waits for the end of the call before it.
+
+        Raises:
+            RendezvousTimeoutError: that call has no end.
+        """
         if not self._in_use.acquire(timeout=_TURN_S):
             raise RendezvousTimeoutError(
                 f"an earlier call of the rendezvous handler has not ended within {_TURN_S:g} s"
@@ -133,7 +148,11 @@ class GuardedHandler(RendezvousHandler):  # type: ignore[misc]
 
 
 def created(create: Callable[[], RendezvousHandler], signals: EndingSignals) -> GuardedHandler:
-    """Creates a handler, which connects to its store, and returns it guarded.
+    """Creates a handler, which connects to its store, and returns it guarded. Called in the main thread.
+
+    Args:
+        create: makes the handler, in a thread. Its exception is raised here.
+        signals: to the launcher; the first one ends the wait.
 
     Raises:
         SignalException: a signal to the launcher arrived before the handler was there.

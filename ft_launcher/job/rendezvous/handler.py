@@ -1,7 +1,22 @@
-"""One node's side of the rendezvous of several nodes: torch's handler interface over the protocol of `job/`.
+"""One node's side of the rendezvous: torch's handler interface, and what our agent needs, over the protocol of `job/`.
 
-Called by torch's agent and by `agent/membership.py`. Asks for this node's place in each cycle and opens the cycle's
-store. Must not end a rank.
+`backends.py` makes the handler. torch's agent calls `next_rendezvous`, as of any handler; `agent/membership.py` and its
+neighbours call the rest. Asks for this node's place in each cycle and opens the cycle's store. Must not end a rank, nor
+know why a cycle failed: it passes on what the agent found.
+
+From the end of one cycle to the next:
+
+    1. The agent sets the fault of its ranks (`bring`), if they had one.
+    2. `next_rendezvous` sends an arrival with that fault, and waits for the coordinator's answer: a place, or the end
+       of the job (`NoPlace`). A node that is its own coordinator asks before (`ask`, `answered`), so that the agent can
+       wait for a backoff in its own thread.
+    3. The node of rank 0 makes the store of the cycle, and publishes its address. The others wait for the address, and
+       connect once: a store that cannot be reached ends the cycle before a rank is started.
+    4. Where the cycle ended meanwhile, all begins again with 2, in the same call.
+
+Threads: the agent calls what may block (`next_rendezvous`, `await_place`, `leave`) in a thread that a signal to the
+launcher leaves behind (`agent/ending_signal.py`), and all else in its own thread. The threads of `NodeLink` call
+`waiting` and `heard`.
 """
 
 from __future__ import annotations
@@ -47,12 +62,16 @@ from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes import resolver
 from rank_monitor.contract.wire.foreign import parse_json
 
-# Seconds at least to connect to the cycle's store. A host that cannot be reached ends the cycle, not the job.
+# Seconds at least to connect to the cycle's store, whatever the node timeout: a busy host may need many for a new
+# connection. A host that cannot be reached ends the cycle, not the job.
 _CONNECT_S = 30.0
 
 
 class NoPlace(RendezvousClosedError):  # type: ignore[misc]
-    """No further cycle follows for this node; `over` has the exit code and the reason."""
+    """No further cycle follows for this node; `over` has the exit code and the reason.
+
+    To torch's agent it is a rendezvous that was closed.
+    """
 
     def __init__(self, over: JobOver) -> None:
         super().__init__(over.reason)
@@ -64,18 +83,23 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     Args:
         backend: the name torch knows this handler by.
-        run_id: the job's id.
-        open_store: connects to the job's store, or makes it where this node is its host. None: the job has no other
-            node and needs no store; the coordinator is in this process.
+        run_id: the job's id (`--rdzv-id`).
+        open_store: connects to the job's store, or makes it where this node is its host. Called at the first formation,
+            since it may block for minutes. None: the job has no other node and needs no store; the coordinator is in
+            this process.
         me: who this node is; `seq`, `cycle` and `report` are filled in here.
         settings: the rules and times of the job.
         ports: hosts the store of a cycle if this node has rank 0.
-        first_store: the ranks' store of the first cycle, where the user gave its address.
+        first_store: the ranks' store of the first cycle, where the user gave its address (static backend).
         shares: whether an agent hosts the ranks' store. With the static backend it always does, as in torch.
 
     Attributes:
-        waiting: called with True when this node waits for a place while others run, with False when it has one.
-        heard: called when another node asks something (`job/link/questions.py`). Neither may block.
+        place: this node's last place; None: it has had none.
+        cycle_store: the store of the current or last cycle; None: no cycle has begun.
+        waiting: called with True when this node waits for a place while others run, with False when it has one. Must
+            not block.
+        heard: called when another node asks something (`job/link/questions.py`), with the topic and the number of the
+            question. Must not block.
     """
 
     follows_requests = True
@@ -104,7 +128,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.is_local = open_store is None
         """Whether the coordinator is in this process, for this node alone."""
         self.lease: Lease | None = None
-        """How long the ranks may run without a word to the other nodes; None: there are none."""
+        """How long the ranks may run after the last answered beat; None: the job has no other nodes."""
         self._link: CoordinatorLink | None = None
         if self.is_local:
             self._link = LocalLink(me.node, settings)
@@ -115,7 +139,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.place: RankAssigned | None = None
         self._is_joining = False
         self._is_granted = False
-        """`place` is the answer to `ask`, and its cycle was not entered yet."""
+        """Whether `place` is the answer to `ask`, and its cycle was not entered yet."""
         self.cycle_store: CycleStore | None = None
 
     # torch's interface.
@@ -150,7 +174,10 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Waits for this node's place in the next cycle.
+        """Waits for this node's place in the next cycle, and opens the cycle's store. Called by torch's agent.
+
+        Returns:
+            What torch's agent needs to know of the cycle: node rank, number of nodes, and the store's address.
 
         Raises:
             NoPlace: there is no further cycle for this node.
@@ -168,13 +195,15 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousConnectionError(f"the rendezvous' store is lost: {lost}") from None
 
     def _connect(self) -> NodeLink:
+        """Opens the job's store and links this node to the others, before its first arrival. Blocks."""
         assert self._open_store is not None and self.lease is not None
         link = NodeLink(self._me.node, self._open_store(), self._settings, self.lease)
         link.questions.heard = self.heard
         link.questions.waits = lambda: self.waiting(True)
         self._link = link
-        # A signal may have ended the agent meanwhile: the thread with this call was left behind.
-        if self._closed:  # by another thread, while this one connected
+        # A signal may have ended the agent while this thread connected. Then `leave`, in another thread, found no link
+        # to close, and this thread was left behind: so the link is closed here.
+        if self._closed:
             link.close(Left(self._me.node, "its launcher ends"), self._settings.beat_s)
             raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
         return link
@@ -192,15 +221,17 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         return self.place.active, self.place.standby
 
     def descriptors(self) -> set[int]:
-        """Readable when the end of a cycle may have arrived."""
+        """Returns the descriptors that are readable when the end of a cycle may have arrived: one, or none."""
         descriptor = self.link.fileno()
         if descriptor is None:
             return set()
         return {descriptor}
 
     def next_check(self) -> float | None:
-        """When `poll` and `NodeLink.cut` must be called (monotonic seconds): this node must know that it is cut off
-        before others count it as lost. None: there are no others."""
+        """Returns when `poll` and `NodeLink.cut` must be called (monotonic seconds); None: there are no other nodes.
+
+        This node must know that it is cut off before others count it as lost.
+        """
         if self.is_local:
             return None
         return time.monotonic() + self.check_s
@@ -219,8 +250,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def link(self) -> CoordinatorLink:
-        """This node's link to the coordinator. There is one from the first place on; its `fileno` announces
-        `take_end`."""
+        """This node's link to the coordinator. There is one from the first place on; its `fileno` is readable when
+        `take_end` has an end to return."""
         assert self._link is not None, "this node has had no place yet"
         return self._link
 
@@ -288,23 +319,30 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     def report_end(self, end_reason: EndReason, reason: str, asked: RankRequest | None = None, number: int = 0) -> None:
         """Reports how the cycle ended on this node; returns at once.
 
+        After a failure it is called before the ranks are stopped, so that all nodes stop theirs together.
+
         Args:
-            reason: for the other nodes.
-            asked: what a rank of this node asks for.
-            number: of the signal that preempts this node.
+            end_reason: how it ended.
+            reason: why, in words, for the other nodes.
+            asked: what a rank of this node asks for; None: none does.
+            number: of the signal that preempts this node; 0: none does.
         """
         if self._link is not None and self.place is not None:
             self._link.send(Ended(self._me.node, self.place.cycle, end_reason, reason, asked, number))
 
     def ranks_ended(self) -> None:
-        """Reports to the hosts of the ranks' stores that those of this node have ended after a preemption."""
+        """Reports, after a preemption, that the ranks of this node have ended. Returns at once.
+
+        The hosts of the ranks' stores wait for this: ranks that still save would lose the store.
+        """
         if self.node_link is not None and self.place is not None:
             self.node_link.ranks_ended(self.place)
 
     def await_ranks(self) -> str:
         """Begins to wait until the ranks of the cycle have ended on the other nodes, too. Returns at once.
 
-        Returns the key that `link.stopped` has last; empty: nothing is to be waited for.
+        Returns:
+            The key that the box `NodeLink.stopped` receives last; empty: nothing is to be waited for.
         """
         link = self.node_link
         if link is None or self._closed or self.place is None or self.place.nodes == 1:
@@ -315,20 +353,21 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Sets the fault of this node's ranks in the last cycle, which the next arrival carries.
 
         Args:
-            report: None: none of them failed by itself.
-            views: where they were, as `JoinRequest` has it.
+            report: the fault; None: none of them failed by itself.
+            views: what the node saw of them, as `JoinRequest` has it.
         """
         self._me = replace(self._me, report=report, views=views or {})
 
     def leave(self, reason: str, limit_s: float | None = None, number: int = 0) -> None:
-        """Leaves the job for good. The store's host waits until the others know the job's end.
+        """Leaves the job for good. The coordinator's node waits until the others know the job's end.
+
+        Called on every way out of the launcher, also by torch (`shutdown`); the first call counts. Blocks in the store
+        beyond the limit where the store does not answer: the agent calls it in a thread.
 
         Args:
-            reason: for the other nodes.
+            reason: why, for the other nodes.
             limit_s: of that wait, in seconds; None: `close_s`.
             number: of the signal that preempts this node; 0: none does.
-
-        Blocks in the store beyond that where the store does not answer: the agent calls it in a thread.
         """
         if not self._closed:
             self._closed = True
@@ -362,7 +401,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             raise RendezvousConnectionError(f"the coordinator's answer cannot be read: {error}") from None
         if answer is None:
             return None
-        # The coordinator has it now; a later arrival must not bring it again.
+        # The coordinator has the fault now; a later arrival must not bring it again.
         self._me = replace(self._me, report=None, views={})
         if isinstance(answer, JobOver):
             raise NoPlace(answer)
@@ -372,6 +411,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         return answer
 
     def _ask(self, link: CoordinatorLink) -> None:
+        """Sends this node's next arrival, with the number of the cycle that it left."""
         self._is_joining = True
         if self.place:
             cycle = self.place.cycle
@@ -382,7 +422,10 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         link.ask(self._me)
 
     def await_place(self, link: CoordinatorLink) -> RankAssigned:
-        """Returns this node's place, once the coordinator has given it one. `next_rendezvous` does not ask again then.
+        """Waits until the coordinator has given this node a place, and returns it. `next_rendezvous` then does not ask.
+
+        There is no limit: a spare may wait for days. Once in each beat it checks whether this node is cut off. Where
+        this node was the coordinator and another has taken over, it sends its arrival again, under another id.
 
         Raises:
             NoPlace: there is no further cycle for this node.
@@ -398,7 +441,10 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         return self.place
 
     def _rename_if_deposed(self, link: CoordinatorLink) -> bool:
-        """Takes a new name if another coordinator took over from this node: that ignores messages under the old one."""
+        """Takes a new id if another coordinator took over from this node; returns whether it did.
+
+        The new coordinator ignores messages under the old id: they may still be in the inbox, from the time before.
+        """
         deposed = link.was_deposed()
         if deposed:
             self._me = replace(self._me, node=f"{self._me.node}+", seq=self._me.seq + 1)
@@ -431,7 +477,11 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         return b""
 
     def _enter(self, link: CoordinatorLink, place: RankAssigned) -> RendezvousInfo | None:
-        """Opens the cycle's store, which the node of rank 0 hosts; None: the cycle ended first."""
+        """Opens the cycle's store, which the node of rank 0 hosts.
+
+        Returns None if the cycle ended first, or if the store cannot be reached: that has then been reported, and
+        another cycle follows.
+        """
         if self._is_hosted_by_user(place):
             self.cycle_store = self._first_store
             return self._info(place)

@@ -1,9 +1,28 @@
 """The job's store as the nodes use it: an inbox of messages, answers by key, beat counters, and the job's record.
 
-The record is in a `RendezvousBackend` of torch, which has compare-and-set. All else is in a `Store`, by set, get, add,
-wait and check, or by a faster method where the store has one. Decides nothing. A thread that waits needs its own
-connection. Its waits should be long: torch's TCPStore prints two lines whenever a wait ends without its key.
-`store_connection.py` opens the store; the link, the coordinator and the handlers use it, each over `connections.py`.
+`store_connection.py` opens the store; the link of a node and the coordinator's service use it, most of them through
+`link/connections.py`. Decides nothing, and knows of messages only that they are texts.
+
+Where what is. The record is in a `RendezvousBackend` of torch, which has compare-and-set. All else is in a `Store`, by
+set, get, add, wait and check, or by a faster method where the store has one:
+
+    ft_launcher/<run id>/<attempt>/inbox        a counter: how many numbers of messages were given out
+                                   inbox/<n>    message n; "void" where its writer died before it wrote
+                                   beat/<node>  a counter: the beats of a node
+                                   ...          answers and ends by key (`link/coordinator_service.py`, `questions.py`)
+    ft_launcher/job                             the id of the job that used this store first
+    ft_launcher/host                            there where a node hosts the store
+
+The inbox. A writer takes a number by an addition to the counter, and then writes its message there. So messages of all
+nodes have one order without a lock. Between the two steps a writer may die; a reader would wait for ever for that
+number. So the coordinator, after a while, writes "void" there itself (`give_up_missing`), by compare-and-set: if the
+writer only was slow, it finds that, and takes another number (`post`).
+
+Other programs may write to the same store, by mistake, so each counter is read with a bound: see `ForeignCounter`.
+
+Threads: torch's client takes one call at a time. A thread that waits needs its own connection. Its waits should be
+long: torch's TCPStore prints two lines whenever a wait ends without its key. Each method raises StoreLost if the store
+does not answer or refuses.
 """
 
 from __future__ import annotations
@@ -30,12 +49,14 @@ from rank_monitor.contract.wire.foreign import whole_number
 logger = logging.getLogger(__name__)
 
 Connect: TypeAlias = "Callable[[], tuple[RendezvousBackend, Store]]"
+"""Makes a new connection to the store: its backend, which has the record, and the store itself."""
 
 HOSTED = "ft_launcher/host"
 """This key exists from the beginning where an agent is the server of the store."""
 _JOB = "ft_launcher/job"
 _INBOX = "inbox"
 _VOID = "void"
+"""The message at a place of the inbox that was given up. No message of ours, which are JSON objects."""
 _MAX_UNREAD = 1 << 16
 """Unread messages: 64 of each of 1,024 nodes. A counter that is further ahead was written by another program."""
 _LOOKED_AT = 1024
@@ -61,17 +82,19 @@ class ForeignCounter(Exception):
 
 
 class JobStore:
-    """A connection to the job's store, for one thread.
+    """A connection to the job's store. A thread that waits needs one of its own.
 
     Args:
         backend: has the job's record.
         store: torch's store, or one with the same methods.
         connect: makes a new connection; returns both of these.
-        run_id: the job's id, of which all its keys begin.
+        run_id: the job's id, with which all its keys begin.
         hosted_here: whether this process is the store's server.
 
-    `raw` is torch's store itself, `backend` and `connect` are as given; `may_have_host`: another agent may be its
-    server. `attempt` is the one whose keys are read and written.
+    Attributes:
+        raw: torch's store itself, without a prefix.
+        may_have_host: whether another agent may be the server of the store.
+        attempt: name of the attempt whose keys are read and written; empty: none was entered.
     """
 
     def __init__(
@@ -111,7 +134,7 @@ class JobStore:
     # Messages.
 
     def post(self, text: str) -> None:
-        """Puts a message into the inbox. Repeats it if a reader gave its place up as lost in the meantime."""
+        """Puts a message into the inbox. Takes another number if a reader has given its place up in the meantime."""
         with _lost():
             while True:
                 key = f"{_INBOX}/{self._store.add(_INBOX, 1)}"
@@ -121,10 +144,12 @@ class JobStore:
     def read_inbox(self, taken: int, limit_s: float, more: Sequence[str] = ()) -> tuple[list[bytes], list[bytes]]:
         """Waits up to `limit_s` seconds for messages after the first `taken`. Returns them and the values of `more`.
 
-        A place that was given up has an empty message.
+        Both lists are empty if none arrived. A place that was given up has an empty message. The values of `more` are
+        read in the same operation as the messages, so a new term is seen before the messages are acted on.
 
         Raises:
             ForeignCounter: see there; `rescue` returns the messages, and the inbox goes on after `count`.
+            StoreLost: the store does not answer.
         """
         with _lost():
             if not self._wait(f"{_INBOX}/{taken + 1}", limit_s):
@@ -133,7 +158,8 @@ class JobStore:
             if count - taken > _MAX_UNREAD:
                 raise ForeignCounter(count)
             keys = [f"{_INBOX}/{number}" for number in range(taken + 1, count + 1)]
-            if not self._store.check(keys):  # a writer is between its two steps; the first is there
+            # A writer is between its two steps: only the messages before its place are read, found by halving.
+            if not self._store.check(keys):
                 there = bisect.bisect_left(range(1, len(keys)), 1, key=lambda n: not self._store.check(keys[: n + 1]))
                 keys = keys[: there + 1]
             values = self._get_all([*more, *keys])
@@ -143,7 +169,8 @@ class JobStore:
         """Fills places after `taken` whose writers took a number and did not write, so that later ones can be read.
 
         Args:
-            sent: the last number that was taken long enough ago.
+            taken: how many messages were read.
+            sent: the last number that a writer took long enough ago to have written its message.
         """
         with _lost():
             for number in range(taken + 1, min(sent, taken + _LOOKED_AT) + 1):
@@ -152,7 +179,8 @@ class JobStore:
     def rescue(self, taken: int, count: int) -> list[bytes]:
         """Returns the messages around a counter that another program set to `count`: those before it, and those since.
 
-        Gives up places among the last ones that are not written yet.
+        Reads a bounded number of places at both ends. Gives up those before `count` that are not written yet: their
+        writers, if there are any, take another number.
         """
         before = range(taken + 1, taken + 1 + _LOOKED_AT)
         since = range(count + 1 - _LOOKED_AT, count + 1)
@@ -186,7 +214,7 @@ class JobStore:
             self._store.delete_key(key)
 
     def receive(self, key: str, limit_s: float) -> bytes | None:
-        """Waits up to `limit_s` seconds for the value of a key; None if it has none."""
+        """Waits up to `limit_s` seconds for the value of a key; None if it has none. With 0 it does not wait."""
         with _lost():
             if self._wait(key, limit_s):
                 # Another reader may have removed it since; a `get` would wait for it. Who waited has been woken.
@@ -205,7 +233,10 @@ class JobStore:
         return self.count(f"beat/{key}")
 
     def counters(self, keys: Sequence[str], more: Sequence[str] = ()) -> tuple[dict[str, int | None], list[bytes]]:
-        """Returns the counts of beats, None for a node without any, and the values of `more`, empty where missing."""
+        """Returns the counts of beats, None for a node without any, and the values of `more`, empty where missing.
+
+        The coordinator calls this each beat for all nodes, so it makes one or two operations, whatever their number.
+        """
         names = [*more, *(f"beat/{key}" for key in keys)]
         with _lost():
             if isinstance(self.raw, WaitingStore):  # it may have lost all: a get would block other threads
@@ -246,7 +277,11 @@ class JobStore:
 
     def other_job(self) -> str:
         """Writes the job's id to a key that all jobs of this store read. Returns the id of another that was first; else
-        empty."""
+        empty.
+
+        Two jobs in one store are as a rule one job whose nodes have different `--rdzv-id`; each half would wait for the
+        other without a word about the reason.
+        """
         with _lost():
             if isinstance(self.raw, WaitingStore) and self.raw.serves_many_jobs:
                 first = self.run_id.encode()
@@ -294,6 +329,7 @@ class JobStore:
                         self.raw.delete_key(key)
 
     def _wait(self, key: str, limit_s: float) -> bool:
+        """Waits for a key; returns whether it is there."""
         if limit_s <= 0:
             return bool(self._store.check([key]))
         deadline = time.monotonic() + limit_s
@@ -325,7 +361,7 @@ class JobStore:
 
 @contextlib.contextmanager
 def _lost() -> Iterator[None]:
-    """Turns the exceptions of the stores into StoreLost."""
+    """Turns the exceptions of the stores into StoreLost. Each store raises its own classes for a lost connection."""
     try:
         yield
     except (RuntimeError, ValueError, OSError, LookupError, RendezvousError) as error:
