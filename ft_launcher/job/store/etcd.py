@@ -1,9 +1,19 @@
 """The rendezvous backend `etcd-v3`: torch's backend and store over etcd's v3 API.
 
-etcd 3.6 has no v2 API, which is all that torch's own backends speak. A job's records are `<prefix>/<run id>/state`,
-`.../store/<key>` and `.../writer/<id>`: read, written and changed by transactions, all under one lease. Every node of
-the job refreshes it. Once none has done so for its time, etcd removes the records. Must not know how etcd is reached,
-what the records mean, nor who joins what.
+etcd 3.6 has no v2 API, which is all that torch's own backends speak. `store_connection.py` makes backend and store for
+a job. Must not know how etcd is reached (`etcd_gateway.py`), what the records mean, nor who joins what.
+
+The records of a job, which are read, written and changed by transactions:
+
+    <prefix>/<run id>/state          the job's record; its fencing token is the revision at which it was written
+                      store/<key>    the keys of torch's store
+                      writer/<id>    the last ticket of each writer, see `Records.swap`
+
+All of them are under one lease, which every node of the job refreshes. Once none has done so for the time of the lease,
+etcd removes the records: so a job whose nodes have all died leaves nothing behind.
+
+Threads: `etcd lease`, one for each connection, refreshes the lease and ends with the connection. All else runs in the
+caller's thread, and blocks.
 """
 
 from __future__ import annotations
@@ -41,9 +51,9 @@ _TTL_S = 7200
 _READ_TIMEOUT_S = 60
 _WATCH_S = 10.0
 """One watch stream at most: a connection to a host that vanished would be silent for ever."""
-# Between two attempts to read again after etcd was lost, while a key is awaited.
+# Seconds between two attempts to read again after etcd was lost, while a key is awaited.
 _RETRY_S = 0.5
-# Nodes that compete for a key pause for a random time up to this.
+# Nodes that compete for a key pause for a random time up to this (seconds), else they would collide again.
 _MAX_BACKOFF_S = 0.05
 _OPERATIONS = 100
 """Operations in one transaction; etcd's default of `--max-txn-ops` is 128."""
@@ -59,10 +69,15 @@ class Record(NamedTuple):
 
 
 class Records:
-    """The records of one job, by name. `root`: what their keys begin with.
+    """The records of one job, by name. Its methods block, and raise as `Gateway.call` does.
 
-    The number of the lease follows from the root, so that all nodes of a job have the same one. It is refreshed by a
-    thread that ends with this object. Raises as `Gateway.call` does.
+    The number of the lease follows from the root, so that all nodes of a job have the same one without asking each
+    other. A thread that ends with this object refreshes the lease.
+
+    Args:
+        gateway: the way to etcd.
+        root: what the keys of the job begin with; ends with a slash.
+        ttl_s: for how many seconds the lease is held without a refreshment.
     """
 
     def __init__(self, gateway: Gateway, root: str, ttl_s: int) -> None:
@@ -79,7 +94,10 @@ class Records:
         threading.Thread(target=_refresh_lease, args=arguments, name="etcd lease", daemon=True).start()
 
     def read(self, names: Sequence[str]) -> tuple[list[Record | None], int]:
-        """Returns the records, None for a missing one, and a revision; no record is older than that."""
+        """Returns the records, None for a missing one, and a revision; no record is older than that.
+
+        Many names are read in several transactions. A watch from the returned revision misses no change.
+        """
         found: list[Record | None] = []
         revision = 0
         for start in range(0, len(names), _OPERATIONS):
@@ -89,7 +107,7 @@ class Records:
         return found, revision
 
     def put(self, values: Mapping[str, bytes]) -> None:
-        """Writes the values, also over existing ones."""
+        """Writes the values, also over existing ones. Many values are written in several transactions."""
         puts = [self._put(name, value) for name, value in values.items()]
         for start in range(0, len(puts), _OPERATIONS):
             self._transact(puts[start : start + _OPERATIONS])
@@ -113,7 +131,9 @@ class Records:
     def swap(self, name: str, revision: int, value: bytes) -> tuple[bool, Record | None]:
         """Writes if the record still has this revision (0: does not exist). Returns whether it did, and the record now.
 
-        A random ticket is written with it: where the answer to a first try was lost, the second finds its own ticket.
+        A random ticket is written in the same transaction, at a key of this thread. The gateway tries a call again if
+        the answer was lost. Where the first try had succeeded, the second finds another revision of the record, but
+        also the ticket: so the swap reports success, and a count is not added twice.
         """
         ticket, writer = secrets.token_bytes(8), f"writer/{self._name}-{threading.get_ident()}"
         same = {"key": self.key_of(name), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
@@ -131,13 +151,18 @@ class Records:
         self.gateway.watch(self.key_of(name), revision, limit_s)
 
     def _transact(self, then: list[Json], when: Sequence[Json] = (), otherwise: Sequence[Json] = ()) -> Json:
+        """Runs one transaction, `then` if all of `when` hold, else `otherwise`; returns etcd's answer.
+
+        Makes the lease again where etcd does not know it any more.
+        """
         body = {"compare": list(when), "success": then, "failure": list(otherwise)}
         try:
             return self.gateway.call("kv/txn", body)
         except EtcdRefusal as error:
             if error.code != _NOT_FOUND:
                 raise
-        _hold_lease(self.gateway, self.lease, self._ttl_s)  # it ran out, or etcd lost its records
+        # The lease ran out, or etcd has lost its records.
+        _hold_lease(self.gateway, self.lease, self._ttl_s)
         return self.gateway.call("kv/txn", body)
 
     def key_of(self, name: str) -> str:
@@ -186,9 +211,9 @@ class EtcdV3Backend(RendezvousBackend):  # type: ignore[misc]
 class EtcdV3Store(WaitingStore):
     """torch's store, in etcd. A `PrefixStore` around it must not outlive it: torch's C++ part holds no reference.
 
-    What waits ends within its timeout plus the read timeout, anything else within the read timeout per transaction. A
-    lost connection is tried again once; while waiting, as long as the read timeout. Raises `RendezvousConnectionError`
-    when etcd is lost.
+    A wait ends within its timeout plus the read timeout, any other operation within the read timeout for each of its
+    transactions. A lost connection is tried again once; while a key is awaited, for as long as the read timeout. Raises
+    `RendezvousConnectionError` when etcd is lost.
     """
 
     def __init__(self, records: Records) -> None:
@@ -204,7 +229,8 @@ class EtcdV3Store(WaitingStore):
     def add(self, key: str, num: int) -> int:
         """Adds to a counter, 0 where there is none, once even when an answer is lost; returns the sum.
 
-        One operation where nobody else adds to it.
+        etcd has no addition, so this is a swap of the value. The last value and its revision are kept for each counter:
+        where nobody else adds to it, as to a node's beats, an addition is one operation without a read before.
         """
         if num == 0:
             return int(self.read([key])[0] or 0)
@@ -240,9 +266,18 @@ class EtcdV3Store(WaitingStore):
     def _change(
         self, key: str, change: Callable[[bytes | None], bytes | None], record: Record | None = None
     ) -> Record | None:
-        """Writes the result of `change` unless it is None; repeats the swap until nobody has written in between.
+        """Writes the result of `change`; repeats the swap until nobody has written in between.
 
-        `record`: as it was last, where that is known. Returns the record then.
+        Args:
+            key: of the record.
+            change: old value, None where there is none -> new value; None: nothing is to be written.
+            record: as it was last, where that is known; a wrong one costs one more swap.
+
+        Returns:
+            The record as it is then; None: there is none.
+
+        Raises:
+            DistStoreError: others have written in between, again and again, for the store's timeout.
         """
         name, deadline = _name(key), time.monotonic() + self.timeout.total_seconds()
         if record is None:
@@ -282,6 +317,7 @@ class EtcdV3Store(WaitingStore):
 
 
 def _name(key: str) -> str:
+    """Returns the name of the record of a key of the store."""
     return f"store/{key}"
 
 
@@ -293,11 +329,15 @@ def _after(prefix: str) -> str:
 def create_backend(params: RendezvousParameters) -> tuple[EtcdV3Backend, EtcdV3Store]:
     """Makes the backend and a store for it, over one connection. The endpoint: one or several `host[:port]`, by commas.
 
-    Settings (torch's names): `protocol` (http or https; http), `ssl_cert`, `ssl_cert_key`, `ca_cert` (files; none),
-    `read_timeout` (seconds for one call, over all endpoints and tries; 60; also the store's timeout), `key_prefix` or
-    `etcd_prefix` (`/ft_launcher`), `ttl` (seconds that records outlive the job; two hours).
+    Settings, with torch's names (`--rdzv-conf`):
 
-    What can be wrong with them, `settings/rendezvous_check.py` has found out.
+    - `protocol`: http or https; http.
+    - `ssl_cert`, `ssl_cert_key`, `ca_cert`: files; none.
+    - `read_timeout`: seconds for one call, over all endpoints and tries; also the store's timeout; 60.
+    - `key_prefix` or `etcd_prefix`: what all keys begin with; `/ft_launcher`.
+    - `ttl`: seconds for which records outlive the job; two hours.
+
+    `settings/rendezvous_check.py` has checked them before.
 
     Raises:
         ConfigError: the run id is empty.
@@ -318,10 +358,12 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdV3Backend, EtcdV3S
 
 
 def _text(value: bytes) -> str:
+    """Returns bytes as etcd's JSON has them: in base64."""
     return b64encode(value).decode()
 
 
 def _first(answer: Json) -> Record | None:
+    """Returns the record that a read of one key has found; None: there is none."""
     found = answer["response_range"].get("kvs")
     if found:
         return Record(b64decode(found[0].get("value", "")), int(found[0]["mod_revision"]))
@@ -342,6 +384,8 @@ def _hold_lease(gateway: Gateway, lease: str, ttl_s: int) -> int:
 
 
 def _refresh_lease(gateway: Gateway, lease: str, ttl_s: int, held_s: float, stopped: threading.Event) -> None:
+    """The thread `etcd lease`: refreshes the lease until `stopped` is set. Holds no reference to `Records`, with which
+    it ends."""
     # Four times in the time of the lease, so that some may fail.
     while not stopped.wait(held_s / 4):
         try:

@@ -1,7 +1,11 @@
 """Calls an etcd (3.4 or later) through its JSON gateway, at one of several endpoints, each call bounded in time.
 
-The only file that uses the library `etcd3gw` (extra `etcd`), which is imported when a gateway is made. Must not know
-what is stored in etcd.
+The only file that uses the library `etcd3gw` (extra `etcd`), which is imported when a gateway is made. `etcd.py` uses
+the gateway. Must not know what is stored in etcd.
+
+The library alone would not do: it knows one endpoint, and where a member of the cluster dies a job must go on with
+another. A member may also accept a connection and never answer. So each try has a limit, and each call tries every
+endpoint twice, within `read_timeout_s` together.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 # Each endpoint is tried twice, so that one lost connection is not an error of the job.
 _ROUNDS = 2
-# Between the rounds, and an eighth of `read_timeout` at most: without a pause both would meet the same short outage.
+# Seconds between the rounds, an eighth of `read_timeout` at most: without it both would meet the same short outage.
 _PAUSE_S = 0.5
-# Where a watch ends at once, its caller polls; this bounds how often.
+# Seconds. Where a watch ends at once, its caller polls; this bounds how often.
 _POLL_S = 0.05
 
 
@@ -26,7 +30,11 @@ Json = dict[str, Any]
 
 
 class EtcdRefusal(RendezvousConnectionError):  # type: ignore[misc]
-    """etcd answered with an error of the request; `code` is gRPC's. Another try would not help."""
+    """etcd answered with an error of the request. Another try would not help.
+
+    Attributes:
+        code: gRPC's number of the error.
+    """
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -38,8 +46,10 @@ class Gateway:
 
     Args:
         addresses: host and port of each endpoint, at least one.
-        read_timeout_s: bound of a call, over all its tries.
-        protocol: `http` or `https`. `cert`: file, or files of certificate and key. `ca_cert`: file.
+        read_timeout_s: bound of a call, over all its tries (seconds).
+        protocol: `http` or `https`.
+        cert: the file of the client's certificate with its key, or the two files; None: none is sent.
+        ca_cert: the file by which the server's certificate is checked; None: by the system's.
     """
 
     def __init__(
@@ -69,6 +79,12 @@ class Gateway:
 
     def call(self, path: str, body: Json) -> Json:
         """Returns etcd's answer. If no endpoint gives one, each is tried once more; blocks up to `read_timeout_s`.
+
+        A call whose answer was lost may have had its effect, and then is made twice: `Records.swap` allows for that.
+
+        Args:
+            path: of the API, without `/v3/`.
+            body: the request, as etcd's JSON.
 
         Raises:
             EtcdRefusal: etcd answered with an error of the request.
@@ -100,8 +116,8 @@ class Gateway:
     def watch(self, key: str, revision: int, limit_s: float) -> None:
         """Waits until a key was written after a revision, the stream ends, or `limit_s` seconds have passed.
 
-        Does not report which: the caller reads the key. Without a stream it returns after 50 ms, so that the caller
-        polls.
+        Does not report which of them: the caller reads the key. Where etcd gives no stream this returns after 50 ms, so
+        that the caller polls. Uses the endpoint that answered last, and tries no other: the caller's read does.
         """
         client = self._clients[self._current]
         request = {"key": key, "start_revision": str(revision + 1), "filters": ["NODELETE"]}

@@ -1,8 +1,15 @@
 """A job's store in a folder of a shared file system: torch's `Store` interface, with one file for each key.
 
-torch's own `FileStore` appends every write, also each beat, to one file, which grows for as long as the job lasts. A
-wait polls, as torch's does: a shared file system does not notify other hosts of changes. What the keys mean is not
-known here.
+`store_connection.py` makes one for `--rdzv-backend=c10d --rdzv-conf store_type=file`. torch's own `FileStore` would not
+do: it appends every write, also each beat, to one file, which grows for as long as the job lasts. What the keys mean is
+not known here.
+
+    <folder>/lock         held (flock) by the writer, over all hosts
+             =<key>       the value of one key; the name is quoted, so that a key may contain a slash
+             <pid>.<thread>.tmp   a value that is being written
+
+A write is a rename, which is atomic: readers take no lock, and never see half a value. A wait polls, as torch's does: a
+shared file system does not notify other hosts of changes. Several hosts, processes and threads may use one folder.
 """
 
 from __future__ import annotations
@@ -23,7 +30,8 @@ from ft_launcher.job.store.store_base import WaitingStore, bytes_of
 from rank_monitor.contract.wire.own_file import open_own
 
 _LOCK = "lock"
-# The pause of a poll is a fifth of the wait until then: what is written soon is seen soon, a long wait costs little.
+# Seconds: bounds of the pause between two polls, which is a fifth of the wait until then. What is written soon is seen
+# soon, and a long wait costs little.
 _SHORT_S, _LONG_S = 0.005, 0.05
 
 
@@ -83,7 +91,10 @@ class FolderStore(WaitingStore):
                 file.unlink(missing_ok=True)
 
     def remove_job(self, record: str, token: Any, prefix: str) -> None:
-        """Removes the folder with all keys, if the key `record` still has this value."""
+        """Removes the folder with all keys, if the key `record` still has this value.
+
+        The folder is renamed under the lock first: a writer of the next attempt makes a new one, and loses nothing.
+        """
         removed = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.removed")
         with contextlib.suppress(FileNotFoundError), self._locked():
             if self._value(record) != token:
@@ -93,7 +104,11 @@ class FolderStore(WaitingStore):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Context that holds the lock of writers: at most one at a time, over all hosts."""
+        """Context that holds the lock of writers: at most one at a time, over all hosts.
+
+        Where the folder was removed while this waited for the lock, the lock is that of a file that is gone. Then it
+        begins again, with a new folder.
+        """
         while True:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = open_own(self.folder / _LOCK, os.O_RDWR, 0o666)
@@ -103,10 +118,11 @@ class FolderStore(WaitingStore):
                     if os.path.samestat(os.fstat(descriptor), os.stat(self.folder / _LOCK)):
                         yield
                         return
-            finally:  # the folder may have been removed meanwhile, by the end of the job before this one
+            finally:
                 os.close(descriptor)
 
     def _write(self, key: str, value: bytes) -> None:
+        """Replaces the value of a key. The caller holds the lock."""
         written = self.folder / f"{os.getpid()}.{threading.get_ident()}.tmp"
         # A rename is atomic, so that a reader, which takes no lock, never sees half a value.
         written.unlink(missing_ok=True)
@@ -115,6 +131,7 @@ class FolderStore(WaitingStore):
         written.replace(self._at(key))
 
     def _value(self, key: str) -> bytes | None:
+        """Returns the value that a key has now; None: it has none."""
         try:
             return self._at(key).read_bytes()
         except FileNotFoundError:

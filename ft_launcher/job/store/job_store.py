@@ -1,7 +1,7 @@
 """The job's store as the nodes use it: an inbox of messages, answers by key, beat counters, and the job's record.
 
-`store_connection.py` opens the store; the link of a node and the coordinator's service use it, most of them through
-`link/connections.py`. Decides nothing, and knows of messages only that they are texts.
+`store_connection.py` opens the store. The link of a node uses it through `link/connections.py`, the coordinator's
+service directly. Decides nothing, and knows of messages only that they are texts.
 
 Where what is. The record is in a `RendezvousBackend` of torch, which has compare-and-set. All else is in a `Store`, by
 set, get, add, wait and check, or by a faster method where the store has one:
@@ -235,7 +235,7 @@ class JobStore:
     def counters(self, keys: Sequence[str], more: Sequence[str] = ()) -> tuple[dict[str, int | None], list[bytes]]:
         """Returns the counts of beats, None for a node without any, and the values of `more`, empty where missing.
 
-        The coordinator calls this each beat for all nodes, so it makes one or two operations, whatever their number.
+        The coordinator calls this each beat for all nodes, so it makes two operations as a rule, whatever their number.
         """
         names = [*more, *(f"beat/{key}" for key in keys)]
         with _lost():

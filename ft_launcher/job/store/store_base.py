@@ -1,7 +1,10 @@
 """What the stores of a job have in common that outlive it: every read is a wait for keys, and they can be cleared.
 
-Base of the store over etcd (`etcd.py`) and of `job/store/file_store.py`; `job/store/job_store.py` uses them. Must not
-know where the values are.
+Base of the stores over etcd (`etcd.py`) and over files (`file_store.py`); `job_store.py` uses them in the place of
+torch's TCPStore, and asks by this class whether a store outlives the job. Must not know where the values are.
+
+A store of this base writes two methods for reads, `_read` and `_watch`, and the writes. Waits, time limits and torch's
+errors for them are here, once for both.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from torch.distributed import DistStoreError, Store
 class WaitingStore(Store):  # type: ignore[misc]
     """torch's `Store`, of which each read is a wait, and the removal of what a job leaves.
 
-    A wait raises DistStoreError when time is up, as TCPStore does.
+    A wait raises DistStoreError when time is up, as TCPStore does. All methods block, and raise what their store does
+    when it is lost.
 
     Attributes:
         serves_many_jobs: whether other jobs use this store as well, under run ids of their own.
@@ -64,11 +68,17 @@ class WaitingStore(Store):  # type: ignore[misc]
         raise NotImplementedError
 
     def remove_job(self, record: str, token: Any, prefix: str) -> None:
-        """Removes the job's record, of which the backend's name is `record`, if it still has this token, and the keys
-        that begin with `prefix`."""
+        """Removes the job's record and its keys, unless another node has written the record meanwhile.
+
+        Args:
+            record: the name of the record in its backend.
+            token: the record's token when it was read last.
+            prefix: what the keys begin with; ends with a slash.
+        """
         raise NotImplementedError
 
     def _await(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        """Waits until all keys have values, and returns these in order. Keys that were found are not read again."""
         began = time.monotonic()
         deadline = began + timeout.total_seconds()
         missing, found = list(keys), dict[str, bytes]()
@@ -85,16 +95,24 @@ class WaitingStore(Store):  # type: ignore[misc]
             self._watch(missing[0], index, now - began, deadline - now)
 
     def _read(self, keys: Sequence[str], deadline: float) -> tuple[list[bytes | None], int]:
-        """Returns as `read`, and the store's index, of which no value is older; 0 where the store has none.
+        """Returns as `read`, and the store's index, than which no value is older; 0 where the store has none.
 
-        `deadline` (monotonic seconds): until then a store that is lost for a moment is tried again.
+        Args:
+            keys: to read.
+            deadline: until then a store that is lost for a moment is tried again (monotonic seconds).
         """
         raise NotImplementedError
 
     def _watch(self, key: str, index: int, waited_s: float, limit_s: float) -> None:
         """Returns when a key may have been written after the index, at the latest after `limit_s` seconds.
 
-        `waited_s`: for how long it has been awaited.
+        The caller reads the key then; it may be missing still.
+
+        Args:
+            key: that is awaited.
+            index: what `_read` returned.
+            waited_s: for how many seconds it has been awaited. A store that polls pauses longer after a long wait.
+            limit_s: of this call, in seconds.
         """
         raise NotImplementedError
 

@@ -1,7 +1,19 @@
 """Opens the job's store for each backend: connects to its server, or starts the server where this node is the host.
 
-Each step has a deadline, and each failure is an error of one line that names the endpoint. What the store contains is
-not known here. Uses torch's underscored `_matches_machine_hostname`.
+`rendezvous/backends.py` passes `open_job_store` to the handler, which calls it at the first formation, in a thread that
+a signal leaves behind. What the store contains is not known here. Uses torch's underscored `_matches_machine_hostname`.
+
+    c10d       torch's TCPStore. This node hosts it if the endpoint is its own name, or `is_host` says so. Among several
+               launchers of one host the first one has the port, and the others connect.
+               With `store_type` other than tcp: files in a folder (`file_store.py`), which no node hosts.
+    static     torch's TCPStore at `--master-addr` and `--master-port`, on the node of rank 0.
+    etcd-v3    `etcd.py`; no node of the job hosts it.
+
+torch's own way has waits without an end, or of minutes: a server that accepts a connection and says nothing, a port
+that another program has, a host that starts a minute later. Here each step has a deadline, and each failure is an error
+of one line that names the endpoint.
+
+Threads: `ft_connect` makes one connection of torch's, and is left behind where torch does not return in time.
 """
 
 from __future__ import annotations
@@ -32,7 +44,7 @@ from rank_monitor.contract.rounds.barrier import Store
 
 _T = TypeVar("_T")
 
-# The default of c10d's `read_timeout` in torch.
+# All in seconds. The default of c10d's `read_timeout` in torch.
 _OPERATION_S = 60
 # One plain TCP connection, which is refused or made at once unless packets are dropped.
 _REACH_S = 5.0
@@ -56,10 +68,14 @@ def open_job_store(
     Args:
         backend: c10d, static or etcd-v3.
         parameters: as torch's registry passes them to a handler, with all of that backend's keys.
-        check: called before any wait; its argument is whether this node may be the host.
+        check: called before any wait; its argument is whether this node may be the host. Raises an error to refuse: a
+            host needs two descriptors for each node.
+
+    Returns:
+        The first connection, which makes others.
 
     Raises:
-        RendezvousConnectionError: it cannot be reached.
+        RendezvousConnectionError: the store cannot be reached.
     """
     run_id = parameters.run_id
     if backend == "etcd-v3":
@@ -97,6 +113,7 @@ def _job_store(connect: Connect, run_id: str) -> JobStore:
 
 
 def _with_record(store: Store, run_id: str) -> tuple[RendezvousBackend, Store]:
+    """Returns the store and torch's backend over it, which has the job's record."""
     return C10dRendezvousBackend(store, run_id), store
 
 
@@ -114,6 +131,11 @@ def _may_host(backend: str, parameters: RendezvousParameters) -> tuple[bool, flo
 
 
 def _c10d_store(parameters: RendezvousParameters) -> tuple[RendezvousBackend, Store]:
+    """Has torch make backend and store for c10d; torch also starts the server where this node is the host.
+
+    Raises:
+        RendezvousConnectionError: the store cannot be reached; in one line, with the endpoint.
+    """
     limit_s = (parameters.get_as_int("read_timeout", _OPERATION_S) or _OPERATION_S) + _REACH_S
     try:
         host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=DEFAULT_PORT)
@@ -128,6 +150,11 @@ def _c10d_store(parameters: RendezvousParameters) -> tuple[RendezvousBackend, St
 
 
 def _static_store(parameters: RendezvousParameters) -> TCPStore:
+    """Makes the store of the static backend; starts its server on the node of rank 0.
+
+    Raises:
+        RendezvousConnectionError: the store cannot be reached; in one line, with the endpoint.
+    """
     host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
     first = int(parameters.config["rank"]) == 0
     limit_s = parameters.get_as_int("timeout", 600) or 600
@@ -138,7 +165,9 @@ def _static_store(parameters: RendezvousParameters) -> TCPStore:
 
 
 def _must_be_a_store(host: str, port: int) -> None:
-    """Checks by the first answer of a server that it speaks the protocol of torch's store; torch retries for a minute.
+    """Checks by the first answer of a server that it speaks the protocol of torch's store.
+
+    torch itself tries again for a minute, and then reports that time is up, whatever has the port.
 
     Raises:
         RendezvousConnectionError: it speaks another. No server, or one that has not answered yet, is not an error.
@@ -152,15 +181,21 @@ def _must_be_a_store(host: str, port: int) -> None:
 
 
 def _about(endpoint: str, error: BaseException) -> str:
+    """Says in one line what is wrong with the store at an endpoint."""
     if _WRONG_FIRST_ANSWER in str(error):
         return f"what answers at {endpoint} is not a store of torch's: another program has that port"
     return f"no store at {endpoint}: {one_line(error)}"
 
 
 def _connect(host: str, port: int) -> TCPStore:
-    """Makes a new connection. A plain one before it fails at once, and without a C++ trace, where nothing listens.
+    """Makes a new connection to a store that this node was connected to before.
 
-    It also finds the address, so that a slow resolver is asked for the name only once.
+    A plain connection is made first: where nothing listens, that fails at once, and without a C++ trace. It also finds
+    the address, so that a slow resolver is asked for the name only once.
+
+    Raises:
+        OSError: nothing listens there.
+        RendezvousConnectionError: the server did not answer in time.
     """
     with resolver.usual(), socket.create_connection((host, port), _REACH_S) as plain:
         address = plain.getpeername()[0]
@@ -172,7 +207,16 @@ def _connect(host: str, port: int) -> TCPStore:
 def _tcp_store(
     host: str, port: int, timeout_s: float, limit_s: float, hosts: bool = False, check: bool = False
 ) -> TCPStore:
-    """Makes torch's store with a timeout. `hosts`: as its server. `limit_s`, `check`: as for `_within`."""
+    """Makes torch's store.
+
+    Args:
+        host: of the server.
+        port: of the server.
+        timeout_s: torch's timeout of the store, for the connection and for each operation.
+        limit_s: as for `_within`.
+        hosts: whether to start the server.
+        check: as for `_within`.
+    """
     limit = timedelta(seconds=timeout_s)
     return _within(
         limit_s,
@@ -187,7 +231,11 @@ def _within(limit_s: float, make: Callable[[], _T], host: str, port: int, check:
     """Returns the result of `make`, which runs in a thread: torch has no time limit for a server's first answer.
 
     Args:
-        check: if that takes longer than 2 s, the server at the port must be a store.
+        limit_s: for how many seconds to wait; the thread is left behind then.
+        make: connects to a store.
+        host: of the server, for errors and for the resolver.
+        port: of the server.
+        check: if `make` takes longer than 2 s, the server at the port must be a store.
 
     Raises:
         RendezvousConnectionError: the server did not answer within `limit_s` seconds.
@@ -196,7 +244,8 @@ def _within(limit_s: float, make: Callable[[], _T], host: str, port: int, check:
 
     def connect() -> None:
         try:
-            with resolver.bounded_towards(host, socket.gethostname()):  # torch looks whether this is the host
+            # torch looks up both names, to see whether this is the host.
+            with resolver.bounded_towards(host, socket.gethostname()):
                 made.set_result(make())
         except BaseException as error:  # handed to the caller's thread
             made.set_exception(error)
@@ -211,7 +260,9 @@ def _within(limit_s: float, make: Callable[[], _T], host: str, port: int, check:
 
 
 def _await_listener(host: str, port: int, limit_s: float) -> None:
-    """Waits until a server listens. torch itself pauses for half a minute after the first refusals.
+    """Waits until a server listens: the host of the store may start later than this node.
+
+    torch itself pauses for half a minute after the first refusals.
 
     Raises:
         RendezvousConnectionError: none listens within `limit_s` seconds.
@@ -229,7 +280,7 @@ def _await_listener(host: str, port: int, limit_s: float) -> None:
 
 
 def _listens(port: int) -> bool:
-    """Whether this process is the server."""
+    """Whether this process is the server at the port: of several launchers that may host it, one is."""
     import psutil  # here: it takes 20 ms, and a job of one node has no such server
 
     own = psutil.Process(os.getpid())
