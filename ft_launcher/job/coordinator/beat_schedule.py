@@ -1,17 +1,26 @@
 """When nodes beat, read the beats of others, and give up. Pure.
 
-Nodes leave out some beats, so that an idle job makes one store operation per node and beat in total.
+A beat is an addition of one to a node's counter in the job's store. The coordinator reads the counters of all nodes.
+Two other members, its deputies, read the counter of the coordinator. `link/node_link.py` makes beats by `BeatSchedule`;
+`link/coordinator_service.py` and `link/attempt.py` read them by `BeatReader`.
 
-A read of the store replaces a beat. The coordinator reads at each beat and beats at every second one; so does a deputy.
-The other members leave out as many beats as that is too much. Where there are too few others, coordinator and deputies
-read at every second beat and beat in between, and `BeatReader` allows for it. A node never leaves out two beats in a
-row, so it beats at least every two beats, and a timeout has at least six. On a slow connection no beat is left out.
+**How many operations.** Nodes leave out some beats, so that an idle job makes one store operation per node and beat in
+total. A read of the store replaces a beat. The coordinator reads once in each beat and beats every second time; so does
+a deputy. That is more than one operation per beat, and the other members leave out as many beats together. Where these
+members are too few (`_ENOUGH`), coordinator and deputies read every second time and beat in between, and `BeatReader`
+allows for the longer period. A node never leaves out two beats in a row, so it beats at least once in two periods, and
+a timeout has at least six. On a slow connection no beat is left out.
 
-A new count may have been written up to one reading earlier, hence a reader with a longer period waits less time after
-it: a node is lost at most `timeout_s` and half a beat after its last beat. A node that cannot beat counts from the time
-at which it sent its last answered beat, checks four times a beat, and gives up two beats before `timeout_s`. So it is
-the first to do so, by at least a quarter of a beat (`own_limit_s`). Its monitors, which hold a timer, end its ranks if
-it has not done so by then (`lease_s`).
+**Who gives up when.** No two clocks are compared: each node counts by its own, from what it has seen itself. A node
+that is cut off must end its ranks before the others go on without it. So three limits follow each other. With a beat of
+1 s and a timeout of 12 s they are, in seconds after the last answered beat was sent:
+
+    10.0    `own_limit_s`: the node itself, which checks four times a beat, gives up and ends its ranks
+    10.25   `lease_s`: a timer that the node's monitors hold ends the ranks of a launcher that stands still
+    10.5    the earliest time at which a reader can count the node as lost; the latest is 12.5
+
+A reader cannot know when a new count was written, only that this was after its reading before. Hence a reader with a
+longer period waits less time after the reading at which the count was new.
 """
 
 from __future__ import annotations
@@ -19,34 +28,43 @@ from __future__ import annotations
 from rank_monitor.contract.loss_detector import LossDetector
 
 DEPUTIES = 2
-"""Members that watch the coordinator as closely as it watches them."""
-# Bounded, so that many operations at once do not make a node leave out beats for long afterwards.
+"""Members that watch the coordinator as closely as it watches them. Two, so that the job outlives the loss of the
+coordinator and of a deputy at once without a long wait."""
+# Beats. Bounded, so that many operations at once do not make a node leave out beats for long afterwards.
 _MAX_TO_LEAVE_OUT = 2.0
 _ENOUGH = 7
-"""With this many members, those that watch nobody can leave out what a coordinator and two deputies make more."""
+"""With this many members, the four that watch nobody leave out every second beat, for what a coordinator and two
+deputies make more. With fewer members they would have to leave out two beats in a row."""
 
 
 def look_every(members: int) -> int:
-    """Returns in which beats coordinator and deputies read, on a store apart from the nodes: 1 all, 2 every second."""
+    """Returns how often coordinator and deputies read, on a store apart from the nodes: 1 in each beat, 2 in every
+    second one. `members`: how many nodes the cycle has."""
     if members >= _ENOUGH:
         return 1
     return 2
 
 
 class BeatSchedule:
-    """Decides which of its beats one node leaves out."""
+    """Decides which of its beats one node leaves out. The thread that beats asks it; another may call `looked`."""
 
     def __init__(self) -> None:
         self._share = 0.0
+        """How many beats to leave out in each period, for the operations of coordinator and deputies."""
         self._to_leave_out = 0.0
+        """How many beats are to be left out now; one is, once this is 1."""
         self._left_out = False
+        """Whether the last beat was left out."""
 
     def serve(self, rank: int, members: int, deputies: int) -> None:
         """Sets the share of beats that this node leaves out for the extra operations of coordinator and deputies.
 
+        Called when a cycle begins.
+
         Args:
-            rank: its rank among the `members` of the cycle: nodes take turns.
-            deputies: how many; 0 if this node is one of them, or if no coordinator beats.
+            rank: the node rank of this node, so that the nodes take turns.
+            members: how many nodes the cycle has.
+            deputies: how many deputies there are; 0 if this node is one of them, or if no coordinator beats.
         """
         others = members - 1 - deputies
         too_many = deputies and look_every(members) == 1
@@ -65,7 +83,11 @@ class BeatSchedule:
         self._to_leave_out = min(self._to_leave_out + 1.0, _MAX_TO_LEAVE_OUT)
 
     def next_is_made(self, quick: bool = True) -> bool:
-        """Whether to make the beat that is due now. To be called once per beat. `quick`: the last was answered soon."""
+        """Whether to make the beat that is due now. To be called once per beat.
+
+        Args:
+            quick: whether the last beat was answered soon. If not, none is left out: the next may come late as well.
+        """
         self._to_leave_out = min(self._to_leave_out + self._share, _MAX_TO_LEAVE_OUT)
         self._left_out = quick and not self._left_out and self._to_leave_out >= 1.0
         if self._left_out:
@@ -77,9 +99,9 @@ class BeatReader(LossDetector):
     """Detects the nodes that have not beaten for too long, by readings of their counters.
 
     Args:
-        timeout_s: a node without a beat for so long is lost.
-        beat_s: the period of beats.
-        period_s: that of readings, two beats at most.
+        timeout_s: a node without a beat for so many seconds is lost.
+        beat_s: the period of beats (seconds).
+        period_s: the period of readings (seconds), two beats at most.
     """
 
     def __init__(self, timeout_s: float, beat_s: float, period_s: float) -> None:
@@ -89,13 +111,17 @@ class BeatReader(LossDetector):
         self.read_every(period_s)
 
     def read_every(self, period_s: float) -> None:
-        """Sets the period of readings. A new beat was made up to one period before the reading that found it."""
+        """Sets the period of readings (seconds), and the limit after which a node is lost, counted from a reading.
+
+        A beat may have been made up to one period before the reading that found it, so the period is subtracted. Half a
+        beat is added, so that a reader of every second beat comes after the node itself and after its monitors.
+        """
         self.period_s = period_s
         self.limit_s = self._timeout_s + self._beat_s / 2 - period_s
         self.longest_step_s = 2 * period_s
 
     def next_reading(self, now: float) -> float:
-        """Returns when to read again: after a period, or as soon as a node would be lost."""
+        """Returns when to read again (monotonic seconds): after a period, or as soon as a node would be lost."""
         loss = self.next_loss()
         if loss is None:
             return now + self.period_s
@@ -103,7 +129,8 @@ class BeatReader(LossDetector):
 
 
 def own_limit_s(timeout_s: float, beat_s: float) -> float:
-    """Returns for how many seconds a node that checks every quarter of a beat may have no answered beat."""
+    """Returns after how many seconds without an answered beat a node gives up. It checks every quarter of a beat, so it
+    ends its ranks a quarter of a beat later at most."""
     return timeout_s - 2 * beat_s
 
 
