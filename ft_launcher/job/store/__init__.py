@@ -1,1 +1,1 @@
-"""The store of a job, and the stores that it can be: torch's, a folder, etcd (API v2 and v3)."""
+"""The store of a job, and the stores that it can be: torch's TCPStore, a folder of files, etcd (API v3)."""
