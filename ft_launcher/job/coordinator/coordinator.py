@@ -250,7 +250,7 @@ class Coordinator:
         """Returns when `on_tick` is due (monotonic seconds); None if no deadline is set. May change with each event."""
         ends = self._rank_claims.deadlines()
         if self.phase is not Phase.OVER:
-            ends += self._formation.deadlines(self.phase is Phase.FORMING)
+            ends += self._formation.deadlines(forming=self.phase is Phase.FORMING)
         return min(ends, default=None)
 
     def _arrived(self, arrival: JoinRequest, now: float) -> list[Work]:

@@ -71,7 +71,9 @@ class FaultDecision:
             self.history = former.history
             self.kept = dict(former.owed)
         if former is not None and former.members:
-            self.answer = PolicyAnswer(former.reason, None, former.judgement, former.history)
+            self.answer = PolicyAnswer(
+                former.reason, exit_code=None, judgement=former.judgement, history=former.history
+            )
             if former.judgement is not None:
                 self.faulty_node = former.judgement.node
 
@@ -120,9 +122,9 @@ class FaultDecision:
             self.answer = self._ask(combined(cause, reports.values()), faulty_node, has_spare, now, views)
         elif self._failed_starts >= MAX_FAILED_STARTS:
             reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
-            self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), None, self.history)
+            self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), judgement=None, history=self.history)
         else:
-            self.answer = PolicyAnswer(why, None, None, self.history)
+            self.answer = PolicyAnswer(why, exit_code=None, judgement=None, history=self.history)
         return self.answer
 
     def decide_request(self, node: str, asked: RankRequest, now: float) -> Decision | None:
@@ -156,9 +158,11 @@ class FaultDecision:
         A history that cannot be read ends the job: without it the budget could be exceeded without end.
         """
         try:
-            answer = self._policy(Case(report, self.history, now - self._history_at, has_spare, views), now)
+            answer = self._policy(
+                Case(report, self.history, age_s=now - self._history_at, other_hardware=has_spare, views=views), now
+            )
         except ProtocolError as error:
-            answer = PolicyAnswer(str(error), int(ExitCode.LAUNCHER_ERROR), None, self.history)
+            answer = PolicyAnswer(str(error), int(ExitCode.LAUNCHER_ERROR), judgement=None, history=self.history)
         self._history_at = now
         self.history = answer.history
         self.faulty_node = answer.faulty_node or node

@@ -162,7 +162,7 @@ class Formation:
             possible = how_many((roster.living | roster.waiting).values(), len(roster.members), size)
             if possible > len(roster.members):
                 grown_to = possible
-        return self._is_due(grown_to, False, now)
+        return self._is_due(grown_to, forming=False, now=now)
 
     def outcome(self, now: float) -> list[JoinRequest] | JobOver | None:
         """Returns the members of the next cycle by node rank, or why the job is over; None to wait.
@@ -177,7 +177,9 @@ class Formation:
             over = self._decide(now)
             if over is not None:
                 return over
-        due = self._is_due(how_many(roster.waiting.values(), len(roster.members), self._rules.size), True, now)
+        due = self._is_due(
+            how_many(roster.waiting.values(), len(roster.members), self._rules.size), forming=True, now=now
+        )
         if self._enough_since is None:
             if overdue or self.preempted:
                 return self._too_few()
@@ -219,8 +221,15 @@ class Formation:
         roster = self._roster
         decision = self._fault_decision
         has_spare = len(roster.waiting) > len(roster.members)
-        reports, views = roster.reports(), roster.node_views()
-        answer = decision.decide(reports, bool(roster.failed), bool(roster.away), has_spare, self.why, now, views)
+        answer = decision.decide(
+            roster.reports(),
+            reported=bool(roster.failed),
+            gone=bool(roster.away),
+            has_spare=has_spare,
+            why=self.why,
+            now=now,
+            views=roster.node_views(),
+        )
         self.why = answer.reason
         self._not_before = now + answer.wait_s
         if answer.exit_code is None:

@@ -133,7 +133,7 @@ class CoordinatorService:
         if self._hosts:
             self._fence = ()
         self._term = str(formed.term).encode()
-        self._beat_reader = BeatReader(timeout_s, beat_s, beat_s)
+        self._beat_reader = BeatReader(timeout_s, beat_s, period_s=beat_s)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._deadline_changed = threading.Event()
@@ -202,7 +202,7 @@ class CoordinatorService:
             with self._lock:
                 self._perform(store, self._machine.resend())
                 with contextlib.suppress(ForeignCounter):  # which the thread that reads will deal with
-                    for text in store.read_inbox(self._machine.read, 0)[0]:
+                    for text in store.read_inbox(self._machine.read, limit_s=0)[0]:
                         self._perform(store, self._take(text))
                 if before.coordinator != self._me:
                     self._lost_any = True
@@ -273,7 +273,7 @@ class CoordinatorService:
                 try:
                     store = store or self._first.another()
                     if not self._hosts:
-                        self._must_have_term([store.receive(TERM, 0) or b""])
+                        self._must_have_term([store.receive(TERM, limit_s=0) or b""])
                     loop(store)
                 except StoreLost as lost:
                     store = None
@@ -450,7 +450,7 @@ class CoordinatorService:
         text = encode(formed)
         written = store.set_head(text, self._head)
         if written is None and store.head() is None:  # its lease ran out, or it was removed
-            self._must_have_term([store.receive(TERM, 0) or b""])
+            self._must_have_term([store.receive(TERM, limit_s=0) or b""])
             logger.warning("the job's record in the rendezvous' store was lost; the coordinator writes it again")
             written = store.set_head(text, None)
         if written is None:

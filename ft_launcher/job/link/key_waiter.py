@@ -133,7 +133,7 @@ class Awaited:
             StoreLost: the store does not answer.
         """
         for number, (key, box) in enumerate(list(self._open)):
-            text = store.receive(key, 0)
+            text = store.receive(key, limit_s=0)
             if text is None:
                 continue
             box.put(key, text)

@@ -126,15 +126,15 @@ class NodeLink:
         self._watch = CoordinatorWatch(self._beat_s, self._timeout_s)
         self._beat_schedule = BeatSchedule()
         self._find_coordinator(store)
-        self._connections = Connections(store, min(self._beat_s, 1.0))
-        self.questions = Questions(self._connections, _QUESTIONS_EVERY * self._beat_s)
+        self._connections = Connections(store, pause_s=min(self._beat_s, 1.0))
+        self.questions = Questions(self._connections, look_s=_QUESTIONS_EVERY * self._beat_s)
         self._answers = Box(ours=True)
         self._hosts_of_cycles = Box()
         self._ends = RingingBox()
         self.stopped = RingingBox()
         """The keys by which other nodes report that their ranks have ended, as `await_ranks` expects them."""
         self._failed: Cut | None = None
-        self._awaited = Awaited(self._connections, self._has_failed)
+        self._awaited = Awaited(self._connections, on_failure=self._has_failed)
         self._speaker = threading.Thread(target=self._at_edge, args=(self._speak,), daemon=True, name="ft_node_speak")
         self._beater = threading.Thread(target=self._at_edge, args=(self._beat,), daemon=True, name="ft_node_beat")
         self._speaker.start()
@@ -157,7 +157,7 @@ class NodeLink:
             time.sleep(_LOOK_S)
             entered = enter_current(store)
         while not entered:
-            self.coordination = become_coordinator(self._node, self._settings, store, 0)
+            self.coordination = become_coordinator(self._node, self._settings, store, lost_term=0)
             entered = enter_current(store)
         self._watches = store.receive(BEAT, _FIRST_S) != HOST.encode()
 
@@ -168,7 +168,7 @@ class NodeLink:
     def take_end(self, cycle: int) -> CycleEnd | None:
         """Returns the end of this cycle; None if it was not received, or cannot be read. Does not block."""
         with contextlib.suppress(ProtocolError):
-            return decode_as(CycleEnd, self._ends.take(end_key(cycle), 0) or b"")
+            return decode_as(CycleEnd, self._ends.take(end_key(cycle), limit_s=0) or b"")
         return None
 
     def send(self, message: NodeMessage) -> None:
@@ -384,7 +384,7 @@ class NodeLink:
             sent_at, leased_at, key = time.monotonic(), self._lease.now(), self._beat_key()
             if self._hosts and not key:  # a node that reaches the store reaches its host
                 self._renew(leased_at)
-            if self._beat_schedule.next_is_made(took_s < self._beat_s / _QUICK) and key:
+            if self._beat_schedule.next_is_made(quick=took_s < self._beat_s / _QUICK) and key:
                 with contextlib.suppress(StoreLost):
                     count = self._connections.once(lambda store: store.beat(key), "beats")  # noqa: B023 (called at once)
                     took_s = time.monotonic() - sent_at
@@ -480,7 +480,7 @@ class NodeLink:
         if term is None:
             return
         try:
-            found = become_coordinator(self._node, self._settings, store, term)
+            found = become_coordinator(self._node, self._settings, store, lost_term=term)
             self.coordination = found or self.coordination
         except AttemptEnded as ended:
             self._hear(store, ended.over)

@@ -156,7 +156,7 @@ class Questions:
         if arrival is None:
             return
         node, cycle = arrival
-        text = self._try(lambda store: store.receive(waits_key(node), 0))
+        text = self._try(lambda store: store.receive(waits_key(node), limit_s=0))
         waits_in = whole_number(text or b"", MAX_SENT)
         # What was written before its last place is of no account.
         if waits_in is not None and waits_in >= cycle and self._arrival is arrival:
@@ -186,7 +186,7 @@ class Questions:
 
     def members(self) -> Members | None:
         """Returns the nodes of the last cycle; None: none has begun, or the store does not answer."""
-        text = self._try(lambda store: store.receive(MEMBERS, 0))
+        text = self._try(lambda store: store.receive(MEMBERS, limit_s=0))
         with contextlib.suppress(ProtocolError):
             return decode_as(Members, text or b"")
         return None

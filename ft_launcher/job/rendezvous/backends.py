@@ -88,7 +88,9 @@ def one_node(config: LaunchConfig, settings: Settings, ports: PortHolder, host: 
     """
     me = _node_alone(config, host)
     of_node = _settings_of_one(settings, config.max_restarts)
-    return NodeRendezvous(_ONE_NODE, config.run_id, None, me, of_node, ports, shares=shares)
+    return NodeRendezvous(
+        _ONE_NODE, config.run_id, open_store=None, me=me, settings=of_node, ports=ports, shares=shares
+    )
 
 
 def _node_alone(config: LaunchConfig, address: str) -> JoinRequest:
@@ -123,7 +125,7 @@ def several_nodes(
     first_store = None
     if static:
         host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=-1)
-        first_store = CycleStore(0, host, port, None)
+        first_store = CycleStore(0, host, port, server=None)
 
     def must_do(hosts: bool) -> None:
         shares = static or shares_store(os.environ)
@@ -132,15 +134,15 @@ def several_nodes(
     return NodeRendezvous(
         _SEVERAL_NODES,
         parameters.run_id,
-        lambda: open_job_store(config.rdzv_backend, parameters, must_do),
-        replace(
+        open_store=lambda: open_job_store(config.rdzv_backend, parameters, check=must_do),
+        me=replace(
             this_node(config.nproc_per_node, parameters, settings.members, os.environ, insists=static),
             role=config.role,
         ),
-        node_settings(parameters, settings, config.max_restarts, static),
-        ports,
-        first_store,
-        static or shares_store(os.environ),
+        settings=node_settings(parameters, settings, config.max_restarts, static),
+        ports=ports,
+        first_store=first_store,
+        shares=static or shares_store(os.environ),
     )
 
 

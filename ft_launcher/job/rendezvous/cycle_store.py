@@ -69,7 +69,9 @@ class CycleStore:
     @classmethod
     def of_another_node(cls, cycle: int, address: Mapping[str, Any]) -> CycleStore:
         """Returns the store that another node hosts. `address`: what `CycleStore.address` returned there."""
-        return cls(cycle, str(address["host"]), int(address["port"]), None, int(address["ranks_port"]))
+        return cls(
+            cycle, str(address["host"]), int(address["port"]), server=None, ranks_port=int(address["ranks_port"])
+        )
 
 
 class PortHolder:

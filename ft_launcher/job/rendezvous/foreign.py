@@ -43,7 +43,9 @@ class ForeignRendezvous(NodeRendezvous):
     def __init__(
         self, handler: RendezvousHandler, me: JoinRequest, settings: NodeSettings, ports: PortHolder, poll_s: float
     ) -> None:
-        super().__init__(handler.get_backend(), handler.get_run_id(), None, me, settings, ports)
+        super().__init__(
+            handler.get_backend(), handler.get_run_id(), open_store=None, me=me, settings=settings, ports=ports
+        )
         self._handler = handler
         self._poll_s = poll_s
         self._next_poll = 0.0
@@ -130,7 +132,7 @@ class ForeignRendezvous(NodeRendezvous):
                     self._take_answer(self._question)
             elif time.monotonic() >= self._next_poll:
                 self._plan_poll()
-                self._question = BlockingCall(self._handler.num_nodes_waiting, "ft_waiting_nodes")
+                self._question = BlockingCall(self._handler.num_nodes_waiting, name="ft_waiting_nodes")
         except Exception as error:  # the training is healthy: a store that does not answer ends nothing
             self._silence = error
 

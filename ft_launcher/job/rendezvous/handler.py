@@ -406,7 +406,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         if isinstance(answer, JobOver):
             raise NoPlace(answer)
         self.place, self._is_joining, self._is_granted = answer, False, True
-        link.entered(answer, self._is_hosted_by_user(answer))
+        link.entered(answer, hosted_by_user=self._is_hosted_by_user(answer))
         self.waiting(False)
         return answer
 

@@ -104,12 +104,12 @@ def open_job_store(
     hosts = may_host and _listens(port)
     if hosts:
         store.set(HOSTED, run_id)
-    return JobStore(holder, store, lambda: _with_record(_connect(host, port), run_id), run_id, hosts)
+    return JobStore(holder, store, lambda: _with_record(_connect(host, port), run_id), run_id, hosted_here=hosts)
 
 
 def _job_store(connect: Connect, run_id: str) -> JobStore:
     """Returns the first connection to a store that no node hosts."""
-    return JobStore(*connect(), connect, run_id, False)
+    return JobStore(*connect(), connect, run_id, hosted_here=False)
 
 
 def _with_record(store: Store, run_id: str) -> tuple[RendezvousBackend, Store]:
