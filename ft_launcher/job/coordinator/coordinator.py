@@ -232,7 +232,7 @@ class Coordinator:
         """Processes the loss of a node: it has made no beat for the node timeout, so its own lease has run out."""
         self._fault_decision.forget_node(node)
         ended = self._ranks_ended([node])
-        return [*ended, *self._away_now(node, EndReason.LOST, "gave no sign of life", now)]
+        return [*ended, *self._node_gone(node, EndReason.LOST, "gave no sign of life", now)]
 
     def on_tick(self, now: float) -> list[Work]:
         """Processes the passing of time: refuses claims of node ranks, forms or ends a cycle, whatever is due at `now`.
@@ -340,7 +340,7 @@ class Coordinator:
             case Action.RESTART:
                 return self._end_cycle(EndReason.RESTART, text, now)
             case Action.LEAVE:
-                return [*self._ranks_ended([node]), *self._away_now(node, EndReason.LEFT, text, now)]
+                return [*self._ranks_ended([node]), *self._node_gone(node, EndReason.LEFT, text, now)]
             case Action.GIVE_UP:
                 code = decision.exit_code or int(ExitCode.JOB_STOPPED)
                 if self.phase is Phase.RUNNING:
@@ -359,7 +359,7 @@ class Coordinator:
         is_host = self._rules.hosts and left.node == self._me and roster.cycle != NO_CYCLE
         is_expected = left.node in roster.not_gone and left.node not in roster.done
         if not left.signal or self.phase is Phase.OVER or not (is_host or is_expected):
-            return self._away_now(left.node, EndReason.LEFT, left.reason, now)
+            return self._node_gone(left.node, EndReason.LEFT, left.reason, now)
         self._rank_claims.drop(left.node)
         return self._preempted(left.node, left.signal, left.reason, now)
 
@@ -398,7 +398,7 @@ class Coordinator:
         ranks = {node: rank for rank, node in enumerate(roster.members)}
         return [RanksEnded(roster.cycle, ranks[node]) for node in nodes if node in ranks]
 
-    def _away_now(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:
+    def _node_gone(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:
         """Processes that a node is gone: `end_reason` is LOST or LEFT, and `reason` says why in words.
 
         A member that had succeeded is not missed. Where a node was only waiting, another look at what can form is all.

@@ -22,7 +22,7 @@ What a coordinator must survive, and how:
   connections. Once the store has refused all work for the node timeout, this coordinator gives up, since other nodes
   may reach the store and replace it.
 - It died between the record and the answers. The successor gives all answers again (`take_over`).
-- Another program writes to its keys: see `ForeignCounter`, `_take` and `JobStore.counters`.
+- Another program writes to its keys: see `ForeignCounter`, `_process` and `JobStore.counters`.
 - The record's lease ran out, while this node was suspended for instance. The record is written again.
 """
 
@@ -138,7 +138,7 @@ class CoordinatorService:
         self._closed = threading.Event()
         self._deadline_changed = threading.Event()
         self._left = threading.Condition(self._lock)
-        self._kept = range(machine.read + 1, machine.read + 1)
+        self._removable = range(machine.read + 1, machine.read + 1)
         self._given_up: set[int] = set()
         self._complaints = Complaints(logger.warning)
         self._todo: list[Work] = []
@@ -146,7 +146,7 @@ class CoordinatorService:
         self.members: Members | None = None
         """The nodes of the current or last cycle, as the nodes can read them; None: no cycle has begun."""
         self._first = store
-        self._turned_at = time.monotonic()
+        self._read_at = time.monotonic()
         self._slack_s = timeout_s / 2 + beat_s
         self._looked = False
         self.asked: Sequence[bytes] = ()
@@ -154,7 +154,7 @@ class CoordinatorService:
         self._is_last = False
         self._lost_any = False
         self._threads = [
-            threading.Thread(target=self._keep_at, args=arguments, daemon=True, name="ft_coordinator")
+            threading.Thread(target=self._run, args=arguments, daemon=True, name="ft_coordinator")
             for arguments in ((self._read_inbox, None), (self._read_beats, store))
         ]
         self.why_ended = ""
@@ -175,7 +175,7 @@ class CoordinatorService:
 
         A coordinator that hangs, or that cannot read, must be replaced, so its node stops beating for it.
         """
-        return time.monotonic() - self._turned_at < self._slack_s
+        return time.monotonic() - self._read_at < self._slack_s
 
     def has_looked(self) -> bool:
         """Whether it has read the beats since the last call. The link leaves out a beat for each reading."""
@@ -203,7 +203,7 @@ class CoordinatorService:
                 self._perform(store, self._machine.resend())
                 with contextlib.suppress(ForeignCounter):  # which the thread that reads will deal with
                     for text in store.read_inbox(self._machine.read, limit_s=0)[0]:
-                        self._perform(store, self._take(text))
+                        self._perform(store, self._process(text))
                 if before.coordinator != self._me:
                     self._lost_any = True
                     self._perform(store, self._machine.on_lost(before.coordinator, time.monotonic()))
@@ -256,7 +256,7 @@ class CoordinatorService:
         with contextlib.suppress(StoreLost):
             self._first.post(encode(Left("", "")))
 
-    def _keep_at(self, loop: Callable[[JobStore], None], store: JobStore | None) -> None:
+    def _run(self, loop: Callable[[JobStore], None], store: JobStore | None) -> None:
         """Runs one of the loops until closed or deposed; after a failure again, on a new connection.
 
         Ends when the work has failed at once, again and again, for as long as a node may be silent: another node may
@@ -308,7 +308,7 @@ class CoordinatorService:
             with self._lock:
                 self._perform(store, [])
                 for text in texts:
-                    self._perform(store, self._take(text))
+                    self._perform(store, self._process(text))
             self._deadline_changed.set()
 
     def _go_on_after(self, store: JobStore, found: ForeignCounter) -> None:
@@ -319,12 +319,12 @@ class CoordinatorService:
         texts = store.rescue(self._machine.read, found.count)
         with self._lock:
             for text in texts:
-                self._perform(store, self._take(text))
+                self._perform(store, self._process(text))
             self._machine.read = found.count
-            self._kept = range(found.count + 1, found.count + 1)
+            self._removable = range(found.count + 1, found.count + 1)
         self._deadline_changed.set()
 
-    def _take(self, text: bytes) -> list[Work]:
+    def _process(self, text: bytes) -> list[Work]:
         """Has the machine process one text of the inbox. The caller holds the lock.
 
         A text that no node wrote, or none (its writer took a number and died), counts as read and changes nothing.
@@ -377,7 +377,7 @@ class CoordinatorService:
             # Without a term the store has lost all, which the next beat finds, and says so.
             self._must_have_term([term for term in found[len(COUNTERS) :] if term])
             self.asked = found[: len(COUNTERS)]
-            self._turned_at, self._looked = time.monotonic(), True
+            self._read_at, self._looked = time.monotonic(), True
             if count:
                 sent = whole_number(count, MAX_SENT)
             else:
@@ -399,7 +399,7 @@ class CoordinatorService:
                 for node in lost:
                     self._perform(store, self._machine.on_lost(node, now))
                 self._perform(store, self._machine.on_tick(now))
-                forgotten, self._kept = self._kept, range(self._kept.stop, self._kept.stop)
+                forgotten, self._removable = self._removable, range(self._removable.stop, self._removable.stop)
             store.forget(number for number in forgotten if number not in self._given_up)
 
     def _perform(self, store: JobStore, work: list[Work]) -> None:
@@ -443,7 +443,7 @@ class CoordinatorService:
         """Writes the record for a successor. Messages that it includes may be removed from the inbox afterwards."""
         if not self._hosts:
             self._write(store, replace(formed, attempt=self._formed.attempt, before=self._formed.before))
-        self._kept = range(self._kept.start, formed.read + 1)
+        self._removable = range(self._removable.start, formed.read + 1)
 
     def _write(self, store: JobStore, formed: Formed) -> None:
         """Replaces the job's record by `formed`, if the one in the store is still this coordinator's."""

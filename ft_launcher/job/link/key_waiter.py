@@ -63,19 +63,19 @@ class RingingBox(Box):
 
     def __init__(self) -> None:
         super().__init__()
-        self._bell, self._ring = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ring.setblocking(False)
+        self._wakeup_read, self._wakeup_write = socket.socketpair()
+        self._wakeup_read.setblocking(False)
+        self._wakeup_write.setblocking(False)
         self._untaken_since: float | None = None
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when there is a value."""
-        return self._bell.fileno()
+        return self._wakeup_read.fileno()
 
     def take(self, key: str, limit_s: float) -> bytes | None:
         """See base class."""
         with contextlib.suppress(BlockingIOError):
-            self._bell.recv(64)
+            self._wakeup_read.recv(64)
         self._untaken_since = None
         return super().take(key, limit_s)
 
@@ -94,7 +94,7 @@ class RingingBox(Box):
         self._untaken_since = self._untaken_since or time.monotonic()
         super().put(key, text)
         with contextlib.suppress(BlockingIOError):
-            self._ring.send(b"!")
+            self._wakeup_write.send(b"!")
 
 
 class Awaited:
@@ -111,7 +111,7 @@ class Awaited:
     def __init__(self, connections: Connections, on_failure: Callable[[Exception], None]) -> None:
         self._connections = connections
         self._on_failure = on_failure
-        self._open: list[tuple[str, Box]] = []
+        self._expected: list[tuple[str, Box]] = []
         self._changed = threading.Condition()
         self._ended = False
         self.thread = threading.Thread()
@@ -120,7 +120,7 @@ class Awaited:
     def expect(self, key: str, box: Box) -> None:
         """Adds a key to wait for; its value goes into the box. Returns at once."""
         with self._changed:
-            self._open.append((key, box))
+            self._expected.append((key, box))
             self._changed.notify_all()
 
     def look(self, store: JobStore) -> None:
@@ -132,7 +132,7 @@ class Awaited:
         Raises:
             StoreLost: the store does not answer.
         """
-        for number, (key, box) in enumerate(list(self._open)):
+        for number, (key, box) in enumerate(list(self._expected)):
             text = store.receive(key, limit_s=0)
             if text is None:
                 continue
@@ -156,7 +156,7 @@ class Awaited:
         Raises:
             StoreLost: the store does not answer.
         """
-        keys = [key for key, of in list(self._open) if of is box]
+        keys = [key for key, of in list(self._expected) if of is box]
         if before:
             if before in keys:
                 keys = keys[: keys.index(before)]
@@ -193,7 +193,7 @@ class Awaited:
             if threading.current_thread() is not self.thread:
                 return
             with self._changed:
-                self._open.remove(expected)
+                self._expected.remove(expected)
             if text is not None:
                 box.put(key, text)
                 if box.ours:
@@ -212,7 +212,7 @@ class Awaited:
     def _next(self) -> tuple[str, Box] | None:
         """Waits for a key to be expected, and returns it; None once there will be no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._open or self._ended)
-            if self._open and not self._connections.closed.is_set():
-                return self._open[0]
+            self._changed.wait_for(lambda: self._expected or self._ended)
+            if self._expected and not self._connections.closed.is_set():
+                return self._expected[0]
             return None

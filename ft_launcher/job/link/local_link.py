@@ -47,11 +47,11 @@ class LocalLink:
 
     def send(self, message: Ended | Left) -> None:
         """Has the coordinator process a message. An end of the cycle that follows from it is there at once."""
-        self._keep(self._machine.on(message, time.monotonic()))
+        self._note(self._machine.on(message, time.monotonic()))
 
     def ask(self, arrival: JoinRequest) -> None:
         """Has the coordinator process an arrival."""
-        self._keep(self._machine.on(arrival, time.monotonic()))
+        self._note(self._machine.on(arrival, time.monotonic()))
 
     def answer(self, seq: int, limit_s: float) -> Answer | None:
         """Returns the answer to arrival number `seq`; None if it is not due within `limit_s` seconds.
@@ -67,7 +67,7 @@ class LocalLink:
                 time.sleep(max(0.0, deadline - now))
                 return None
             time.sleep(max(0.0, due - now))
-            self._keep(self._machine.on_tick(time.monotonic()))
+            self._note(self._machine.on_tick(time.monotonic()))
         return self._answer[1]
 
     def next_deadline(self) -> float | None:
@@ -87,7 +87,7 @@ class LocalLink:
         self._end = None
         return end
 
-    def _keep(self, work: Iterable[Work]) -> None:
+    def _note(self, work: Iterable[Work]) -> None:
         """Stores what the coordinator wants done. Records for a successor are dropped: nobody takes over."""
         for item in work:
             match item:

@@ -120,8 +120,8 @@ class NodeLink:
         self.hosts_store = self._hosts = store.hosted_here
         self._quiet = threading.Event()
         self._outbox: queue.SimpleQueue[NodeMessage | dict[str, str] | None] = queue.SimpleQueue()
-        self._heard_at = self._checked_at = time.monotonic()
-        self._next_look = self._heard_at + _LOOK_EVERY * self._timeout_s
+        self._answered_at = self._checked_at = time.monotonic()
+        self._next_look = self._answered_at + _LOOK_EVERY * self._timeout_s
         self._watches = False
         self._watch = CoordinatorWatch(self._beat_s, self._timeout_s)
         self._beat_schedule = BeatSchedule()
@@ -291,14 +291,14 @@ class NodeLink:
             return Cut(CutReason.REFUSED, self.coordination.why_ended)
         overslept = max(0.0, now - self._checked_at - 2 * self._beat_s)
         self._checked_at = now
-        self._heard_at = min(now, self._heard_at + overslept)
+        self._answered_at = min(now, self._answered_at + overslept)
         limit_s = own_limit_s(self._timeout_s, self._beat_s)
         refused = self._connections.failing_for(limit_s)
         if refused:
             return Cut(
                 CutReason.REFUSED, f"the rendezvous' store has refused this node's work for {limit_s:g} s ({refused})"
             )
-        if now - self._heard_at < limit_s:
+        if now - self._answered_at < limit_s:
             return None
         why = f"the rendezvous' store gave no answer for {limit_s:g} s"
         if self._connections.trouble:
@@ -309,7 +309,7 @@ class NodeLink:
 
     def wake(self, now: float) -> None:
         """Restarts the time without an answer, after the agent stood still and its ranks were ended for it."""
-        self._heard_at = self._checked_at = now
+        self._answered_at = self._checked_at = now
 
     def close(self, last: NodeMessage, limit_s: float) -> None:
         """Sends a last message and ends; a coordinator waits for the other nodes to leave first, up to `limit_s`.
@@ -388,7 +388,7 @@ class NodeLink:
                 with contextlib.suppress(StoreLost):
                     count = self._connections.once(lambda store: store.beat(key), "beats")  # noqa: B023 (called at once)
                     took_s = time.monotonic() - sent_at
-                    self._heard_at, self._connections.trouble = sent_at, None
+                    self._answered_at, self._connections.trouble = sent_at, None
                     self._renew(leased_at)
                     # A smaller count than before: the store has lost it, or another attempt has removed it.
                     if 0 < count <= counts.get(key, 0):
@@ -483,7 +483,7 @@ class NodeLink:
             found = become_coordinator(self._node, self._settings, store, lost_term=term)
             self.coordination = found or self.coordination
         except AttemptEnded as ended:
-            self._hear(store, ended.over)
+            self._publish_end(store, ended.over)
 
     def _look_for_awaited(self, store: JobStore) -> None:
         """Reads the awaited keys, and whether the job's record is still that of this node's attempt."""
@@ -496,9 +496,9 @@ class NodeLink:
         try:
             check(store)
         except AttemptEnded as ended:
-            self._hear(store, ended.over)
+            self._publish_end(store, ended.over)
 
-    def _hear(self, store: JobStore, over: JobOver) -> None:
+    def _publish_end(self, store: JobStore, over: JobOver) -> None:
         """Writes the end of this node's attempt to the keys that this node awaits: no coordinator will write them.
 
         So `answer` and `take_end` return that end, as if a coordinator had sent it.

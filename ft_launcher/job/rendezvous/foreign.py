@@ -51,7 +51,7 @@ class ForeignRendezvous(NodeRendezvous):
         self._next_poll = 0.0
         self._question: BlockingCall[int] | None = None
         """The question to the handler, how many nodes wait to join; None: it is not asked now."""
-        self._silence: Exception | None = None
+        self._last_error: Exception | None = None
         """The error of the last question; None: it was answered, or is not yet."""
 
     # torch's interface.
@@ -124,28 +124,28 @@ class ForeignRendezvous(NodeRendezvous):
 
         The question is an operation on the handler's store, which may take as long as the network does, or for ever.
         """
-        self._silence = None
+        self._last_error = None
         try:
             if self._question is not None:
                 if self._question.is_done:
                     self._plan_poll()
-                    self._take_answer(self._question)
+                    self._process_answer(self._question)
             elif time.monotonic() >= self._next_poll:
                 self._plan_poll()
                 self._question = BlockingCall(self._handler.num_nodes_waiting, name="ft_waiting_nodes")
         except Exception as error:  # the training is healthy: a store that does not answer ends nothing
-            self._silence = error
+            self._last_error = error
 
     def trouble(self) -> Exception | None:
         """Returns the error of the last question; None: it was answered, or is not yet."""
-        return self._silence
+        return self._last_error
 
     def leave(self, reason: str, limit_s: float | None = None, number: int = 0) -> None:
         """Leaves behind a question that has no answer yet. `shutdown`, which our launcher calls, closes the handler."""
         self._drop_question()
         super().leave(reason, limit_s, number)
 
-    def _take_answer(self, question: BlockingCall[int]) -> None:
+    def _process_answer(self, question: BlockingCall[int]) -> None:
         """Ends the cycle where nodes wait to join: the own coordinator is told that the cycle is to grow.
 
         Raises what the question raised.
