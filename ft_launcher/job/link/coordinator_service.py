@@ -139,20 +139,27 @@ class CoordinatorService:
         self._deadline_changed = threading.Event()
         self._left = threading.Condition(self._lock)
         self._removable = range(machine.read + 1, machine.read + 1)
+        """Numbers of messages that the record includes: no successor reads them. The next reading removes them."""
         self._given_up: set[int] = set()
+        """Numbers of messages whose writers died. They stay, since a slow writer must find that its place is taken."""
         self._complaints = Complaints(logger.warning)
         self._todo: list[Work] = []
+        """What was decided and could not be written yet."""
         self._standing: tuple[int, frozenset[str], frozenset[str]] = (NO_CYCLE, frozenset(), frozenset())
         self.members: Members | None = None
         """The nodes of the current or last cycle, as the nodes can read them; None: no cycle has begun."""
         self._first = store
         self._read_at = time.monotonic()
+        """When the beats were read last."""
+        # Seconds without a reading after which the node stops beating for this coordinator, so that it is replaced.
         self._slack_s = timeout_s / 2 + beat_s
         self._looked = False
         self.asked: Sequence[bytes] = ()
         """The values of `questions.COUNTERS` when the beats were last read; empty: they were not."""
         self._is_last = False
+        """Whether all other nodes have left, so that this one removes what the job has written."""
         self._lost_any = False
+        """Whether any node was ever lost: it may return, and must find the record then."""
         self._threads = [
             threading.Thread(target=self._run, args=arguments, daemon=True, name="ft_coordinator")
             for arguments in ((self._read_inbox, None), (self._read_beats, store))
