@@ -370,12 +370,16 @@ class Coordinator:
         hosts the store is the end of the job, since nobody can go on without the store.
         """
         roster = self._roster
-        arrival = roster.waiting.pop(node, None) or roster.members[node]
+        arrival = roster.waiting.pop(node, None) or roster.members.get(node)
+        name = node
+        # The store's host may be neither a member nor wait: it was late, and the others formed a cycle without it.
+        if arrival is not None:
+            name = arrival.name
         roster.away[node] = EndReason.PREEMPTED
         gone = self._ranks_ended(roster.without_ranks)
         if self.phase is Phase.OVER:
             return gone
-        reason = f"node {arrival.name} is preempted: {reason}"
+        reason = f"node {name} is preempted: {reason}"
         self._formation.preempted = reason
         self._preempted_by = number
         if self._rules.hosts and node == self._me:

@@ -278,6 +278,16 @@ def test_the_preemption_of_the_stores_host_ends_the_job() -> None:
     assert story.left("a") == []
 
 
+def test_the_stores_host_is_preempted_while_the_others_run_a_cycle_without_it() -> None:
+    """It arrived too late for that cycle: its check took longer than nodes wait for each other."""
+    story = running("abc", minimum=2, hosts=True)
+    story.failed("b")
+    assert story.come("bc") == []
+    assert story.wait(600.0) == ["cycle 1: bc"]
+    assert story.left("a", signal=15) == ["end 1: preempted 86"]
+    assert story.come("bc") == ["over for b: 86", "over for c: 86"]
+
+
 Setup = Callable[[Story], object]
 MOMENTS: dict[str, tuple[Setup, str]] = {
     "its ranks run": (lambda story: None, "ac"),
