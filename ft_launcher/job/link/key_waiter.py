@@ -139,7 +139,17 @@ class Awaited:
             box.put(key, text)
             # The thread waits for the first key: since it did not see the value, its connection is dead.
             if number == 0:
-                self._connections.waits.drop()
+                self._replace_thread(key, box)
+
+    def _replace_thread(self, key: str, box: Box) -> None:
+        """Has another thread wait, on a new connection, unless this one has received the value of `key` meanwhile.
+
+        Two threads that go on would both receive the same key, or one would wait for a key that the other has removed.
+        """
+        # Before the lock: another thread may hold the connection for seconds while it connects.
+        self._connections.waits.drop()
+        with self._changed:
+            if self._expected[:1] == [(key, box)]:
                 self._begin()
 
     def release(self, store: JobStore, box: Box, before: str = "", text: Callable[[str], str] = lambda key: "") -> None:
@@ -190,9 +200,9 @@ class Awaited:
                 return
             key, box = expected
             text = self._receive(key)
-            if threading.current_thread() is not self.thread:
-                return
             with self._changed:
+                if threading.current_thread() is not self.thread:
+                    return
                 self._expected.remove(expected)
             if text is not None:
                 box.put(key, text)

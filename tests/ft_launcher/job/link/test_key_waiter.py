@@ -68,6 +68,28 @@ def test_a_wait_that_heard_nothing_of_its_key_goes_on_with_a_new_connection(
     assert not stuck.is_alive()
 
 
+class _Late(JobStore):
+    """A connection on which the answer to a look arrives when the thread that waits has received the value, too."""
+
+    box: Box
+
+    def receive(self, key: str, limit_s: float) -> bytes | None:
+        self.publish({key: "yes"})
+        assert self.box.take(key, PATIENT_S) == b"yes"
+        return b"yes"
+
+
+def test_a_value_that_is_received_during_the_look_for_it_starts_no_other_thread(
+    awaited: Awaited, server: TCPStore, box: Box
+) -> None:
+    late = _Late(*opened(f"127.0.0.1:{server.port}"))
+    late.box = box
+    waits = awaited.thread
+    awaited.expect("now", box)
+    awaited.look(late)
+    assert awaited.thread is waits
+
+
 def test_only_what_was_expected_earlier_in_its_box_is_let_go(awaited: Awaited, store: JobStore, box: Box) -> None:
     shared = RingingBox()
     for key in ("first", "second", "third"):
