@@ -36,9 +36,10 @@ from ft_launcher.job.coordinator.formation import Rules
 from ft_launcher.job.coordinator.node_messages import Formed, JobOver, decode_as, encode
 from ft_launcher.job.link.coordinator_service import BEAT, HOST, TERM, CoordinatorService
 from ft_launcher.job.link.questions import COUNTERS
-from ft_launcher.job.store.job_store import Head, JobStore
+from ft_launcher.job.store.job_store import MAX_SENT, Head, JobStore
 from rank_monitor.contract.errors import ProtocolError, StoreLost
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.wire.foreign import whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -267,6 +268,8 @@ class CoordinatorWatch:
             self.next_look = self._beat_reader.next_reading(now)
         else:
             self.next_look = now + self._beat_reader.period_s
-        if lost:
-            return int(term or 1)
-        return None
+        if not lost:
+            return None
+        # Any program can write to the store. For what is no number the first term will do: `become_coordinator`
+        # compares it with the record, and publishes the term that the record says.
+        return whole_number(term, MAX_SENT) or 1

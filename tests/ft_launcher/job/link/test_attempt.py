@@ -209,3 +209,15 @@ def test_a_deputy_looks_often_and_finds_the_loss(own_store: JobStore) -> None:
     while seen[-1] is None:
         seen.append(watch.lost_term(own_store))
     assert len(seen) > 1 and seen[-1] == 3
+
+
+@pytest.mark.parametrize("term", ["", "garbage", "9" * 30, "-5"])
+def test_a_term_that_no_coordinator_wrote_is_the_first(own_store: JobStore, term: str) -> None:
+    watch = CoordinatorWatch(SHORT_S, 6 * SHORT_S)
+    watch.period_s = SHORT_S
+    own_store.publish({TERM: term})
+    own_store.beat(BEAT)
+    lost = watch.lost_term(own_store)
+    while lost is None:
+        lost = watch.lost_term(own_store)
+    assert lost == 1
