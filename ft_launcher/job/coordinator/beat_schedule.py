@@ -96,7 +96,7 @@ class BeatSchedule:
 
 
 class BeatReader(LossDetector):
-    """Detects the nodes that have not beaten for too long, by readings of their counters.
+    """Detects the nodes that have made no beat for too long, by readings of their counters.
 
     Args:
         timeout_s: a node without a beat for so many seconds is lost.

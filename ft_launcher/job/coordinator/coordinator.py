@@ -254,7 +254,7 @@ class Coordinator:
         return min(ends, default=None)
 
     def _arrived(self, arrival: JoinRequest, now: float) -> list[Work]:
-        """Processes an arrival: refuses it, keeps it, or takes it as the sign that a member was started again.
+        """Processes an arrival: refuses it, keeps it, or ends the cycle of a member that has no ranks any more.
 
         The order of the checks matters. An arrival may be repeated, since its sender cannot know whether a write whose
         answer was lost has succeeded. A node that is to leave must not wait. The end of the job is the answer to all.
@@ -281,7 +281,7 @@ class Coordinator:
             self._rank_claims.keep(arrival, now)
             return self._settle_rank_claims(now)
         ending: list[Work] = []
-        # A member that arrives while its cycle runs was started again: its ranks are gone.
+        # A member arrives only when its ranks are gone, so its cycle does not run any more.
         if self.phase is Phase.RUNNING and self._roster.lives(arrival.node):
             ending = self._end_cycle(EndReason.FAILED, f"node {arrival.name} started again", now)
         self._roster.waiting[arrival.node] = arrival
@@ -392,9 +392,9 @@ class Coordinator:
         """Returns a `RanksEnded` for each of these nodes that is a member of the cycle, where a member is preempted.
 
         A preempted node that hosts a store stays until the ranks of all other members have ended, for they would lose
-        the store while they save. Members that hear of the preemption report that end themselves. `nodes` may not have
-        heard of it: they are lost, have left, had succeeded, or arrived again after a fault. So the coordinator reports
-        it in their place; else the preempted node would wait for them in vain.
+        the store while they save. Members that receive the news of the preemption report that end themselves. `nodes`
+        may not have received it: they are lost, have left, had succeeded, or arrived again after a fault. So the
+        coordinator reports the end of their ranks; else the preempted node would wait for them in vain.
         """
         roster = self._roster
         if EndReason.PREEMPTED not in roster.away.values():

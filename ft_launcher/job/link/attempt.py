@@ -249,7 +249,7 @@ class CoordinatorWatch:
         return time.monotonic() >= self.next_look
 
     def lost_term(self, store: JobStore) -> int | None:
-        """Reads the coordinator's beats. Returns its term if it has not beaten for too long; else None.
+        """Reads the coordinator's beats. Returns its term if it has made no beat for too long; else None.
 
         Raises:
             StoreLost: the store does not answer.
@@ -257,7 +257,8 @@ class CoordinatorWatch:
         self.next_look = time.monotonic() + self._beat_reader.period_s
         counters, (term, *self.asked) = store.counters([BEAT], (TERM, *COUNTERS))
         now = time.monotonic()
-        if term != self._term:  # another took over: it may not have beaten yet
+        # Another coordinator took over, which may not have made a beat yet.
+        if term != self._term:
             self._begin(self._begun_with)
             self._term = term
         self._beat_reader.watch([BEAT], now)

@@ -45,8 +45,8 @@ class CoordinatorLink(Protocol):
     """
 
     attended: bool
-    """Whether the agent takes ends as they arrive: then one that is not taken means that the agent stands still. The
-    agent sets it while a cycle runs."""
+    """Whether the agent calls `take_end` as ends arrive: then an end that stays untaken means that the agent stands
+    still. The agent sets it while a cycle runs."""
     hosts_store: bool
     """Whether this node hosts the job's store."""
 

@@ -115,14 +115,19 @@ class NodeLink:
         self._timeout_s = settings.timeout_s
         self._lease = lease
         self._leased_at = lease.now()
+        """When the last answered beat was sent, by the lease's clock."""
         self.attended = False
-        """Whether the agent takes ends as they arrive: then one that is not taken means that it stands still."""
+        """See `CoordinatorLink.attended`."""
         self.hosts_store = self._hosts = store.hosted_here
         self._quiet = threading.Event()
+        """Ends the beats."""
         self._outbox: queue.SimpleQueue[NodeMessage | dict[str, str] | None] = queue.SimpleQueue()
+        """For `ft_node_speak`: messages to the coordinator, texts to publish by key, None for the end."""
+        # When the last answered beat was sent, moved forward by the time for which `cut` was not called.
         self._answered_at = self._checked_at = time.monotonic()
         self._next_look = self._answered_at + _LOOK_EVERY * self._timeout_s
         self._watches = False
+        """Whether the store is apart from the nodes: then the coordinator can be lost alone, and is watched."""
         self._watch = CoordinatorWatch(self._beat_s, self._timeout_s)
         self._beat_schedule = BeatSchedule()
         self._find_coordinator(store)
@@ -427,8 +432,7 @@ class NodeLink:
     def _speak(self) -> None:
         """Loop of `ft_node_speak`: sends messages as they arrive, and looks at what is due where none arrives.
 
-        The outbox has messages to the coordinator, texts by key to publish, and None for the end. A message is tried
-        again until the store takes it or the link is closed, so messages stay in order.
+        A message is tried again until the store has it or the link is closed, so messages stay in order.
         """
         while True:
             try:
@@ -488,7 +492,8 @@ class NodeLink:
     def _look_for_awaited(self, store: JobStore) -> None:
         """Reads the awaited keys, and whether the job's record is still that of this node's attempt."""
         self._awaited.look(store)
-        # A counter that was removed tells of another attempt; with torch 2.6, which cannot list keys, none is removed.
+        # The thread that beats notices another attempt by a counter that was removed. With torch 2.6, which cannot list
+        # keys, no counter is removed, so the record is read here.
         self._check_attempt(store)
 
     def _check_attempt(self, store: JobStore) -> None:

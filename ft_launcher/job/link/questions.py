@@ -166,7 +166,7 @@ class Questions:
     def ask(self, topic: Topic) -> int | None:
         """Asks the other nodes. Returns the number of the question; None: the store does not answer. Blocks."""
         number = self._try(lambda store: store.count(counter_key(topic)))
-        # This node need not hear its own question; but if another node asked in between, that question is heard.
+        # This node need not be notified of its own question. If another node asked in between, it is notified of that.
         if number is not None and number == self._known.get(topic, 0) + 1:
             self._known[topic] = number
         return number

@@ -37,7 +37,7 @@ class ForeignRendezvous(NodeRendezvous):
 
     is_alone = False
     follows_requests = False
-    """A request of a rank may concern other nodes, which nobody would tell."""
+    """A request of a rank may concern other nodes, and nobody would notify them."""
     numbers_ranks = False
 
     def __init__(
@@ -104,7 +104,7 @@ class ForeignRendezvous(NodeRendezvous):
         super().ask()
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Returns nothing: such handlers tell no names."""
+        """Returns nothing: such handlers know no names."""
         return [], []
 
     def descriptors(self) -> set[int]:
@@ -146,7 +146,7 @@ class ForeignRendezvous(NodeRendezvous):
         super().leave(reason, limit_s, number)
 
     def _process_answer(self, question: BlockingCall[int]) -> None:
-        """Ends the cycle where nodes wait to join: the own coordinator is told that the cycle is to grow.
+        """Ends the cycle where nodes wait to join: reports to this node's coordinator that the cycle is to grow.
 
         Raises what the question raised.
         """

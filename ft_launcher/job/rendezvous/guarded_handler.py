@@ -33,8 +33,8 @@ etcd client ends after a minute, one of a TCPStore after five."""
 _CLOSE_S = 30.0
 """Seconds for the shutdown: torch's limit for it in its own handler of c10d (`close_timeout`)."""
 _CLOSE_AFTER_SIGNAL_S = 1.0
-"""Seconds for it once a signal has arrived. A store that answers takes milliseconds, and other nodes wait for its
-record."""
+"""Seconds for the shutdown once a signal has arrived. A store that answers needs milliseconds, and other nodes wait for
+its record."""
 
 
 class EndingSignals(Protocol):

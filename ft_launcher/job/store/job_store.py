@@ -264,7 +264,7 @@ class JobStore:
         """Notes which of these exist. A get of a missing one would block; counters are never removed."""
         if names and self._store.check(list(names)):
             self._seen |= set(names)
-        elif len(names) > 1:  # by halves: of many nodes few have never beaten
+        elif len(names) > 1:  # by halves: of many nodes few have made no beat yet
             self._look_for(names[: len(names) // 2])
             self._look_for(names[len(names) // 2 :])
 
@@ -280,7 +280,7 @@ class JobStore:
         empty.
 
         Two jobs in one store are as a rule one job whose nodes have different `--rdzv-id`; each half would wait for the
-        other without a word about the reason.
+        other and not say why.
         """
         with _lost():
             if isinstance(self.raw, WaitingStore) and self.raw.serves_many_jobs:
@@ -336,10 +336,10 @@ class JobStore:
         try:
             self._store.wait([key], timedelta(seconds=limit_s))
         except (RuntimeError, TimeoutError) as error:
-            # Stores raise different errors when time is up; the class alone does not tell it from a lost connection.
+            # Stores raise different errors when time is up; the class alone does not distinguish a lost connection.
             if "timeout" in str(error).lower():
                 return False
-            # TCPStore looks up the names of both ends for its error: time may be up when a lost connection is told.
+            # TCPStore looks up the names of both ends for its error about a lost connection: time may be up by then.
             if isinstance(error, DistNetworkError) or time.monotonic() < deadline:
                 raise
             return False
