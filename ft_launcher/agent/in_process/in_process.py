@@ -1,7 +1,24 @@
-"""Level 1 of one cycle on this node: carries out the steps that `recovery_level.py` decides, and returns events for the
-cycle.
+"""In-process restart (recovery level 1) of one cycle on this node: carries out the steps that `recovery_level.py`
+decides.
 
-Made and called by `agent/ranks.py`, whose events the cycle loop takes. Decides nothing, and ends no cycle itself.
+`agent/ranks.py` makes an `InProcess` in each cycle, when the ranks have just started, and calls it while the cycle
+runs. A rank that dies in a wrapped function passes these stations:
+
+1. `Ranks.poll` sees the end of the process. `needs_messages` says whether the rank's last report may still be with its
+   monitor: what the death means depends on that report.
+2. `ended` asks `RecoveryLevels`. Without a wrapper, the result is `RankEnded`, and the cycle fails as under torchrun.
+   Else the result is `RankLost`, and the steps are carried out: as a rule a `NotifyLoss`, in a thread.
+3. The other ranks read the notice in their store, restart, and report their phases (`on_message`).
+4. `poll` receives the outcome of the notice. Now the dead rank may be started again, alone (`_start_again`).
+5. When all ranks run again, the step `Restarted` is recorded. When a deadline passes before that, the step `TakeOver`
+   ends the cycle: level 2 starts all ranks again.
+
+The decisions are pure and are written to the journal, with what they were decided by. Here are processes, signals,
+stores and the recorder. This file decides nothing, and ends no cycle itself: it returns events to the cycle loop.
+
+Threads: all methods of `InProcess` are called on the agent's thread, and none of them waits in a store. Work in the
+ranks' store has threads of `store_threads.py`: `ft_rounds PREFIX` serves the stores of a call's rounds,
+`ft_departurePID` reports a lost rank, `ft_blame` and `ft_blameN` find who holds up the others.
 """
 
 from __future__ import annotations
@@ -60,15 +77,20 @@ from rank_monitor.contract.wire.messages import RestartReport
 logger = logging.getLogger(__name__)
 
 LIMIT = "in_process"
-"""The name of the limit in a fault where a restart in process did not end."""
+"""The name of the limit in a fault where a restart in process did not end. Journal and report show the name."""
 
 
 class InProcess:
-    """In-process restart of one cycle. Made when the ranks have just started.
+    """In-process restart of one cycle. Made when the ranks have just started; `close` follows when they have ended.
 
     Args:
-        placement: of this node in the cycle.
+        settings: of the launcher; `--ft-inprocess`, `--ft-rejoin`, the final exit codes and the stop's limit are used.
+        store: of the cycle. The ranks' store is in it, and this node may host it.
         ports: to serve the stores of rounds; None: another node's agent serves them.
+        placement: of this node in the cycle.
+        ranks: torch's context of the processes, by which one rank is started again.
+        monitors: of these ranks; what they reported is the evidence of a death.
+        recorder: writes journal and console.
     """
 
     def __init__(
@@ -93,14 +115,20 @@ class InProcess:
         self._servers: dict[str, dict[int, object]] = {}
         """For each call, by the prefix of its keys: the store servers of its rounds."""
         self._oom_kills = oom_kills()
+        """The kernel's count of processes killed for lack of memory, when the ranks had just started."""
         self._events: list[Event] = []
+        """Events that the next `poll` returns."""
         self._notified: list[LossNotified] = []
+        """Outcomes of notices that `needs_messages` has received. `poll` handles them, after the monitors' messages."""
         self._ends: dict[int, RankEvidence] = {}
         """The last death of each rank."""
         self._open: set[int] = set()
-        """Local ranks whose death the others have not yet recovered from."""
+        """Local ranks whose death the others have not yet recovered from. If the cycle ends now, each of them is
+        evidence of the fault."""
         self._killed: set[int] = set()
+        """Local ranks that this object has killed (`EndRank`). Their deaths have no other cause to look for."""
         self._took_over: TakeOver | None = None
+        """The step by which level 2 took over; None: level 1 has not failed."""
         # Not a method: a circle of references would keep the descriptors of a cycle that is over.
         members = partial(_members, placement.ranks, ranks, monitors, self._levels)
         is_host, started_at = store.server is not None, ranks.started_ns / 1e9
@@ -116,8 +144,11 @@ class InProcess:
         return self._levels.next_check()
 
     def on_message(self, local_rank: int, report: RestartReport) -> None:
-        """Handles a report of a rank's wrapper."""
-        # A report of another rank may come late, when a further call has begun: it must not end the stores of that.
+        """Handles a report of a rank's wrapper: its phase has changed. Called for each such message of a monitor.
+
+        On the node of rank 0, the first report of a call starts the server of the call's rounds. Does not block.
+        """
+        # A rank may report late, when others are in a further call. Its report must not end the stores of that call.
         is_entering = report.phase in ENTERING and report.call_prefix and report.call_prefix not in self._servers
         if is_entering and self._ports is not None:
             self._serve_rounds(report.call_prefix, self._ports)
@@ -126,19 +157,29 @@ class InProcess:
         self._do(self._decide(Reported(local_rank, report)) or [])
 
     def suspected(self) -> None:
-        """Takes that a rank in a wrapper is about to exceed a limit: who holds up the others is asked as long as all
-        are where they are."""
+        """Called when a monitor suspects a wrapped rank: it is about to exceed a limit and to be asked to restart.
+
+        Has all nodes asked for stacks now. Once the restart has interrupted the ranks, no stack shows who waited for
+        whom. Does not block: the finding comes to a later `poll`.
+        """
         self._blames.suspected(time.monotonic())
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
-        """Takes the end of a rank's process; returns the event that it is for the cycle."""
+        """Handles the end of a rank's process; returns the event that the end is for the cycle.
+
+        Called once for each process, after the last messages of its monitor were received.
+
+        Returns:
+            `RankEnded`: the death counts as without wrappers. `RankLost`: level 1 handles the death, or has taken the
+            cycle to level 2, for which `poll` returns an event of its own.
+        """
         was_let_in = local_rank not in self._levels.lost
         steps = self._decide(Died(local_rank, exit_code))
         if steps is None:
             return RankEnded(local_rank, exit_code)
         (end,) = gather([self._numbers[local_rank]], self._ranks, self._monitors)
         self._ends[local_rank] = end
-        # A newcomer that ends with 0 before it was let in is not a fault.
+        # A rank that was started again, and ended with 0 before the others let it in, is not a fault.
         if was_let_in or exit_code != 0:
             # The launcher's own kill has no cause to look for.
             ours = local_rank in self._killed
@@ -155,7 +196,10 @@ class InProcess:
         return RankLost(local_rank)
 
     def needs_messages(self, ended: Iterable[int]) -> bool:
-        """Whether the last messages of the ranks are needed before `poll`: monitors may not have passed them on yet.
+        """Returns whether the monitors must be asked for what they have not passed on yet, before `ended` and `poll`.
+
+        So it is where the meaning of a death depends on the rank's last report. So it is also where a notice has ended:
+        the other ranks' reports about the restart, which they sent before, must be applied first.
 
         Args:
             ended: local ranks whose process ended.
@@ -165,7 +209,10 @@ class InProcess:
         return bool(self._notified) or any(missing)
 
     def poll(self) -> list[Event]:
-        """Carries out what is due; returns the events since the last call."""
+        """Handles outcomes of notices, a deadline that has passed, and findings of who held up the others.
+
+        Called at each wake-up of the cycle loop. Returns the events for the cycle since the last call.
+        """
         losses, self._notified = self._notified, []
         for loss in losses:
             self._do(self._decide(loss) or [])
@@ -177,21 +224,33 @@ class InProcess:
         return events
 
     def close(self) -> None:
-        """Ends the threads in the ranks' store. Call it when the ranks have ended; a second call does nothing."""
+        """Ends the threads in the ranks' store, and with them the stores of rounds.
+
+        Called by `Ranks.stop` when the ranks have ended: earlier, a rank could read a released key as an answer. Waits
+        0.5 s for each thread at most. A second call does nothing.
+        """
         self._threads.close()
         self._loss_notifier.notified.close()
         self._blames.close()
         self._servers.clear()
 
     def finish(self) -> set[int]:
-        """Records and returns the local ranks without which the cycle succeeded."""
+        """Returns the local ranks without which the cycle succeeded, and records them. Called once, after success.
+
+        torch's result leaves these ranks out: they died, or did not take part again, and the training is complete.
+        """
         lost = sorted(self._levels.lost)
         if lost:
             self._recorder.finished_without(self._store.cycle, [self._rank(local_rank) for local_rank in lost])
         return set(lost)
 
     def of_the_end(self, evidence: list[RankEvidence]) -> list[RankEvidence]:
-        """Returns the evidence without deaths that level 1 recovered from, and with those that it did not."""
+        """Returns the evidence of a cycle that has failed, as the search for the first failure is to see it.
+
+        Called by `fault_finding.py` when the ranks are stopped. `evidence` says of each rank what its present process
+        shows. Of a rank whose death the others have not recovered from, the evidence of that death takes its place. Of
+        a rank that the others went on without, the death is left out: it has been dealt with, and is not the cause.
+        """
         found = []
         for rank in evidence:
             if rank.local_rank in self._open:
@@ -203,7 +262,10 @@ class InProcess:
         return found
 
     def fault(self, evidence: list[RankEvidence]) -> Fault | None:
-        """Returns the fault of a cycle that ended because level 1 failed; None: level 1 did not fail."""
+        """Returns the fault of a cycle that ended because level 1 failed; None: level 1 did not fail.
+
+        Counts only where no rank is found to have failed by itself (`CycleEvidence.otherwise`).
+        """
         if self._took_over is None:
             return None
         rank = evidence[self._took_over.local_rank]
@@ -212,16 +274,21 @@ class InProcess:
         return Fault(FaultKind.HANG, rank.rank, rank.local_rank, rank.pid, 1, what, "", "", limit=LIMIT, others=others)
 
     def _decide(self, happened: Happened) -> list[Step] | None:
-        """Returns the steps that follow, as `RecoveryLevels.on`, and records what they were decided by."""
+        """Returns the steps that follow, as `RecoveryLevels.on`, and records what they were decided by.
+
+        The state is copied before the event changes it, so that `ft_launcher replay` can decide the same again.
+        """
         known, now = self._levels.known(), time.monotonic()
         steps = self._levels.on(happened, now)
-        # Level 2 takes over once; the deadline that it was for passes again until the cycle has ended.
+        # Level 2 takes over once. The deadline that has passed stays in the past, so each later wake-up until the end
+        # of the cycle decides the same again, which the journal need not repeat.
         comes_again = self._took_over is not None and isinstance(happened, DeadlinePassed)
         if is_recorded(happened, known, steps) and not comes_again:
             self._recorder.decided(self._store.cycle, partial(to_record, happened, known, steps, now))
         return steps
 
     def _do(self, steps: list[Step]) -> None:
+        """Carries out steps in their order. None of them blocks: a notice waits in a thread of its own."""
         for step in steps:
             match step:
                 case NotifyLoss():
@@ -248,17 +315,26 @@ class InProcess:
                     self._recorder.took_over(self._store.cycle, self._rank(local_rank), reason)
 
     def _rank(self, local_rank: int) -> int:
+        """Returns the global rank of a local one."""
         return self._numbers[local_rank].rank
 
     @contained("who held up the others before a restart in process cannot be found")
     def _tell_blame(self) -> None:
+        """Records which ranks held up the others before a restart, where a finding has arrived."""
         for found in self._blames.poll(time.monotonic()):
             blame = found.blame
             self._recorder.culprits_named(self._store.cycle, found.number, blame.kind.value, blame.culprits, found.text)
 
     def _serve_rounds(self, prefix: str, ports: PortHolder) -> None:
-        """Starts a thread that serves the stores of a call's rounds. No rank does: each of them may die."""
-        self._servers.clear()  # of the call before, which is over
+        """Starts a thread that serves the stores of a call's rounds. No rank serves them, since each rank may die.
+
+        Called on the node of rank 0 only, at the first report of a call.
+
+        Args:
+            prefix: of the call's keys.
+            ports: makes the servers.
+        """
+        self._servers.clear()  # The servers of the previous call end here: that call is over.
         servers = self._servers[prefix] = dict[int, object]()
 
         def serve(keys: Keys) -> None:
@@ -271,7 +347,10 @@ class InProcess:
         self._threads.start(f"ft_rounds {prefix}", prefix, serve, end)
 
     def _records(self, prefix: str, number: int) -> list[dict[str, Any]]:
-        """Returns the ranks' records of why a round was interrupted; empty on nodes that do not host the store."""
+        """Returns the ranks' records of why a round was interrupted; empty on nodes that do not host the store.
+
+        Read without a connection, since the server is in this process: the agent's thread must not wait for a store.
+        """
         if self._store.server is None or not prefix:
             return []
         try:
@@ -283,7 +362,11 @@ class InProcess:
             return []
 
     def _start_again(self, local_rank: int) -> None:
-        """Starts one rank again while the others run."""
+        """Starts one rank again while the others run; it joins them at a restart of theirs (`FT_REJOIN`).
+
+        The rank's monitor stays, and is told of the new process. Where no process can be started, the job goes on
+        without the rank, and this is recorded.
+        """
         started_ns, rank = time.monotonic_ns(), self._rank(local_rank)
         try:
             pid = self._ranks.start_again(local_rank, {env.REJOIN: self._rejoins})
@@ -299,5 +382,8 @@ class InProcess:
 def _members(
     numbers: Sequence[RankNumbers], ranks: RankContext, monitors: NodeMonitors, levels: RecoveryLevels
 ) -> list[RankEvidence]:
-    """Returns the evidence of all ranks of this node, but for those that the others went on without."""
+    """Returns the evidence of all ranks of this node, but for those that the others went on without.
+
+    The exchange about a hang calls it: a rank that does not take part cannot hold up the others.
+    """
     return [rank for rank in gather(numbers, ranks, monitors) if rank.local_rank not in levels.lost]

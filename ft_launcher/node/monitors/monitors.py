@@ -1,7 +1,22 @@
 """The monitors of a node: one per local rank for the whole job, notified of each cycle, replaced when lost.
 
-Made by `agent/ranks.py`, once for a job; the files of `agent/cycle/` read it, too. Owns the listening sockets, so that
-replacing a monitor refuses no connection. Returns what the monitors found; decides nothing about ranks.
+`agent/ranks.py` makes `NodeMonitors` once for a job, before the first rank starts; `single_monitor.py` makes one for a
+rank without a launcher. In each cycle:
+
+1. `begin_rank` tells each monitor its new rank: a monitor outlives the ranks that it watches.
+2. `handle`, at each wake-up of the cycle loop, receives messages, replaces lost monitors, and returns what the launcher
+   must act on or record. The rest is kept in a `RankReport` for each rank.
+3. `snapshots`, when a rank has failed or hangs, asks where the ranks are, and waits for the answers.
+4. `end_cycle`, when a stop has sent its first signal: a rank that is being ended must not be judged.
+
+This object owns the listening sockets that the ranks connect to, and not the monitors. So a rank can connect at any
+moment, also while its monitor is being replaced: the connection waits in the socket's queue.
+
+A monitor is lost when it has died, or when it has been stopped for a second while its rank runs. The new one is sent
+what the old one judged by (`_Slot.judges_by`, the last time ledger), and the rank's client connects again.
+
+All methods are called on the agent's thread. Only `snapshots`, `close` and the start of a monitor block, each within a
+limit. Nothing here decides about ranks.
 """
 
 from __future__ import annotations
@@ -53,21 +68,31 @@ from rank_monitor.contract.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-# Seconds: a monitor that is stopped and continued soon, with its rank or by a debugger, is not replaced.
 STOPPED_GRACE_S = 1.0
-# Seconds. A restart is delayed by this at most when a monitor does not answer; a rank needs longer for its stacks.
+"""Seconds: a monitor that is stopped and continued soon, with its rank or by a debugger, is not replaced."""
 _SNAPSHOT_WAIT_S, _STACKS_WAIT_S = 0.2, 1.0
+"""Seconds. A restart is delayed by this at most when a monitor does not answer; a rank needs longer for its stacks."""
 _STANDSTILL_SHARE = 4
-"""Part of `hang_timeout` for which a look at a rank that stood still counts: the next one is due after an eighth."""
+"""`stood_still` counts for a quarter of `hang_timeout` after the check for hangs that noted it: the next check is due
+after an eighth, and would have noted it again."""
 _DECISION_S = 5.0
-"""And seconds beside it, from such a look to the end of the cycle: all nodes answer first, and the end is written."""
+"""Seconds for which `stood_still` counts beyond that quarter, from the check to the end of the cycle: all nodes answer
+first, and the end is written to the job's store."""
 
 
 @dataclass
 class _Slot:
-    """The state of one local rank: its listening socket, its present monitor, and what is known of its process.
+    """The state of one local rank.
 
-    `judges_by`: the last message of each kind by which a monitor judges; another one that takes its place needs them.
+    Attributes:
+        listener: where the rank connects to its monitor. It stays open when the monitor is replaced.
+        monitor: the present monitor.
+        start: the process that the monitor judges; None: between two cycles, when it judges nothing.
+        attached: whether the rank's client has its watch on, as the monitor reported last.
+        judges_by: the last message of each kind by which a monitor judges. A monitor that takes the place of this one
+            needs them.
+        stopped_since: when the monitor was stopped (monotonic seconds); None: it runs.
+        report: what the monitor reported about the present process of the rank, also after the end of the cycle.
     """
 
     listener: socket.socket
@@ -89,6 +114,9 @@ class NodeMonitors:
         lease: descriptor of a timer; when it runs out the monitors end the ranks, whatever this process does.
         listeners: where the ranks connect, if these sockets exist already; None: they are made here.
         first_number: the first monitor's, by which logs and `ps` name it.
+
+    Raises:
+        OSError: no monitor can be started, or a socket cannot be made.
     """
 
     def __init__(
@@ -115,20 +143,22 @@ class NodeMonitors:
             self._slots.append(_Slot(listener, self._fork(listener, local_rank)))
 
     def _fork(self, listener: socket.socket, local_rank: int) -> Monitor:
+        """Starts a monitor for a local rank. Blocks for 5 s at most, as `Template.fork_monitor`."""
         number = self._first_number + local_rank
         return self._runtime.template.fork_monitor(listener, self._settings, number, self._lease)
 
     def socket_path(self, local_rank: int) -> Path:
-        """The socket that a rank connects to."""
+        """Returns the path of the socket that a rank connects to. The rank has it in its environment."""
         # Short names: a socket's address has 108 bytes at most.
         return self._runtime.folder / f"m{local_rank}"
 
     def stack_file(self, local_rank: int) -> Path:
-        """The file that a rank writes its stacks to."""
+        """Returns the file that a rank writes its stacks to, on a signal of its monitor."""
         return self._runtime.folder / f"stacks{local_rank}"
 
     def recorder_socket(self, local_rank: int) -> str:
-        """The socket on which a rank gives torch's flight recorder; empty where it is not asked for."""
+        """Returns the path of the socket on which a rank gives torch's flight recorder; empty where the recorder is not
+        asked for (`--ft-flight-recorder off`)."""
         if self._settings.flight_recorder != "off":
             return str(self._runtime.folder / f"f{local_rank}")
         return ""
@@ -139,16 +169,17 @@ class NodeMonitors:
         return range(len(self._slots))
 
     def pid(self, local_rank: int) -> int:
-        """Pid of a rank's monitor."""
+        """Returns the pid of a rank's monitor."""
         return self._slots[local_rank].monitor.pid
 
     def pids(self) -> set[int]:
-        """Pids of the template, its sweeper and the monitors."""
+        """Returns the pids of the template, its sweeper and the monitors: a stop of the ranks must spare these."""
         template = self._runtime.template
         return {slot.monitor.pid for slot in self._slots} | {pid for pid in (template.pid, template.sweeper_pid) if pid}
 
     def descriptors(self) -> set[int]:
-        """Readable when `handle` has something to do."""
+        """Returns descriptors of which one is readable when `handle` has something to do: a message, the end of a
+        monitor, or a change that the template reports."""
         watched = set()
         for slot in self._slots:
             watched |= {slot.monitor.channel.fileno(), slot.monitor.pidfd}
@@ -157,7 +188,10 @@ class NodeMonitors:
         return {descriptor for descriptor in watched if descriptor >= 0}
 
     def next_check(self) -> float | None:
-        """When `handle` should be called even if nothing is readable (monotonic seconds); None: no need."""
+        """Returns when `handle` should be called even if nothing is readable (monotonic seconds); None: no need.
+
+        Not None only while a monitor is stopped, which is replaced when its grace is over.
+        """
         since = [slot.stopped_since for slot in self._slots if slot.stopped_since is not None]
         if since:
             return min(since) + STOPPED_GRACE_S
@@ -168,13 +202,21 @@ class NodeMonitors:
     ) -> None:
         """Notifies a monitor of its new rank, at the start of a cycle or when a rank was started again.
 
+        Called right after the process was started. What the rank's client sends before is kept by its socket.
+
         Args:
+            cycle: its number, which the monitor's messages carry: messages about another cycle are told apart by it.
+            local_rank: of the rank.
+            rank: its global rank, for logs.
+            pid: of its process.
+            started_ns: when the process was started (monotonic nanoseconds). Limits for the start count from here.
             reconnect: the rank ran before this process did, and connects once more.
         """
         slot = self._slots[local_rank]
         slot.attached, slot.judges_by = False, {}
         with contextlib.suppress(OSError):
-            os.truncate(self.stack_file(local_rank), 0)  # stacks of an earlier cycle are in that one's folder
+            # The stacks of an earlier cycle were copied to the folder of that cycle.
+            os.truncate(self.stack_file(local_rank), 0)
         stack_file, recorder_socket = str(self.stack_file(local_rank)), self.recorder_socket(local_rank)
         slot.start = CycleStart(
             cycle, rank, pid, started_ns, stack_file, reconnect=reconnect, recorder_socket=recorder_socket
@@ -183,13 +225,20 @@ class NodeMonitors:
         self._send(slot, slot.start)
 
     def end_cycle(self) -> None:
-        """Notifies the monitors that the cycle is over: they judge nothing until the next one."""
+        """Notifies the monitors that the cycle is over: they judge nothing until the next one.
+
+        Called when a stop has sent its first signal, and before ranks save after a preemption: ranks that end or save
+        make no progress.
+        """
         for slot in self._slots:
             slot.start = None
             self._send(slot, StopJudging())
 
     def printed(self, local_rank: int, message: LogStep | LogOverdue) -> None:
-        """Passes on what a rank printed, or that it printed nothing for too long."""
+        """Passes on to a monitor that its rank printed a step, or printed none for too long (`--ft-watch-log`).
+
+        The launcher reads what ranks print; the monitor counts the steps as progress, and ends a rank that is overdue.
+        """
         slot = self._slots[local_rank]
         if slot.start is None:
             return
@@ -199,9 +248,10 @@ class NodeMonitors:
         self._send(slot, message)
 
     def end_hang(self, local_rank: int, message: HangOverdue) -> None:
-        """Has a monitor end its rank for a hang, with a verdict, as for any other limit.
+        """Has a monitor end its rank for a hang, with a verdict, as for any other limit. Called by `hang_watch.py`.
 
-        Keeps where all ranks were at the last `snapshots`, by which the launcher has decided this.
+        Keeps where all ranks were at the last `snapshots`, by which the launcher has decided that the job hangs. A
+        later snapshot could show ranks that have failed because this one is gone.
         """
         for seen in self._slots:
             seen.report.at_decision = seen.report.snapshot
@@ -210,15 +260,16 @@ class NodeMonitors:
             self._send(slot, message)
 
     def note_standstill(self, local_rank: int) -> None:
-        """Keeps where a rank was at the last `snapshots`: it stands still, and another node may end the rank that holds
-        it up."""
+        """Keeps where a rank was at the last `snapshots`. Called by `hang_watch.py` for a rank that stands still:
+        another node may be about to end the rank that holds this one up."""
         report = self.report(local_rank)
         report.stood_still, report.stood_still_at = report.snapshot, time.monotonic()
 
     def stood_still(self, local_rank: int) -> Snapshot | None:
-        """Returns where a rank stood still at the last looks for a hang; None: it did not.
+        """Returns where a rank stood still at the last checks for hangs; None: it did not.
 
-        The time from such a look to the end of the cycle is bounded. After a longer one the rank has gone on.
+        The time from such a check to the end of the cycle is bounded (`_STANDSTILL_SHARE`, `_DECISION_S`). If more time
+        has passed, the rank has gone on, and its failure is no consequence of the hang.
         """
         report, limit_s = self.report(local_rank), self._settings.hang_timeout
         if limit_s is None or report.stood_still_at is None:
@@ -229,20 +280,30 @@ class NodeMonitors:
         return report.stood_still
 
     def fail(self, local_rank: int, why: RankException) -> None:
-        """Notes why the launcher takes a rank for failed. What the rank reported itself before stays the reason."""
+        """Notes why the launcher takes a rank for failed, such as a loss that is not a number in what it printed.
+
+        An exception that the rank reported itself before stays the reason.
+        """
         self._slots[local_rank].report.take_exception(why, time.monotonic())
 
     def report(self, local_rank: int) -> RankReport:
-        """What the rank's monitor reported in this cycle."""
+        """Returns what the rank's monitor reported in this cycle; between two cycles, in the last one."""
         return self._slots[local_rank].report
 
     def suspect_results(self) -> dict[int, ResultInDoubt]:
-        """The suspect results of this cycle, by local rank."""
+        """Returns the unexpected results that ranks reported in this cycle, by local rank (docs/rerun.md)."""
         results = {rank: slot.report.suspect_result for rank, slot in enumerate(self._slots)}
         return {rank: result for rank, result in results.items() if result is not None}
 
     def handle(self) -> list[tuple[int, Message | Replaced]]:
-        """Takes all messages and replaces lost monitors; returns what the launcher must know, by local rank."""
+        """Receives all messages and replaces lost monitors. Called at each wake-up of the cycle loop.
+
+        Messages come first: what a monitor sent before its own death is still in its channel, and its verdict counts.
+
+        Returns:
+            Pairs of local rank and message; those of one rank are in the order of arrival. Messages that `snapshots`
+            received since the last call are among them.
+        """
         events, self._not_passed_on = self._not_passed_on, []
         for local_rank, slot in enumerate(self._slots):
             for received in self._drain(slot):
@@ -258,10 +319,13 @@ class NodeMonitors:
         return events
 
     def snapshots(self, meanwhile: Callable[[], object] = lambda: None, stacks: bool = False) -> None:
-        """Asks every monitor where its rank is, and waits a bounded time for the answers, which `report` then has.
+        """Asks every monitor where its rank is, and waits for the answers, which `report` then has.
+
+        Blocks for 0.2 s at most, with stacks for 1 s, and not for a monitor that has died. The answer of a monitor
+        comes after all that its rank sent before, so this also makes sure that nothing a dead rank sent is missing.
 
         Args:
-            meanwhile: called while they answer.
+            meanwhile: called while they answer: searching /proc for processes, which takes time as well.
             stacks: have the ranks write their stacks too.
         """
         self._sequence += 1
@@ -290,7 +354,7 @@ class NodeMonitors:
                     waiting.pop(descriptor)
 
     def ask_times(self) -> None:
-        """Asks every monitor for the time ledger of its rank, which `report` has once it has come."""
+        """Asks every monitor for the time ledger of its rank. Does not block: `report` has the answer later."""
         for slot in self._slots:
             if slot.start is not None:
                 self._send(slot, TimesRequest())
@@ -298,7 +362,7 @@ class NodeMonitors:
     def ask_readings(self, stacks: bool = False, collectives: bool = False) -> int:
         """Asks every monitor where its rank is, without waiting. Returns the token of the answers.
 
-        `RankReport.reading` is the answer, once it has come.
+        `RankReport.reading` is the answer, once it has come. For the status page and for `blame_exchange.py`.
 
         Args:
             stacks: have the ranks write their stacks too, and ask for their collectives.
@@ -311,7 +375,11 @@ class NodeMonitors:
         return self._reading_token
 
     def close(self) -> None:
-        """Ends every monitor, and takes its last time ledger. The goodbye tells it apart from a killed launcher."""
+        """Ends every monitor, and receives its last time ledger. Blocks for a second or two for each that is stuck.
+
+        All are told first, so that they end at the same time. A monitor whose channel closes without this goodbye
+        takes the launcher for killed, and kills the processes of the job.
+        """
         for slot in self._slots:
             self._send(slot, Bye())
         for slot in self._slots:
@@ -319,12 +387,17 @@ class NodeMonitors:
             slot.listener.close()
 
     def _take_last(self, slot: _Slot) -> None:
+        """Receives what a monitor sent before it ended; only its time ledger still matters."""
         # A monitor that ends before it has read our second goodbye resets the channel: one receive fails (unix(7)).
         for received in [*self._drain(slot), *self._drain(slot)]:
             if isinstance(received.message, Times):
                 self._note(slot, received.message, received.sent_ns)
 
     def _drain(self, slot: _Slot) -> Iterator[Received]:
+        """Receives what is in the channel of a monitor, without blocking, and leaves out what is of no use.
+
+        Left out: bytes that are no message (logged once in a while), and messages of the last cycle's ranks.
+        """
         while True:
             try:
                 received = channel.receive(slot.monitor.channel)
@@ -337,7 +410,7 @@ class NodeMonitors:
             except ProtocolError as error:
                 self._complaints.about("message", f"a monitor sent what is not a message: {error}")
                 continue
-            # Sent before these ranks were started: it is about their predecessors.
+            # A message from before the start of this process of the rank is about its predecessor.
             is_of_last_cycle = slot.start is not None and heard.sent_ns < slot.start.started_ns
             if not (is_of_last_cycle and isinstance(heard.message, FROM_RANK_TO_LAUNCHER)):
                 yield heard
@@ -354,6 +427,8 @@ class NodeMonitors:
         return slot.report.take(message, sent_ns, time.monotonic())
 
     def _note_changes(self) -> None:
+        """Notes which monitors were stopped or continued. Their parent, the template, reports that, and nobody else
+        can."""
         by_pid = {slot.monitor.pid: slot for slot in self._slots}
         for change in self._runtime.template.changes():
             slot = by_pid.get(change.pid)
@@ -364,12 +439,13 @@ class NodeMonitors:
                     slot.stopped_since = None
 
     def _why_lost(self, slot: _Slot) -> str:
-        """Why the monitor must be replaced; empty: it is well, or is paused together with its rank."""
+        """Returns why the monitor must be replaced; empty: it is well, or is paused together with its rank."""
         if readable([slot.monitor.pidfd], 0.0):
             return "it died"
         if slot.stopped_since is None or time.monotonic() < slot.stopped_since + STOPPED_GRACE_S:
             return ""
-        # Both are stopped, as by a debugger: a pause. After the stall limit a running monitor must report the stall.
+        # Monitor and rank are both stopped, as by a debugger: a pause. After the limit of the stall warning a monitor
+        # that runs is needed again, to report the stall.
         if slot.start is not None and is_stopped(slot.start.rank_pid):
             limit = self._settings.stall_warning or float("inf")
             if time.monotonic() < slot.stopped_since + limit:
@@ -379,6 +455,10 @@ class NodeMonitors:
         return ""
 
     def _replace(self, local_rank: int, slot: _Slot) -> None:
+        """Kills what is left of a monitor, starts another, and tells it what the lost one knew of its rank.
+
+        The rank goes on meanwhile; its client connects to the same socket again.
+        """
         # A monitor that is stopped answers nothing, and one that died neither.
         slot.monitor.close(goodbye_s=0)
         slot.monitor = self._fork(slot.listener, local_rank)
@@ -388,11 +468,12 @@ class NodeMonitors:
             if slot.report.times is not None:
                 start = replace(start, times=slot.report.times.json())
             self._send(slot, start)
-            # The new monitor judges by these at once, also where its rank is stuck and connects late.
+            # The new monitor judges by these messages at once, also where its rank is stuck and connects late.
             for message in slot.judges_by.values():
                 self._send(slot, message)
 
     def _send(self, slot: _Slot, message: Message) -> None:
+        """Sends a message to a monitor. Does not block. A monitor that is gone is skipped: `handle` replaces it."""
         self._sequence += 1
         with contextlib.suppress(OSError):
             channel.send(slot.monitor.channel, codec.encode(message, self._sequence, time.monotonic_ns()))

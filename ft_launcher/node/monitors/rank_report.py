@@ -1,7 +1,13 @@
 """What the monitor of one rank reported in a cycle, each message with its time: the rank's part of the evidence.
 
-`monitors.py` makes one for each process of a rank, and gives it every message; `agent/cycle/evidence.py` and others
-read it. Judges nothing: the monitor did, and the launcher acts by what `take` returns.
+`NodeMonitors.begin_rank` makes a `RankReport` for each process of a rank, and `NodeMonitors` passes every message of
+the monitor to `take`, on the agent's thread. Two kinds of reader follow:
+
+- The cycle loop (`agent/ranks.py`) acts on the messages that `take` returns, at once.
+- After the end of the cycle `agent/cycle/evidence.py` reads the fields, and the search for the first failure compares
+  the moments of all ranks.
+
+This file judges nothing. The monitor has judged, and the launcher decides what follows.
 """
 
 from __future__ import annotations
@@ -36,28 +42,48 @@ logger = logging.getLogger(__name__)
 _complaints = Complaints(logger.warning)
 
 _NO_TEXT = "(its text could not be made: str() of it did not return)"
+"""In the place of the message of an exception whose class and traceback are known."""
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """A monitor was lost and another took its place."""
+    """A monitor was lost and another took its place. `why`: what was lost with it, in words, such as "it died"."""
 
     why: str
 
 
 @dataclass
 class RankReport:
-    """What one rank's monitor reported in this cycle, with the time of each message (monotonic seconds).
+    """What one rank's monitor reported in this cycle. Moments (`..._at`) are monotonic seconds; None: nothing came.
 
-    `start` says which process of the rank it is about, `client_pid` which process connected as the rank (0: none),
-    and `times` is the last time ledger of it. `reading` is the last answer to `NodeMonitors.ask_readings`: a
-    finding about the end of a rank must not take it for one. `suspected_at` is when it was last about to exceed a
-    limit, `returned_at` when it returned from its program, and `standstills` how often its monitor has found that
-    it stands still. `failed` says that its program has ended with an error: before the exception, which comes next
-    if it can be told. `before_group`: the rank that sent `last_output` had certainly made no process group.
-    `at_decision` is the snapshot of the look by which the launcher decided that the job hangs: after it the rank
-    may have lost the one that is ended for the hang. `stood_still` is the snapshot of the last look at which this
-    rank stood still, at `stood_still_at`: where another node decides, this node knows no other moment.
+    Attributes:
+        start: which process of the rank this is about; None: no rank was started yet.
+        suspected_at: when the rank was last about to exceed a limit.
+        standstills: how often the monitor has found that the rank stands still.
+        verdict: the limit that the rank exceeded and is ended for. Until there is one, the first warning of a stall,
+            after which the rank runs on.
+        verdict_at: when the verdict arrived.
+        exception: the first exception by which the program ended: later ones are of the clean-up.
+        exception_at: when it arrived.
+        failed: the program has ended with an error. Arrives before the exception, of which the text may take long to
+            make, or for ever.
+        failed_at: when it arrived.
+        last_output: what the rank printed last. Where no exception is known, it is the only trace of the error.
+        before_group: the rank had certainly made no process group when it sent `last_output`.
+        returned_at: when the rank returned from its program: when the message was sent, not when it arrived.
+        suspect_result: the unexpected result that the rank reported.
+        snapshot: the last answer to `NodeMonitors.snapshots`: where the rank was.
+        at_decision: the snapshot by which the launcher decided that the job hangs. After that the rank may have lost
+            the rank that is ended for the hang, and would be taken for a failed one.
+        stood_still: the snapshot of the last check for hangs at which this rank stood still. Where another node
+            decides about the hang, this node knows no other moment.
+        stood_still_at: when that check was.
+        was_attached: whether the client in the rank has ever connected to this monitor.
+        client_pid: the process that connected as the rank; 0: none.
+        times: the rank's time ledger, as it was sent last.
+        reading: the last answer to `NodeMonitors.ask_readings`, for the status page and for `blame_exchange.py`. Kept
+            apart from `snapshot`: a finding about the end of a rank must not take it for one.
+        reading_at: when it arrived.
     """
 
     start: CycleStart | None = None
@@ -85,10 +111,12 @@ class RankReport:
     reading_at: float | None = None
 
     def take(self, message: Message, sent_ns: int, now: float) -> Message | None:
-        """Notes a message of this cycle; returns it if the launcher must act on it or record it.
+        """Notes a message of this cycle; returns it if the launcher must act on it or record it, else None.
 
         Args:
-            sent_ns: when it was sent; as `now`, by the monotonic clock.
+            message: of the monitor, or of the rank, passed on by the monitor.
+            sent_ns: when the message was sent (monotonic nanoseconds).
+            now: when it was received (monotonic seconds).
         """
         match message:
             case Connected():
@@ -127,18 +155,28 @@ class RankReport:
         return None
 
     def untold(self) -> RankException | None:
-        """Returns the exception of a program whose text never came; None: it came, or there is none."""
+        """Returns the exception of a program where only its class and traceback arrived; None: it arrived whole, or
+        there is none.
+
+        The client sends these first (`ProgramFailed`), then makes the text: `str()` of an exception is code of the
+        user, which may block.
+        """
         if self.exception is not None or self.failed is None or not self.failed.type:
             return None
         return RankException(self.failed.type, _NO_TEXT, self.failed.traceback, self.failed.wall_time)
 
     def take_exception(self, exception: RankException, now: float) -> None:
-        """Notes why the rank failed. The first exception is the cause; later ones are of the clean-up."""
+        """Notes why the rank failed, at `now` (monotonic seconds).
+
+        The first exception is the cause; later ones are of the clean-up, and are dropped. `NodeMonitors.fail` calls
+        this, too, with an exception that the launcher has made.
+        """
         if self.exception is None:
             self.exception, self.exception_at = exception, now
 
     def _take_times(self, message: Times) -> None:
-        # It may have been sent before this process of the rank was started, or after the cycle's end.
+        """Keeps the time ledger that a monitor sent, unless it is about another process or cannot be read."""
+        # The monitor may have sent it before this process of the rank was started, or after the cycle's end.
         if self.start is None or (message.cycle, message.pid) != (self.start.cycle, self.start.rank_pid):
             return
         try:
@@ -147,8 +185,9 @@ class RankReport:
             _complaints.about("times", f"a monitor sent what is no time ledger: {error}")
 
     def _take_verdict(self, message: Verdict, now: float) -> Verdict | None:
-        # It may cross the end of its cycle on the way, and then still explains why its rank died; but not the start of
-        # the next cycle.
+        """Keeps a verdict of this cycle, and returns it for the cycle loop; None: it is about another cycle."""
+        # A verdict may cross the end of its cycle on the way, and then still explains why the rank died. After the
+        # start of the next cycle it explains nothing.
         if self.start is None or message.cycle != self.start.cycle:
             return None
         if message.condemned or (message.limit == STALL and self.verdict is None):

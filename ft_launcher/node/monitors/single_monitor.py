@@ -1,7 +1,8 @@
 """The monitor of one rank that no launcher started: `NodeMonitors` with one rank, in a runtime of its own.
 
-`agent/standalone.py` watches its rank by it, and the server of the NVIDIA alias each rank that connects; both call it
-in their main thread. Knows no store.
+Two callers have one, each in its main thread: `agent/standalone.py` watches its rank by it, and the server of the
+NVIDIA alias (`nvrx_alias/rank_monitor_server.py`) each rank that connects. They call `begin`, then `wait` and `handle`
+in turn, and `receive_last_messages` when the rank has ended. Knows no store, and ends no rank: the monitor does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ up the report that its rank has ended."""
 
 
 class SingleMonitor:
-    """Starts the monitor; the rank may have connected before.
+    """The monitor of one rank, started when this object is made. The rank may have connected to `listener` before.
 
     Args:
         runtime: closed by `close`.
@@ -48,12 +49,19 @@ class SingleMonitor:
     ) -> None:
         self.phase = RestartPhase.NONE
         self._runtime, self._say = runtime, say
-        # No rank of these serves torch's flight recorder: the launcher's variables have it do so.
+        # A rank serves torch's flight recorder only where variables of the launcher tell it to.
         settings = replace(settings, flight_recorder="off")
         self._monitors = NodeMonitors(runtime, settings, 1, listeners=[listener], first_number=number)
 
     def begin(self, rank: int, pid: int, started_ns: int, reconnect: bool = False) -> None:
-        """Begins with a process as the rank. What was known of an earlier one is discarded."""
+        """Begins to watch a process as the rank. What was known of an earlier process is discarded.
+
+        Args:
+            rank: its number, for logs.
+            pid: of the process.
+            started_ns: when it was started (monotonic nanoseconds).
+            reconnect: it had another monitor before.
+        """
         self.phase = RestartPhase.NONE
         if self.report.start is not None:
             self._monitors.end_cycle()
@@ -66,7 +74,7 @@ class SingleMonitor:
 
     @property
     def condemned(self) -> str:
-        """Why the monitor condemned the rank; empty: it did not."""
+        """Why the monitor condemned the rank, in a line; empty: it did not. A warning of a stall does not count."""
         verdict = self.report.verdict
         if verdict is None or not verdict.condemned:
             return ""
@@ -85,7 +93,10 @@ class SingleMonitor:
             self._note(event)
 
     def receive_last_messages(self) -> None:
-        """Handles the last messages about a rank that ended. Blocks for up to 0.6 s."""
+        """Handles the last messages about a rank that ended. Blocks for up to 0.6 s.
+
+        The answer to a snapshot comes after all that the rank sent, so nothing is missing once there is one.
+        """
         before = self.report.snapshot
         for _ in range(_LAST_TRIES):
             self._monitors.snapshots()
@@ -99,6 +110,7 @@ class SingleMonitor:
         self._runtime.close()
 
     def _note(self, event: Message | Replaced) -> None:
+        """Keeps the wrapper's phase, and logs what a launcher would have recorded or acted on."""
         match event:
             case RestartReport():
                 self.phase = event.phase

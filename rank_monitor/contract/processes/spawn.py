@@ -1,8 +1,21 @@
 """Starts monitors: by a template process that forks them, or one by one where the template is gone.
 
-The launcher, the companion of a rank, and the alias' `RankMonitorServer` call it. Standard library only, and usable
-before torch is imported. A forked child of the caller that lives on must close what is held here: while a copy of a
-channel is open, the other end does not see that the caller was killed.
+The launcher (`ft_launcher/node/ranks/runtime.py`), the standalone agent of a rank, and the alias' `RankMonitorServer`
+call it. Standard library only, and usable before torch is imported. Starts no threads.
+
+1. `Template.start` executes `rank_monitor/template.py` in a new interpreter, and returns at once: the launcher imports
+   torch while the template imports what monitors need.
+2. `Template.fork_monitor` sends a request with descriptors: the rank's listening socket, one end of the channel to the
+   new monitor, and the lease. The answer is the monitor's pid with a pidfd.
+3. `Template.changes` receives which monitors were stopped or continued: only their parent, the template, is told.
+4. `Monitor.close` ends one monitor, `Template.close` the template and the sweeper.
+
+A fork of the template has its imports already, and shares its memory. Where the template has died or is stopped, each
+further monitor is executed in an interpreter of its own: slower, and only a pidfd shows its end.
+
+The end of the caller is seen by the channels: a monitor or a template whose channel closes without `Bye` takes the
+caller for killed, and kills the processes of the job. So a forked child of the caller that lives on must close what is
+held here: while it has a copy of a channel, the other end does not close.
 """
 
 from __future__ import annotations
@@ -30,31 +43,42 @@ from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.launcher_messages import Bye, Forked, ForkMonitor, MonitorChanged
 from rank_monitor.contract.wire.messages import Message
 
-# A template that is stopped holds up the launcher for this long; then the monitor is executed without it.
 _ANSWER_S = 5.0
-# A monitor or template that was asked to end and has not by then is stopped or stuck, and is killed.
+"""Seconds for which a template that is stopped holds up the launcher; then the monitor is executed without it."""
 _GOODBYE_S = 1.0
-# A 64-bit number has at most this many digits.
+"""Seconds in which a monitor or template that was asked to end does so. One that does not is stopped or stuck, and is
+killed."""
 _MAX_DIGITS = 20
-# Appended, so that a file of another package can never stand in for a module of the standard library.
+"""Of the sweeper's pid as it sends it: a 64-bit number has no more."""
 _START = "import sys; sys.path.append({root!r}); from rank_monitor.template import main; main()"
+"""What a new interpreter runs. The root is appended, so that a file of another package can never stand in for a module
+of the standard library."""
 
 
 @dataclass
 class Monitor:
-    """A monitor that runs: pid, pidfd, and our end of the channel to it (not blocking). The caller closes it."""
+    """A monitor that runs, as `Template.fork_monitor` returns it. The caller calls `close` in the end.
+
+    Attributes:
+        local_rank: of the rank that it watches.
+        pid: of the monitor.
+        pidfd: readable when the monitor has ended.
+        channel: the caller's end of the channel to the monitor; it does not block.
+    """
 
     local_rank: int
     pid: int
     pidfd: int
     channel: socket.socket
     _process: subprocess.Popen[bytes] | None = None
+    """Of a monitor that was executed, which this process must reap; the template reaps those that it forked."""
 
     def close(self, goodbye_s: float = _GOODBYE_S, last: Callable[[], object] = lambda: None) -> None:
         """Ends the monitor: `Bye`, then SIGKILL if it has not exited after `goodbye_s` seconds. Blocks until then.
 
         Args:
-            last: called when it has ended: what it sent is still in the channel.
+            goodbye_s: how long the monitor may take; 0: it is known to be stopped or dead.
+            last: called when the monitor has ended: what it sent is still in the channel, and can be received here.
         """
         with contextlib.suppress(OSError):
             channel.send(self.channel, codec.encode(Bye(), 0, time.monotonic_ns()))
@@ -71,7 +95,17 @@ class Monitor:
 
 
 class Template:
-    """The launcher's handle of the template process. Create it with `start`."""
+    """The caller's handle of the template process. Make it with `start`.
+
+    Args:
+        process: of the template.
+        connection: the caller's end of the channel to the template.
+        job: the fields of an order that every process of the job gets: the tag and the runtime folder.
+        sweeper: the caller's end of the channel to the sweeper; None: no sweeper was asked for.
+
+    Attributes:
+        socket: `connection`.
+    """
 
     def __init__(
         self,
@@ -90,12 +124,16 @@ class Template:
 
     @classmethod
     def start(cls, tag: str, runtime_dir: Path, sweeper: bool = False) -> Template:
-        """Starts the process and returns at once.
+        """Executes the template, and returns its handle at once.
 
         Args:
-            tag: marks the job's processes in their environment; they are killed when the caller was killed.
+            tag: marks the job's processes in their environment. The template kills all processes with this tag when the
+                caller was killed.
             runtime_dir: removed in the same case.
             sweeper: whether to fork the sweeper, which does the same when all other processes are killed at once.
+
+        Raises:
+            OSError: no process can be started.
         """
         ours, theirs = channel.pair()
         job = {"tag": tag, "runtime_dir": str(Path(runtime_dir).resolve())}
@@ -119,7 +157,7 @@ class Template:
 
     @property
     def pid(self) -> int | None:
-        """The pid of the template; None when it has ended."""
+        """The pid of the template; None: it has ended, or was given up."""
         if self.alive:
             return self._process.pid
         return None
@@ -134,11 +172,11 @@ class Template:
 
     @property
     def alive(self) -> bool:
-        """Whether the template can fork monitors and report changes."""
+        """Whether the template can fork monitors and report changes. False also for one that was given up."""
         return not self._gone and self._process.poll() is None
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there are changes, or when the template is gone."""
+        """Returns a descriptor that is readable when there are changes, or when the template is gone."""
         return self.socket.fileno()
 
     def fork_monitor(
@@ -146,11 +184,14 @@ class Template:
     ) -> Monitor:
         """Starts a monitor on a listening socket. Blocks for 5 s at most.
 
-        A template that is gone or does not answer is given up, and the monitor is executed directly: then only its
-        pidfd shows its end.
+        A template that is gone or does not answer is given up, and the monitor is executed directly. Of such a monitor
+        no stop is reported, only its end (`Monitor.pidfd`).
 
         Args:
-            lease: a timer; the monitor ends its rank when it is readable.
+            listener: where the rank connects. The monitor gets a copy; the caller keeps the socket for the next one.
+            settings: the limits by which the monitor judges.
+            local_rank: for logs and the name in `ps`.
+            lease: descriptor of a timer. When it is readable, the monitor ends its rank. None: there is no lease.
 
         Raises:
             OSError: no process can be started.
@@ -179,7 +220,7 @@ class Template:
             theirs.close()
 
     def changes(self) -> list[MonitorChanged]:
-        """The changes of monitors since the last call. Does not block."""
+        """Returns which monitors were stopped or continued since the last call. Does not block."""
         while not self._gone:
             taken = self._receive()
             if taken is None:
@@ -191,14 +232,19 @@ class Template:
     def abandon(self) -> None:
         """Has template and sweeper end all processes of the job, as if this process had been killed.
 
-        For its very end: a thread in the kernel that SIGKILL does not end would keep the connections open.
+        Called at the very end of the launcher, when a thread of it is stuck in the kernel, for example on a file system
+        that does not answer. SIGKILL does not end such a thread, which would keep the connections open, and nobody
+        would see that the launcher is gone.
         """
         for connection in filter(None, (self.socket, self._sweeper)):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the template and its sweeper; monitors that run go on. Waits a second at most, then kills it."""
+        """Ends the template and its sweeper. Blocks for a second or two at most; then the template is killed.
+
+        Monitors that still run go on. A caller ends them before.
+        """
         self._end_sweeper()
         with contextlib.suppress(OSError):
             self._send(Bye(), ())
@@ -208,7 +254,8 @@ class Template:
         self.socket.close()
 
     def _end_sweeper(self) -> None:
-        """Asks the sweeper to end. The template reaps it; where that is gone, this process does if it is its child."""
+        """Asks the sweeper to end. Its parent, the template, reaps it. Where the template is gone, the sweeper may have
+        become a child of this process, which then reaps it."""
         if self._sweeper is None:
             return
         pid, orphaned = self.sweeper_pid, not self.alive
@@ -220,7 +267,11 @@ class Template:
             await_child(pid, _GOODBYE_S)
 
     def _ask(self, request: ForkMonitor, descriptors: tuple[int, ...]) -> tuple[int, int] | None:
-        """Pid and pidfd of the new monitor; None when the template does not deliver."""
+        """Sends a request to the template; returns pid and pidfd of the new monitor. Blocks for `_ANSWER_S` at most.
+
+        None: the template is gone or did not answer in time, and is killed and never asked again. Changes that arrive
+        before the answer are kept for `changes`.
+        """
         deadline = time.monotonic() + _ANSWER_S
         try:
             if self._send(request, descriptors):
@@ -232,22 +283,30 @@ class Template:
                             return forked
         except OSError:
             pass
-        self._give_up()  # should it wake up later, it must not fork a second monitor for this rank
+        self._give_up()  # A template that wakes up later must not fork a second monitor for this rank.
         return None
 
     def _send(self, message: Message, descriptors: tuple[int, ...]) -> bool:
+        """Sends a message with copies of descriptors. Does not block; returns whether the channel has taken it."""
         self._sequence += 1
         data = codec.encode(message, self._sequence, time.monotonic_ns())
         return channel.send(self.socket, data, descriptors)
 
     def _receive(self) -> tuple[bytes, list[int]] | None:
+        """Returns a message of the template and the descriptors that came with it. Does not block.
+
+        None: no message is there. Empty bytes: the template is gone.
+        """
         try:
             return channel.receive(self.socket, max_descriptors=1)
         except OSError:
             return b"", []
 
     def _sort(self, data: bytes, descriptors: list[int]) -> tuple[int, int] | None:
-        """Handles one message: stores a change, returns pid and pidfd of a new monitor, or notes the template's end."""
+        """Handles one message: stores a change, returns pid and pidfd of a new monitor, or notes the template's end.
+
+        Descriptors that came with any other message are closed.
+        """
         with contextlib.suppress(ProtocolError):
             if data:
                 message = codec.decode(data).message
@@ -265,6 +324,7 @@ class Template:
         return None
 
     def _give_up(self) -> None:
+        """Kills the template if it still runs, and reaps it. From here on monitors are executed."""
         self._gone = True
         if self._process.poll() is None:
             self._process.kill()
@@ -273,9 +333,13 @@ class Template:
 
 
 def _execute(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Executes this package in a new interpreter, in a session of its own.
+    """Executes this package in a new interpreter, in a session of its own, so that Ctrl-C does not reach it.
 
     `-I -S`: neither the user's environment, the current folder nor site-packages decide what a monitor imports.
+
+    Args:
+        order: the parameters of `rank_monitor/template.py: main`, which get there as JSON in the last argument. Values
+            of the five keys below are descriptors that the new process inherits under the same numbers.
     """
     root = str(Path(contract.__file__).resolve().parents[2])
     descriptors = [order[name] for name in ("launcher", "sweeper", "listener", "agent", "lease") if name in order]

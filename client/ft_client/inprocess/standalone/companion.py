@@ -1,12 +1,26 @@
 """The rank's side of its standalone agent, which watches a rank without a launcher, and reports its end to the others.
 
-Starts the agent's process, sends it each call, and replaces it when it is lost. How it is made is in
-`companion_process.py`, what it does in `rank_calls.py`.
+The agent is a process beside the rank, one for the rank's whole life. This file runs in the rank:
+`restart/coordination.py` calls `Companion.start` at each call of a wrapped function, and `close` at its end.
 
-It is a fork of the rank, as long as no CUDA context and no other Python thread exists here; else it is an interpreter
-of its own, which cannot inherit a lock that another thread holds. (A store of the user's own factory can only be made
-in a fork, so then it is one in any case.) Threads of C libraries that wait for work do not count: libraries with such
-pools survive a fork. The process is made once; later calls use the same one.
+1. The first `start` makes the agent's process, and sends it the call (`WatchedCall`). Where the rank is to host the
+   call's store, it opens the socket itself, so that a port that is taken is an error here, and passes the socket on.
+2. A later `start` sends the next call to the same process.
+3. `close` sends that the call is over for this rank. Where the agent hosts the store, `close` waits a few seconds for
+   the other ranks, since the store ends with the agent.
+4. When the process is lost, another takes its place, which gets the present call again. At most three do. An agent that
+   hosted the store has no successor: its store is lost, and the call ends on all ranks.
+
+The agent's process is a fork of the rank, as long as no CUDA context and no other Python thread exists here. Else it is
+an interpreter of its own, since a fork could inherit a lock that another thread holds. (A store of the user's own
+factory can only be made in a fork, so then the agent is a fork in any case.) Threads of C libraries that wait for work
+do not count: libraries with such pools survive a fork.
+
+How the process is made is in `companion_process.py`, what it does in `rank_calls.py`.
+
+Threads: the rank's main thread calls the methods without underscore. A hidden thread (`_attend`), one for each process
+of an agent, receives from the agent, and replaces it. `_lock` is held while a message is sent and the state that the
+message announces is set, so that a successor gets the same call as its predecessor.
 """
 
 from __future__ import annotations
@@ -43,31 +57,39 @@ from rank_monitor.contract.wire.own_file import open_own
 
 logger = logging.getLogger(__name__)
 
-# How long a rank that is done waits for the others, where its companion hosts their store.
 _OTHERS_S = 5.0
-# A companion that is lost as often has a cause that the next one meets, too.
+"""Seconds that a rank which is done waits for the others, where its agent hosts their store."""
 _REPLACEMENTS = 3
-# The monitor of a lost companion ends by itself when its channel closes; one that does not is stuck.
+"""How often an agent is replaced. One that is lost more often has a cause that the next one meets, too."""
 _SIDECARS_GO_S = 5.0
-# Between two searches of /proc for that monitor, which the watch of the rank waits for.
+"""Seconds for the monitor of a lost agent to end. It ends by itself when its channel closes; one that does not is
+stuck."""
 _LOOK_S = 0.05
-# For a new interpreter that imports from a slow file system.
+"""Seconds between two searches of /proc for that monitor. Nobody watches the rank meanwhile."""
 _START_S = 60.0
+"""Seconds for a new interpreter that imports from a slow file system."""
 _UNWATCHED = "this rank goes on, and nobody watches it"
 _NO_STORE = "it hosted the store in which the ranks agree, so the call ends on all of them"
 _START = "import sys; sys.path[:] = {path!r}; from ft_client.inprocess.standalone.companion_process import main; main()"
+"""What the interpreter of an agent runs. It finds modules where the rank does."""
 
 _kept: Companion | None = None
+"""The agent of this process, or of the process that this one was forked from."""
 
 
 class Companion:
-    """The companion of this process. Make it with `start`.
+    """The standalone agent of this process, as its rank sees it. Make it with `start`.
+
+    Args:
+        member: the rank at the entry of the wrapped call.
+        local_rank: LOCAL_RANK, for the log of the monitor.
+        logfile: the agent's log; None: there is none.
 
     Attributes:
-        pid: its pid.
+        pid: of the agent's process.
         socket: where the monitor of this rank listens.
-        is_lost: it is gone, and no other took its place: nobody watches this rank.
-        is_watching: it has a way to the store of the present call.
+        is_lost: the process is gone, and no other took its place: nobody watches this rank.
+        is_watching: the agent has a way to the store of the present call, so that it can report the end of this rank.
     """
 
     def __init__(self, member: int, local_rank: int, logfile: Path | None) -> None:
@@ -96,13 +118,18 @@ class Companion:
         logfile: str | None = None,
         pidfile: str | None = None,
     ) -> Companion:
-        """Starts the companion, or sends the new call to the present one. Does not wait for what it does then.
+        """Starts the agent's process, or sends the new call to the present one. Called when a rank enters a call.
+
+        Blocks until the process exists, and not for what it does then: the client connects to `socket` later.
 
         Args:
-            make_store: a new connection to the store, without the prefix; called in a fork. Not used where the call has
-                a host. A later call is watched only when it brings an equal one: the process knows the first.
+            call: the rank's call.
+            make_store: returns a new connection to the store, without the prefix; called in a fork. Not used where the
+                call has a host. A later call is watched only when it brings an equal `make_store`: the process knows
+                the first one.
             local_rank: LOCAL_RANK at entry, for the log of the monitor.
-            logfile, pidfile: as given to the wrapper; `{rank}` is the member.
+            logfile: the agent's log, as given to the wrapper; `{rank}` is the member.
+            pidfile: written with the agent's pid, and again when another takes its place; as `logfile`.
 
         Raises:
             OSError: a file cannot be written, or the port is taken; the text names it.
@@ -113,6 +140,7 @@ class Companion:
         for path in filter(None, paths):
             os.close(open_own(path, os.O_WRONLY | os.O_APPEND, 0o666))
         companion = _kept
+        # A fork of a rank, such as a worker of multiprocessing, has a copy of its parent's agent, which is not its own.
         if companion is not None and companion._owner != os.getpid():
             companion = None
         is_served = companion is not None and not companion.is_lost and call.port in companion._served
@@ -135,7 +163,10 @@ class Companion:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What `ft_client.rank.monitoring.process.start()` needs to know in this process, and in no other."""
+        """The variables by which `ft_client.rank.monitoring.process.start()` finds the monitor, as of a launcher.
+
+        They are for this process alone: children of the rank must not connect to its monitor.
+        """
         return {
             env.RANK_MONITOR_SOCKET: str(self.socket),
             env.STACK_FILE: str(self._folder / "stacks0"),
@@ -143,11 +174,11 @@ class Companion:
         }
 
     def close(self, others_s: float = _OTHERS_S) -> None:
-        """Ends the call for this rank: done, or the rank has departed. The companion stays for the next call.
+        """Ends the call for this rank: done, or the rank has departed. The agent stays for the next call.
 
         Args:
-            others_s: where it hosts the store, how long to wait for the others to finish as well. They can use the
-                store beyond that, as long as the companion lives.
+            others_s: where the agent hosts the store, for how many seconds to block at most until the others have
+                finished as well. They can use the store beyond that, as long as the agent lives.
         """
         with self._lock:
             self._is_over = True
@@ -158,6 +189,7 @@ class Companion:
     # Within.
 
     def _begin(self, call: WatchedCall, make_store: MakeStore | None, listeners: list[socket.socket]) -> None:
+        """Sends a call to the agent, and with it the sockets at which the agent is to serve the call's store."""
         self.is_watching = bool(call.host) or (self._make_store is not None and self._make_store == make_store)
         if not self.is_watching:
             logger.warning("the monitor process knows the store of the first call only: this call is not watched")
@@ -168,24 +200,34 @@ class Companion:
             self._served |= {call.port for _ in listeners}
 
     def _send(self, data: bytes, listeners: Sequence[socket.socket] = ()) -> None:
+        """Sends a message to the agent. One that is gone is noticed by `_attend`, and its successor gets the call."""
         with contextlib.suppress(OSError):
             channel.send(self._connection, data, tuple(listener.fileno() for listener in listeners))
 
     def _write_pid(self, path: Path | None) -> None:
+        """Writes the agent's pid to this file and to all files of earlier calls, each as a whole."""
         if path is not None:
             self._pidfiles.add(path)
         for file in self._pidfiles:
-            whole = file.with_name(f".{file.name}.{os.getpid()}")  # nobody reads a part of it
+            whole = file.with_name(f".{file.name}.{os.getpid()}")  # Renamed when written: nobody reads a part of it.
             whole.unlink(missing_ok=True)
             with open(whole, "w", opener=lambda name, flags: open_own(name, flags, 0o666)) as written:
                 written.write(f"{self.pid}\n")
             whole.replace(file)
 
     def _launch(self, make_store: MakeStore | None, forks: bool, reconnect: bool = False) -> None:
-        """Makes the process, and a thread that waits for its end.
+        """Makes the agent's process, and the thread that receives from it. Blocks until the process exists.
+
+        A process in between makes the agent and ends (`companion_process.become`), so that the agent is no child of
+        the rank. The file with the agent's pid is there when the process in between has ended.
+
+        Args:
+            make_store: of the user's own factory, for a fork.
+            forks: whether the agent is a fork of this process; else it is a new interpreter.
+            reconnect: whether the rank was connected to the monitor of another agent before.
 
         Raises:
-            InternalError: it cannot be started.
+            InternalError: the process cannot be started.
         """
         ours, theirs = channel.pair()
         order = self._prepare(theirs, reconnect)
@@ -210,7 +252,11 @@ class Companion:
         hidden_thread.start(functools.partial(self._attend, ours))
 
     def _prepare(self, connection: socket.socket, reconnect: bool) -> AgentOrder:
-        """The parameters of the process: a new folder at the same path, and descriptors with high numbers."""
+        """Returns the parameters of the process: a new folder at the same path, and descriptors with high numbers.
+
+        The path stays, since the client connects again at the socket that it knows. The numbers are high, since the
+        process puts other files at 0, 1 and 2. The caller closes the descriptors.
+        """
         self._tag = secrets.token_hex(8)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(0o700)
@@ -235,7 +281,11 @@ class Companion:
         )
 
     def _attend(self, connection: socket.socket) -> None:
-        """Receives from the companion until it is gone."""
+        """Receives from the agent until it is gone, then replaces it. The function of the hidden thread; blocks.
+
+        The agent sends one message only: the call is finished on all ranks, for which `close` waits. The end of the
+        process also ends that wait.
+        """
         with contextlib.suppress(OSError):
             while connection.recv(len(FINISHED)) == FINISHED:
                 self._all_over.set()
@@ -244,7 +294,12 @@ class Companion:
         self._replace()
 
     def _replace(self) -> None:
-        """Replaces a lost companion, unless it hosted the store."""
+        """Makes another process in the place of a lost agent, unless that hosted the store. Runs in the hidden thread.
+
+        The successor is a new interpreter, since the rank has threads by now. A new interpreter cannot call the user's
+        own factory of a store: for such a call no successor is made. The monitor of the lost agent must have ended
+        first, since it removes the folder.
+        """
         lost = f"the monitor process of rank {self._member} (process {self.pid}) is gone"
         if not self._call.host or self._served or self._replacements >= _REPLACEMENTS:
             if self._served:
@@ -258,7 +313,8 @@ class Companion:
         self._replacements += 1
         deadline = time.monotonic() + _SIDECARS_GO_S
         try:
-            while processes_of(self._tag, key=env.SIDECAR_OF):  # they remove the folder, each by itself
+            # Template and monitor of the lost agent each remove the folder, which the successor makes again.
+            while processes_of(self._tag, key=env.SIDECAR_OF):
                 if time.monotonic() > deadline:
                     raise InternalError(f"the monitor of rank {self._member} does not end")
                 time.sleep(_LOOK_S)
@@ -275,12 +331,14 @@ class Companion:
 
 
 def _may_fork() -> bool:
-    """Whether a child of this process can run Python without waiting for a thread that it does not have."""
+    """Returns whether a fork of this process can run Python safely: no other thread may hold a lock, which nobody would
+    release in the child, and there may be no CUDA context, which does not survive a fork."""
     cuda = getattr(sys.modules.get("torch.cuda"), "is_initialized", lambda: False)
     return threading.active_count() == 1 and len(sys._current_frames()) == 1 and not cuda()
 
 
 def _fork(order: AgentOrder, make_store: MakeStore | None) -> None:
+    """Makes the agent as a fork of this process, by a process in between. Blocks until that has ended."""
     between = fork()
     if between == 0:
         companion_process.become(order, make_store)
@@ -289,6 +347,11 @@ def _fork(order: AgentOrder, make_store: MakeStore | None) -> None:
 
 
 def _execute(order: AgentOrder) -> None:
+    """Makes the agent in a new interpreter, by a process in between. Blocks until that has ended, `_START_S` at most.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot be started, or did not end in time.
+    """
     subprocess.run(
         [sys.executable, "-c", _START.format(path=sys.path), write_record(order)],
         stdin=subprocess.DEVNULL,

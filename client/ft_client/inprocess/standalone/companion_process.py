@@ -1,7 +1,13 @@
 """The process of a standalone agent: how it is made of a fork of a rank, or of a new interpreter.
 
-`companion.py` starts it. It is independent of its rank: it has its own session, none of the rank's descriptors and
-signal handlers, and never runs code of the rank again. What it does is in `rank_calls.py`.
+`companion.py` makes a child process, by a fork or by executing an interpreter, in which `become` runs. The child forks
+the agent, writes the agent's pid to a file, and ends:
+
+    rank -> child (`become`) -> agent (`_live`): `rank_calls.run`, then the end
+
+So the agent is no child of the rank: a script that reaps every child by itself does not meet it, and it outlives the
+rank, whose end it has to report. The agent has a session of its own, none of the rank's descriptors and signal
+handlers, and never runs code of the rank again. What it does is in `rank_calls.py`.
 """
 
 from __future__ import annotations
@@ -28,22 +34,28 @@ _IGNORED = {
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ),
 }
+"""Signals that the agent ignores. Those of a terminal or a scheduler are meant for the ranks, which end by them: the
+agent has to report that. The last two would end the agent for a log that cannot be written."""
 
 
 def pid_file(folder: str) -> Path:
-    """The file with the pid of the agent's process; it is written when `become` has ended its caller."""
+    """Returns the file with the pid of the agent's process, which is there once `become` has ended the child."""
     return Path(folder, "pid")
 
 
 def become(order: AgentOrder, make_store: MakeStore | None = None) -> NoReturn:
-    """Turns a new child process into the parent of a standalone agent, and ends it.
+    """Turns a new child process into the parent of a standalone agent, and ends it. Never returns.
+
+    Called in the child, whose stack may still be the rank's: `os._exit` runs none of the rank's exit functions.
 
     Args:
-        make_store: of the user's own factory.
+        order: the parameters of the agent.
+        make_store: of the user's own factory; None: the calls have stores with an address, or this is no fork.
     """
     try:
         os.setsid()
-        proc.name_this_process(COMPANION)  # the fork inherits it: who finds its pid finds it by its name
+        # The fork inherits the name: whoever looks for the agent finds the name as soon as there is a pid.
+        proc.name_this_process(COMPANION)
         pid = fork()
         if pid == 0:
             _live(order, make_store)
@@ -53,22 +65,26 @@ def become(order: AgentOrder, make_store: MakeStore | None = None) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Entry point of a standalone agent in a new interpreter; the last argument is its `AgentOrder` as JSON."""
+    """Entry point of a standalone agent in a new interpreter; the last argument is its `AgentOrder` as JSON.
+
+    `companion.py: _execute` has the interpreter call it. A store of the user's own factory is not known here.
+    """
     become(read_record(AgentOrder, sys.argv[-1]))
 
 
 def _live(order: AgentOrder, make_store: MakeStore | None) -> NoReturn:
+    """Runs the agent in its process until its work is done. After an error, which the log has, the exit code is 1."""
     code = 1
     try:
         resolver.bound_process()
-        # No object of the rank may be finalized in this process.
+        # No object of the rank may be finalized in this process: its finalizer would act on what the rank still uses.
         gc.disable()
         gc.freeze()
         _settle(order)
         gc.enable()
         rank_calls.run(order, make_store)
         code = 0
-    except BaseException:  # the edge of the process: the stack below is the rank's
+    except BaseException:  # This is the edge of the process: the frames below are the rank's.
         with contextlib.suppress(OSError):
             os.write(2, traceback.format_exc().encode())
     finally:
@@ -76,10 +92,11 @@ def _live(order: AgentOrder, make_store: MakeStore | None) -> NoReturn:
 
 
 def _settle(order: AgentOrder) -> None:
+    """Frees this process of all that a fork has of its rank: timers, signal handlers, blocked signals, descriptors."""
     faulthandler.cancel_dump_traceback_later()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with contextlib.suppress(OSError, ValueError):  # of the C library's own
+        with contextlib.suppress(OSError, ValueError):  # Signals that the C library uses itself cannot be set.
             if number in _IGNORED:
                 signal.signal(number, signal.SIG_IGN)
             else:
@@ -93,6 +110,8 @@ def _settle(order: AgentOrder) -> None:
 
 
 def _close_all_but(kept: set[int]) -> None:
+    """Closes the rank's descriptors: while a copy is open, the other end of a connection does not see that the rank has
+    ended."""
     for descriptor in proc.own_descriptors():
         if descriptor not in kept:
             with contextlib.suppress(OSError):

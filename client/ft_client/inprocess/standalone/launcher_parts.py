@@ -1,7 +1,8 @@
 """The parts of the launcher that run in processes of the client: the standalone agent, and the monitor of one rank.
 
-Nothing else that the client runs imports the launcher. A name is imported when it is first used, which is in a process
-that was made for it, so no rank loads the launcher.
+`rank_calls.py` and the server of the NVIDIA alias use them. Nothing else in the client imports the launcher. Each name
+is imported when it is first used, which is in a process that was made for it. So no rank loads the launcher, which
+would cost memory and start-up time in every rank.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime", "SingleMonitor", "StandaloneAgent", "StandaloneCall"]
 
+# Name -> the module that has it. The list above is for type checkers, which do not follow `__getattr__`.
 _HOMES = {
     "Runtime": "ft_launcher.node.ranks.runtime",
     "SingleMonitor": "ft_launcher.node.monitors.single_monitor",

@@ -3,7 +3,21 @@
 `companion_process.py` makes the process and calls `run` in its main thread. The agent
 (`ft_launcher.agent.standalone.StandaloneAgent`) watches the rank and its monitor, serves stores and reports lost ranks.
 Here is what a launcher's coordinator would know: the calls of the rank, which members have ended, and the beats of
-their nodes. Operations of the store block, so each is done in a thread with a connection of its own.
+their nodes.
+
+1. The rank sends a call. `RankCalls.poll` receives it, between two waits of `StandaloneAgent.watch`, and `_begin` has
+   stores served, starts the beats, and on rank 0 the watch of all nodes' beats.
+2. The rank sends that the call is over: the member is marked as finished in the store.
+3. The rank's process ends. `watch` returns, and `finish` reports the loss to the other ranks, unless the rank has left
+   by itself. Where this process hosts a store, `finish` serves on until nobody needs it.
+
+Threads: the main thread runs `run` and all of `RankCalls` that no thread below is named for. Operations of the store
+block, so each of these has a thread with a connection of its own, and none touches `RankCalls` but to read:
+
+- the beats for this node (`beat_for_node`), one thread for each call;
+- the watch of the nodes (`NodeWatch.run`), on the agent of rank 0, one for each call;
+- the end of a call (`_report_end`), which waits for all members where this process hosts the store;
+- threads of the launcher's parts, for rounds and for reports of losses (`ft_launcher/agent/standalone.py`).
 """
 
 from __future__ import annotations
@@ -38,28 +52,30 @@ from rank_monitor.contract.wire import channel
 from rank_monitor.contract.wire.json_record import read_record
 
 _SPOKEN_FOR = GONE | {RestartPhase.DONE}
-# The rank sends its first call right after the start; without one the monitor starts all the same.
+"""Phases in which the rank has reported its end to the others itself: there is no loss to report."""
 _FIRST_CALL_S = 1.0
+"""Seconds for which the rank's first call is awaited. The rank sends it right after the start; without one the monitor
+starts all the same."""
 _NO_ANSWER = "the store of this call does not answer as it should"
 
 
 def run(order: AgentOrder, make_store: MakeStore | None) -> None:
-    """Watches one rank until it has ended and its end was reported. Blocks.
+    """Watches one rank until it has ended and its end was reported. Blocks until then, in the process' main thread.
 
     Args:
         order: the parameters of the agent.
-        make_store: of the user's own factory.
+        make_store: of the user's own factory; None: the calls have stores with an address.
     """
     say = functools.partial(_say, order.member)
     say(f"watches process {order.rank_pid}; this is process {os.getpid()}")
     template = Template.start(order.tag, Path(order.folder))
-    import torch.distributed  # here: the template starts meanwhile, and threads do not begin with it
+    import torch.distributed  # Imported here: the template starts meanwhile.
 
     peer_names.look_up_no_more(torch)
     agent = launcher_parts.StandaloneAgent(order, template, say)
     calls = RankCalls(socket.socket(fileno=order.connection), agent, make_store, say)
     readable({order.rank, *calls.descriptors()}, _FIRST_CALL_S)
-    calls.poll()  # a store that is to be served comes first: ranks wait for it
+    calls.poll()  # The store that is to be served comes before the monitor: ranks wait for the store.
     phase, condemned = agent.watch(calls)
     say("the rank has ended")
     calls.finish(phase in _SPOKEN_FOR, condemned)
@@ -67,7 +83,7 @@ def run(order: AgentOrder, make_store: MakeStore | None) -> None:
 
 
 class RankCalls:
-    """The calls of one rank, as the rank sends them.
+    """The calls of one rank, as the rank sends them. `StandaloneAgent.watch` polls it (`RankConnection`).
 
     Args:
         connection: to the rank.
@@ -113,7 +129,9 @@ class RankCalls:
                 self._begin(read_record(WatchedCall, data), listeners)
 
     def finish(self, has_left: bool, condemned: str) -> None:
-        """Reports the end of the rank's process, and serves on what the others need. Blocks.
+        """Reports the end of the rank's process, and serves on what the others need. Blocks until nobody needs it.
+
+        Called once, when the rank's process has ended.
 
         Args:
             has_left: the rank has reported its end to the others itself.
@@ -130,10 +148,17 @@ class RankCalls:
             store_host.stay(call.port, self._members_of(call), call.heartbeat_interval_s, call.barrier_timeout_s)
         elif call.rounds_host:
             self._say("the stores of rounds are served until the others are through")
-            with suppress(RuntimeError):  # the store of the coordination ends with who hosts it
+            with suppress(RuntimeError):  # The store of the call is another process', and ends with that.
                 self._members_of(call, call.heartbeat_timeout_s).wait_finished()
 
     def _begin(self, call: WatchedCall, listeners: list[socket.socket]) -> None:
+        """Begins a call that the rank has sent: stores first, then the beats, and on rank 0 the watch of all nodes.
+
+        Args:
+            call: what the rank has sent.
+            listeners: the sockets at which the call's store is to be served here; empty: it is served elsewhere, or
+                here already.
+        """
         self._call, self._is_over = call, False
         for listener in listeners:
             self._agent.serve(call.host, listener)
@@ -155,7 +180,7 @@ class RankCalls:
             self._in_thread(watch.run, failed="nodes are not watched any more")
 
     def _end_call(self) -> None:
-        """Ends the call for this rank, which has reported that to the others itself."""
+        """Ends the call for this rank, which has reported its end to the others itself. Does not block."""
         call = self._call
         if call is None or self._is_over:
             return
@@ -163,6 +188,8 @@ class RankCalls:
         self._ending = self._in_thread(lambda: self._report_end(call))
 
     def _report_end(self, call: WatchedCall) -> None:
+        """Marks the member as finished. The host of the store then waits for all, and tells its rank, which waits for
+        that in `Companion.close`. Runs in a thread."""
         call_members = self._members_of(call)
         call_members.end(call.member)
         if call.hosts_store:
@@ -171,7 +198,15 @@ class RankCalls:
                 channel.send(self._connection, FINISHED)
 
     def _report_loss(self, call: WatchedCall, agents_call: launcher_parts.StandaloneCall, condemned: str) -> None:
-        """Reports that the rank is gone. Blocks until the others have taken that into account, or have all ended."""
+        """Reports that the rank is gone. Blocks until the others have taken note of the loss, or have all ended.
+
+        Does nothing after the end of the call but wait until that is written: the process ends soon.
+
+        Args:
+            call: the rank's last call.
+            agents_call: the same call, as the agent has it.
+            condemned: why the monitor ended the rank; empty: it did not.
+        """
         if self._is_over:
             if self._ending is not None and not call.hosts_store:
                 self._ending.join(call.heartbeat_timeout_s)
@@ -190,16 +225,23 @@ class RankCalls:
         agents_call.wait_for_notice(lambda keys: call.members_in(keys).wait_finished())
 
     def _give_up(self, call: WatchedCall, agents_call: launcher_parts.StandaloneCall, members: list[int]) -> None:
-        """Reports the members of a node as lost, in a thread for each: a report ends when all have been reported."""
+        """Reports the members of a silent node as lost. Called by `NodeWatch`, in its thread.
+
+        Each report has a thread, since it waits until the other ranks have taken note, which they do only when all
+        members of the node have been reported.
+        """
         call_members = self._members_of(call, call.heartbeat_timeout_s)
         for member in members:
             call_members.end(member)
             agents_call.report_loss(member, Interruption.UNRESPONSIVE.name)
 
     def _members_of(self, call: WatchedCall, limit_s: float = math.inf) -> CallMembers:
+        """Returns the members of a call, over a new connection to its store, which is awaited for `limit_s` seconds."""
         return call.members(call.connect(self._make_store, limit_s))
 
     def _in_thread(self, task: Callable[[], None], failed: str = _NO_ANSWER) -> threading.Thread:
+        """Runs a task in a thread, and returns the thread. Where the store is lost, a line of the log says `failed`."""
+
         def run_task() -> None:
             try:
                 task()
@@ -212,12 +254,17 @@ class RankCalls:
 
 
 def _say(member: int, text: str) -> None:
+    """Writes a line to the log of the agent, which its standard error is. A full disk must not end the agent."""
     line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} agent of rank {member}: {text}\n"
     with suppress(OSError):
         os.write(2, line.encode())
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
+    """Returns a message of the rank with the descriptors that came with it. Does not block.
+
+    None: no message is there. Empty bytes: the rank has ended, or closed the connection.
+    """
     try:
         return channel.receive(connection, max_descriptors=1)
     except OSError:

@@ -1,9 +1,14 @@
 """The stores of a job without a launcher, hosted by standalone agents so that any rank may die.
 
-Used by `companion.py` and `rank_calls.py`. The ranks agree on each round in one store; the rank itself opens its
-socket, so that a port that is taken is an error when the wrapper is entered, and hands it to its standalone agent.
-Further stores are for the groups of each round: `serve_anywhere` is for a rank for which nobody else serves them.
-Under a launcher none of this runs.
+The ranks agree on each round in one store. Rank 0 opens its socket (`listen`), so that a port that is taken is an error
+when the wrapper is entered, and hands the socket to its standalone agent, which serves the store as long as anybody
+needs it (`stay`). No rank hosts the store, since any rank may die.
+
+Further stores are for the groups of each round. The standalone agent of rank 0 serves them. Where that agent is lost,
+or does not know the call's store, a rank itself serves one (`serve_anywhere`).
+
+`companion.py` and `restart/` call this in the rank, `rank_calls.py` in the agent's process. Under a launcher the node's
+agent hosts all stores, and nothing here runs.
 """
 
 from __future__ import annotations
@@ -21,12 +26,12 @@ from rank_monitor.contract.agent_order import MAKES_STORE
 from rank_monitor.contract.processes import local_address, proc, resolver
 from rank_monitor.contract.processes.descriptor import socket_copy
 
-# TCP_ESTABLISHED of the kernel, as in the first byte of TCP_INFO.
 _ESTABLISHED = 1
-# Trainers use the ports after the store's for groups of their own.
+"""TCP_ESTABLISHED of the kernel, as in the first byte of TCP_INFO."""
 _FREE_AFTER = 2
-# Attempts to find three free ports in a row. The kernel picks the first of them at random.
+"""How many ports after the store's are free, too: trainers use them for groups of their own."""
 _TRIES = 100
+"""Attempts to find three free ports in a row. The kernel picks the first of them at random."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -74,9 +79,13 @@ def serve_anywhere(host: str) -> tuple[Any, int]:
 
 
 def own_address(towards: tuple[str, int] | None) -> str:
-    """The address that this host uses to reach another; nothing is sent. `towards` None: all ranks are on this host.
+    """Returns the address by which this host reaches another, at which the other can reach this one. Sends nothing.
 
-    On that host itself its name may resolve to loopback, which other hosts cannot use: then the name is returned.
+    Where the other host is this one, its name may resolve to loopback, which further hosts cannot use: then the name
+    is returned.
+
+    Args:
+        towards: host and port of the store of all ranks; None: all ranks are on this host.
     """
     if towards is None:
         return local_address.loopback()
@@ -91,7 +100,11 @@ def own_address(towards: tuple[str, int] | None) -> str:
 
 
 def is_used(port: int) -> bool:
-    """Whether another process is connected to the server that this process has at a port."""
+    """Returns whether another process is connected to the server that this process has at a port.
+
+    Read from this process' own descriptors: the server accepts connections, and no interface of torch counts them.
+    Connections of this process to its own server are left out.
+    """
     accepted, own = set(), set()
     for descriptor in proc.own_descriptors():
         with contextlib.suppress(OSError):  # it was closed meanwhile, or is no connection
@@ -104,11 +117,16 @@ def is_used(port: int) -> bool:
 
 
 def stay(port: int, call_members: CallMembers, interval_s: float, join_timeout_s: float) -> None:
-    """Returns when nobody needs the store at `port` any more: all are through, or no other process is connected to it.
+    """Blocks until nobody needs the store at `port` any more: all members have finished, or no other process is
+    connected to the store.
+
+    Called in the agent's process when its rank has ended: the server is in this process, and ends with it.
 
     Args:
-        interval_s: how often the connections are looked at.
-        join_timeout_s: how long members that have not come yet are waited for.
+        port: of the server of this process.
+        call_members: the members of the call, over a connection of their own.
+        interval_s: seconds between two checks of the connections.
+        join_timeout_s: for how many seconds members that have not come yet are waited for.
     """
     give_up_at = time.monotonic() + join_timeout_s
     while not call_members.is_finished():
@@ -119,10 +137,10 @@ def stay(port: int, call_members: CallMembers, interval_s: float, join_timeout_s
 
 
 def _ends(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Address and port of both ends of a connection that stands.
+    """Returns address and port of both ends of an established TCP connection: of this end, and of the other.
 
     Raises:
-        OSError: the descriptor is not of one.
+        OSError: the descriptor is none of such a connection.
     """
     with socket_copy(descriptor) as connection:
         if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
@@ -132,5 +150,5 @@ def _ends(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]]:
 
 
 def _plain(address: str) -> str:
-    """An address as IPv4 has it, where IPv6 only wraps that."""
+    """Returns an address as IPv4 has it, where IPv6 only wraps that: so both ends can be compared."""
     return address.removeprefix("::ffff:")

@@ -1,11 +1,16 @@
-"""One call of a wrapped function as companions know it: the rank, the timeouts, the store, and members and nodes there.
+"""One call of a wrapped function as standalone agents know it: the rank, the timeouts, the store, members and nodes.
 
-`restart/coordination.py` makes a `WatchedCall`, and `companion.py` sends it to the companion. It connects to the store
-of the call, whose keys are those of `rank_monitor.contract`. In a part of it that is their own the companions keep the
-`CallMembers`, each for its own rank. Restarts within the call do not change them.
+`restart/coordination.py` makes a `WatchedCall` in the rank, and `companion.py` sends it to the rank's agent. The agent
+connects to the store of the call, where the ranks' keys are those of `rank_monitor.contract`. The agents keep the
+`CallMembers` in a part of the store that is their own: each adds its own rank, and marks it as finished in the end.
+Restarts within the call do not change the members.
 
-A node is a booted machine, or the part of it that has a network of its own. One companion of it beats, and when that
-ends another takes over; the companion of rank 0 watches all beats.
+**Beats.** A lost machine takes its ranks and their agents with it, and nobody there can report the loss. So each node
+has a counter in the store. A node is a booted machine, or the part of it that has a network of its own. One agent of
+the node increases the counter (`beat_for_node`); when that agent ends, another one of the node takes over. The agent of
+rank 0 reads the counters of all nodes (`NodeWatch`), and reports the ranks of a node whose counter stands still.
+
+Everything here that takes a store blocks while the store does not answer: `rank_calls.py` calls it in threads.
 """
 
 from __future__ import annotations
@@ -38,29 +43,39 @@ OVER, FINISHED = b"over", b"finished"
 _ALL_ENDED = "finished"
 """The key that is set when every member has finished."""
 
-# torch's default timeout of a store.
 _STORE_TIMEOUT_S = 300.0
-# Each look is an operation of the store, as each beat is.
+"""torch's default timeout of a store."""
 _INTERVALS_PER_LOOK = 4
-# The part of the store that is the companions' own.
+"""How many beats there are to a check whether the call is finished. Both are one operation of the store."""
 _OWN = "companion"
-# A reading of beats that is later than its interval by more than this was stopped itself: what it missed counts for no
-# node.
+"""The prefix of the part of the store that is the agents' own."""
 _SLACK_S = 1.0
+"""Seconds. A reading of the counters that is later than its interval by more than this was stopped itself: what it
+missed counts against no node."""
 _AGAIN_S = 0.1
+"""Seconds between two attempts to find the agent that beats for this node."""
 _TRIES = 10
-"""Within this second a companion of ours listens, which it does microseconds after it has bound the name; a process of
-another user may never listen."""
+"""How many attempts there are. Within this second an agent of this user listens, which it does microseconds after it
+has bound the name; a process of another user may never listen."""
 
 
 @dataclass(frozen=True)
 class WatchedCall:
-    """A call of one rank, `member` at entry.
+    """A call of one rank. Sent as JSON from the rank to its agent.
 
-    `prefix`: of the call's keys in the store, the same on all ranks, another for each call. `host`, `port`: where its
-    `TCPStore` is; the host is empty where the store is made by the user's own factory. `hosts_store`: the companion
-    serves it there, of one rank only, and not where somebody else serves it. `rounds_host`: the companion serves a
-    store for each round, under this address; empty: that of another rank does.
+    Attributes:
+        member: the rank at the entry of the call. It stays the same when the ranks are numbered anew.
+        world_size: how many ranks entered the call.
+        prefix: of the call's keys in the store: the same on all ranks, another for each call.
+        host: where the call's `TCPStore` is; empty: the store is made by the user's own factory.
+        port: of the store.
+        hosts_store: the agent of this rank serves the store there. So it is for one rank of the call, unless somebody
+            else serves the store, such as torchrun.
+        heartbeat_interval_s: between two beats of a node.
+        heartbeat_timeout_s: after which a node without a beat is lost.
+        barrier_timeout_s: how long ranks may take to arrive, and to take note of a lost rank.
+        rounds_host: the agent of this rank serves a store for each round, under this address; empty: the agent of
+            another rank does.
     """
 
     member: int
@@ -96,18 +111,18 @@ class WatchedCall:
             return make_store()
 
     def keys(self, store: Any) -> Any:
-        """The call's part of a store."""
+        """Returns the call's part of a store, in which the ranks and the agents have their keys."""
         from torch.distributed import PrefixStore
 
         with MAKES_STORE:
             return PrefixStore(self.prefix, store)
 
     def members(self, store: Any) -> CallMembers:
-        """The members of the call in a store."""
+        """Returns the members of the call in a store. `store`: a connection, without the prefix."""
         return self.members_in(self.keys(store))
 
     def members_in(self, keys: Any) -> CallMembers:
-        """The members of the call in its part of a store."""
+        """Returns the members of the call in its part of a store, as `keys` returns it."""
         from torch.distributed import PrefixStore
 
         with MAKES_STORE:
@@ -116,6 +131,13 @@ class WatchedCall:
 
 class CallMembers:
     """The members of a call: on which node each is, which have finished, and the beats of the nodes.
+
+        came/M      how often member M was added      came     how many members were added
+        ended/M     how often M was marked finished   ended    how many members have finished
+        nodes       a line "M NODE" for each member   finished is there once all members have finished
+        beat/NODE   the counter of a node             token    of this call
+
+    Counts, since an agent and the agent that takes its place may both write, and the store's `add` says who was first.
 
     Args:
         store: the part of the call's store that is the companions' own.
@@ -132,7 +154,7 @@ class CallMembers:
             self._store.add("came", 1)
 
     def all_joined(self) -> bool:
-        """Whether all members have been added."""
+        """Returns whether all members have been added."""
         return int(self._store.add("came", 0)) >= self._world_size
 
     def end(self, member: int) -> None:
@@ -141,11 +163,11 @@ class CallMembers:
             self._store.set(_ALL_ENDED, "")
 
     def has_ended(self, member: int) -> bool:
-        """Whether a member has finished."""
+        """Returns whether a member has finished."""
         return int(self._store.add(f"ended/{member}", 0)) > 0
 
     def is_finished(self) -> bool:
-        """Whether all members have finished."""
+        """Returns whether all members have finished."""
         return bool(self._store.check([_ALL_ENDED]))
 
     def wait_finished(self, timeout: datetime.timedelta = EVER) -> None:
@@ -157,7 +179,7 @@ class CallMembers:
         self._store.wait([_ALL_ENDED], timeout)
 
     def members(self) -> dict[str, list[int]]:
-        """Node -> the members on it that have been added so far."""
+        """Returns a mapping: node -> the members on it that have been added so far."""
         found: defaultdict[str, list[int]] = defaultdict(list)
         if self._store.check(["nodes"]):
             for line in self._store.get("nodes").decode().splitlines():
@@ -166,13 +188,13 @@ class CallMembers:
         return dict(found)
 
     def token(self) -> str:
-        """A random text that is the same for all members of this call."""
+        """Returns a random text that is the same for all members of this call."""
         return bytes(self._store.compare_set("token", "", secrets.token_hex(8))).decode()
 
     def until_finished(self, interval_s: float) -> Iterator[None]:
-        """An iterator that yields now and after each interval until all members have finished.
+        """Yields now, and again after each interval, until all members have finished. Sleeps in between.
 
-        That is checked at every fourth interval only, since each check is an operation of the store.
+        Whether they have is checked at every fourth interval only, since each check is an operation of the store.
         """
         for number in itertools.count():
             if number % _INTERVALS_PER_LOOK == 0 and self.is_finished():
@@ -181,31 +203,34 @@ class CallMembers:
             time.sleep(interval_s)
 
     def beat(self, node: str, amount: int = 1) -> int:
-        """Increases the counter of a node. Returns its value."""
+        """Increases the counter of a node, by 0 to read it. Returns its value."""
         return int(self._store.add(f"beat/{node}", amount))
 
 
 def this_node() -> str:
-    """A unique name of this node."""
+    """Returns a unique name of this node: of this boot of the machine, and of the network that this process is in."""
     boot = proc.boot_id().decode().strip()
     with contextlib.suppress(OSError):
         if boot:
             return f"{boot}-{Path('/proc/self/ns/net').stat().st_ino}"
-    return socket.gethostname()  # in a sandbox that shows neither
+    return socket.gethostname()  # A sandbox may show neither.
 
 
 def beat_for_node(
     member: int, open_members: Callable[[], CallMembers], interval_s: float, say: Callable[[str], None]
 ) -> None:
-    """Adds a member to a call, then beats or waits for its turn, until the call is finished. Blocks.
+    """Adds a member to a call, then beats or waits for its turn to beat, until the call is finished. Blocks.
 
-    The one that listens at an abstract Unix socket beats; the others are connected to it, and the kernel reports that
-    it is gone. Any user of the machine can take such a name, so only a listener of this user is waited for: where
-    another has the name, each companion beats, which costs operations on the store and harms nobody.
+    Called by each agent in a thread, once for each call. The agents of a node take turns by an abstract Unix socket:
+    the agent that listens at the name beats. The others are connected to it, and the kernel reports when it is gone;
+    then one of them can bind the name. Any user of the machine can take such a name. So only a listener of this user is
+    waited for; where another user has the name, each agent beats, which costs operations of the store and harms nobody.
 
     Args:
-        open_members: the call's members over a new connection; one is kept only while this companion beats.
-        interval_s: between two beats.
+        member: to be added.
+        open_members: returns the call's members over a new connection. A connection is kept only while this agent
+            beats: a store of a thousand ranks must not have a thousand idle connections more.
+        interval_s: seconds between two beats.
         say: called with a line for the log.
 
     Raises:
@@ -228,12 +253,15 @@ def beat_for_node(
 
 
 class NodeWatch:
-    """Watches the beats of a call's nodes.
+    """Watches the beats of a call's nodes, on the agent of rank 0.
+
+    No clock of another node is read: a counter that does not change for `timeout_s`, by the clock here, is a lost node.
 
     Args:
         open_members: returns the call's `CallMembers` over a new connection.
-        timeout_s, interval_s: when a silent node is lost, and how often the counters are read.
-        lost: called with the members of a lost node that have not finished.
+        timeout_s: after how many seconds without a beat a node is lost.
+        interval_s: seconds between two readings of the counters.
+        lost: called with the members of a lost node that have not finished, in the thread of `run`.
         say: called with a line for the log.
     """
 
@@ -253,7 +281,7 @@ class NodeWatch:
         self._is_complete = False
 
     def run(self) -> None:
-        """Runs until the call is finished.
+        """Watches until the call is finished. Blocks; called in a thread of its own.
 
         Raises:
             RuntimeError: the store is lost.
@@ -263,12 +291,13 @@ class NodeWatch:
             self._look(call_members)
 
     def _look(self, call_members: CallMembers) -> None:
+        """Reads all counters once, and reports the nodes that are lost by now."""
         if not self._is_complete:
             self._is_complete = call_members.all_joined()
             self._nodes = call_members.members()
         counters = {node: call_members.beat(node, 0) for node in self._nodes}
         now = time.monotonic()
-        # A node is watched from its first beat on; one that was lost, when it beats again.
+        # A node is watched from its first beat on. One that was lost is watched again when it beats again.
         self._detector.watch([node for node, beats in counters.items() if beats != self._lost_at.get(node, 0)], now)
         for node in self._detector.read(counters, now):
             self._lost_at[node] = counters[node]
@@ -279,6 +308,7 @@ class NodeWatch:
 
 
 def _listens(own: socket.socket, name: str) -> bool:
+    """Tries to listen at the name; returns whether `own` does now: it is this agent's turn to beat."""
     try:
         own.bind(name)
     except OSError:
@@ -288,10 +318,11 @@ def _listens(own: socket.socket, name: str) -> bool:
 
 
 def _has_waited_for_the_end_of(name: str) -> bool:
-    """Blocks until the companion with this name is gone. Returns False after 0.1 s if this user has none."""
+    """Blocks until the agent that listens at the name is gone. Returns False after 0.1 s if no process of this user
+    listens there."""
     with socket.socket(socket.AF_UNIX) as end:
         try:
-            end.setblocking(False)  # connect() to a stranger whose queue is full would block
+            end.setblocking(False)  # A `connect` to a stranger whose queue is full would block.
             end.connect(name)
             is_ours = channel.peer(end).uid == os.geteuid()
         except OSError:
