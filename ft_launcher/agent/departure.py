@@ -1,7 +1,14 @@
 """The departure of this node from its job: the last word to the other nodes, and what is waited for before it.
 
-The membership has one `Departure`. Its methods are called in the agent's thread. They wait in the store in a thread of
-`EndingSignal.call_at_end`, so that a signal ends the launcher also where the store does not answer.
+The membership has one `Departure`. Its methods are called on the agent's thread:
+
+- `after_success`, when the ranks of all nodes are done, before this node waits for background processes.
+- `leave`, at the very end of every job, when ranks, monitors and zygote have ended. After a success it finds that the
+  node has left already, and returns at once.
+
+Both block: the node that hosts the job's store must stay until the other nodes know how the job ended. What waits in
+the store runs in a thread of `EndingSignal.call_at_end`, so that a signal ends the launcher also where the store does
+not answer. A node that does not leave properly is counted as lost by the others, which costs them a node timeout.
 """
 
 from __future__ import annotations
@@ -37,11 +44,22 @@ class Departure:
         self._exit_barrier_s = exit_barrier_s
 
     def after_success(self) -> None:
-        """Leaves after the ranks of all nodes are done; processes that these left may run on meanwhile."""
+        """Leaves after the ranks of all nodes are done. Background processes of the ranks may still run.
+
+        Called before the wait for these, so that no other node waits for them, too.
+        """
         self._leave("its launcher ends", self._exit_barrier_s, 0)
 
     def leave(self, job_end: JobEnd | None) -> None:
-        """Leaves the job for good: waits for the other nodes to know its end where this one succeeded."""
+        """Leaves the job for good, at the very end of the launcher.
+
+        A node that succeeded waits for the others up to `--ft-exit-barrier-timeout`, any other one only as long as the
+        rendezvous takes to close (`close_timeout`). A node that was preempted and hosts a store first waits for ranks
+        of other nodes that still save.
+
+        Args:
+            job_end: how the job ended; its reason is passed on to the other nodes. None: an exception ended the agent.
+        """
         limit_s = None
         if job_end is not None and job_end.exit_code == ExitCode.OK:
             limit_s = self._exit_barrier_s
@@ -58,7 +76,11 @@ class Departure:
             self._nodes.lease.close()
 
     def _leave(self, why: str, limit_s: float | None, number: int) -> None:
-        """As `NodeRendezvous.leave`. A signal to this launcher shortens it, also where the store does not answer."""
+        """Leaves as `NodeRendezvous.leave`, whose arguments these are. Blocks until that is done.
+
+        After a signal to this launcher it blocks for `close_timeout` and `_THREADS_END_S` at most, and a line of the
+        log says so where that was not enough.
+        """
         if self._ending.number is not None:
             limit_s = None
 
@@ -74,9 +96,10 @@ class Departure:
             )
 
     def _await_other_ranks(self) -> None:
-        """After a preemption: waits while ranks of other nodes save, which would lose the store that this node hosts.
+        """Waits after a preemption while ranks of other nodes save, since they need the store that this node hosts.
 
-        For the rest of the time that the ranks of this node had for it, at most. A second signal shortens it.
+        Blocks at most for the rest of the time that the ranks of this node had to save (`--ft-preemption-grace`). A
+        second signal shortens the wait. Returns at once where there was no preemption.
         """
         ends_at = self._ending.grace_ends_at
         if time.monotonic() >= ends_at:

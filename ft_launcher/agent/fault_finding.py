@@ -68,7 +68,10 @@ class NodeFindings:
 
 
 def look(ranks: Ranks) -> Outlook:
-    """Returns what the ranks show before they are stopped: whether some hang, and whether the cause may still come."""
+    """Returns what the ranks show before they are stopped: whether some hang, and whether the cause may still come.
+
+    Called by the membership among several nodes, where no node waits for a cause. Does not block.
+    """
     return _outlook(ranks, _gathered(ranks))
 
 
@@ -125,7 +128,10 @@ def _outlook(ranks: Ranks, gathered: Sequence[RankEvidence]) -> Outlook:
 
 
 def _was_suspect(ranks: Ranks, local_rank: int, now: float) -> bool:
-    """Returns whether a rank was about to exceed a limit itself when it lost a peer: the peer was ended for a hang."""
+    """Returns whether a rank was about to exceed a limit itself when it lost a peer: the peer was ended for a hang.
+
+    `now`: monotonic seconds.
+    """
     suspected_at = ranks.monitors.report(local_rank).suspected_at
     return suspected_at is not None and now < suspected_at + _SUSPECT_S
 
@@ -181,7 +187,11 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
 
 
 def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> CycleEvidence:
-    """Stops the ranks; returns all that is known of them. What shows only while they run is asked before the stop."""
+    """Stops the ranks; returns all that is known of them. What shows only while they run is asked before the stop.
+
+    Arguments as of `stop_and_attribute`. `stop_began`: monotonic seconds, from which the search for the first failure
+    tells deaths by the stop from those before.
+    """
     tree = ranks.tree()
     if hung:
         # An answer from before the first rank was ended says more than a later one.
@@ -218,7 +228,8 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
 
 
 def _gathered(ranks: Ranks, stopped: Collection[int] = (), killed: Collection[int] = ()) -> list[RankEvidence]:
-    """Returns the evidence of all ranks of the cycle. Arguments as of `gather`."""
+    """Returns the evidence of all ranks of the cycle, as far as it has arrived. Asks nobody. Arguments as of
+    `gather`."""
     return gather(ranks.placement.ranks, ranks.processes, ranks.monitors, stopped, killed)
 
 

@@ -1,5 +1,12 @@
 """Asks the other nodes where their ranks are while a rank of this node stands still, and answers their questions.
 
+A node that asks increases a number in the job's store (`job/link/questions.py`), and looks for answers under the keys
+of the other nodes. Each of them sees the new number, samples its ranks, and writes one answer, with the numbers of the
+question and of the cycle: an answer to an earlier question is about ranks that may have gone on since.
+
+A node that does not answer in time may be lost, or have no agent that runs. `Others.is_complete` then says that ranks
+are missing, and `hang_clocks.py` does not take the silence of the known ranks for that of the job.
+
 Threads: `hang_watch.py` calls the public methods on the agent's thread, and none of them blocks. Each question and each
 answer is an operation on the job's store. It runs in a thread `ft_hang_exchange`, which ends with the operation. The
 link's thread calls `_on_question` when another node has asked. What arrives goes through an `EventQueue` to the agent's
@@ -29,7 +36,7 @@ _ANSWERS_S = 5.0
 _POLL_S = 0.2
 """Seconds between two look-ups of answers. Each is one operation of the store for all nodes."""
 _MAX_BYTES = 1 << 20
-"""Of one answer, which has about 1 KB for each rank of a node."""
+"""Bytes of one answer at most, which has about 1 KB for each rank of a node. A longer one is not read."""
 _NOT_ASKED = "whether ranks hang cannot be asked of the other nodes"
 
 
@@ -103,6 +110,7 @@ class HangExchange:
         self._start(partial(self._answer, text, cycle))
 
     def _drain(self) -> None:
+        """Sorts what has arrived into questions and answers. Does not block."""
         for item in self._news.drain():
             if isinstance(item, Others):
                 self._others = item
@@ -128,6 +136,7 @@ class HangExchange:
             self._pass_on(topic, number)
 
     def _answer(self, text: str, cycle: int) -> None:
+        """Writes an answer to the job's store, unless this node has left the cycle meanwhile. Runs in a thread."""
         with contained("a question of another node cannot be answered"):
             questions, place = self._rendezvous.questions, self._rendezvous.current_place
             # Without a place in this cycle the key of the answer is another node's by now.
@@ -135,6 +144,8 @@ class HangExchange:
                 questions.answer(Topic.HANG, place.rank, text)
 
     def _ask(self, cycle: int) -> None:
+        """Asks, and puts the answers into the queue; after an error an empty result, since the checks wait for one.
+        Runs in a thread."""
         found = Others((), False)
         with contained(_NOT_ASKED):
             questions = self._rendezvous.questions
@@ -143,6 +154,10 @@ class HangExchange:
         self._news.put(found)
 
     def _answers(self, questions: Questions, cycle: int) -> Others:
+        """Writes a question and collects the answers. Blocks until all nodes have answered, or time is up.
+
+        Raises what a store raises.
+        """
         members, number = questions.members(), questions.ask(Topic.HANG)
         if members is None or number is None or members.cycle != cycle:
             return Others((), False)

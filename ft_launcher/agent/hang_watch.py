@@ -106,6 +106,12 @@ class HangWatch(EventSource):
         return []
 
     def _poll(self) -> None:
+        """Begins to check where a monitor has reported a new standstill, answers other nodes, and checks when it is
+        due.
+
+        Among several nodes a check has two halves: here the question is sent, and `_check` follows at the wake-up at
+        which the answers are there.
+        """
         found = [self._ranks.monitors.report(local_rank).standstills for local_rank in self._ranks.monitors.local_ranks]
         if sum(found) != self._standstills:
             self._standstills = sum(found)
@@ -129,7 +135,8 @@ class HangWatch(EventSource):
         """Checks the ranks of this node together with those of other nodes; ends a rank, or plans the next check.
 
         Args:
-            others: what the other nodes have answered.
+            others: what the other nodes have answered; on a node that does not ask, no ranks, and not complete. Such a
+                node ends no rank, but its checks note where its ranks stand still (`note_standstill`).
         """
         own = self._states()
         if not any(map(self._is_idle, own)):
@@ -188,6 +195,7 @@ class HangWatch(EventSource):
         return (rank.idle_s or 0.0) >= self._limit_s / _FIRST_LOOK
 
     def _stop_checks(self) -> None:
+        """Plans no further check, and discards what the checks have learned: the next standstill is another one."""
         self._check_at, self._is_asking = None, False
         self._clocks.reset()
         self._usage.reset()

@@ -1,7 +1,15 @@
 """The way of this node into the next cycle: the decision about the last one, the check of its health, its place.
 
-The membership has one `Joining` and calls it between two cycles, in the agent's thread. What may block runs in a thread
-of `EndingSignal.call`, so that a signal to the launcher ends the wait. Starts no rank and ends none.
+The membership has one `Joining` and calls `join` between two cycles, on the agent's thread:
+
+1. On one node: asks the coordinator, records its decision, and waits for a backoff. Among several nodes: waits for the
+   answer to a request that ends this launcher, if a rank has made one.
+2. Checks the health of this node. An unhealthy node leaves the job.
+3. Has torch's agent call the rendezvous: that asks for a place, waits for the answer, and opens the cycle's store.
+   Where the store cannot be made, the other nodes are told, and steps 2 and 3 are repeated for the next formation.
+
+What may block runs in a thread of `EndingSignal.call`, so that a signal to the launcher ends the wait. Starts no rank
+and ends none.
 """
 
 from __future__ import annotations
@@ -51,7 +59,8 @@ class Joining:
         self._last_end = last_end
 
     def join(self, assign_ranks: Callable[[], None]) -> float:
-        """Waits for this node's place in the next cycle, and enters that.
+        """Waits for this node's place in the next cycle, and enters that cycle. Blocks, perhaps for ever: a spare waits
+        until a node is lost.
 
         Args:
             assign_ranks: has torch's agent call the rendezvous, and numbers the ranks.
@@ -126,7 +135,17 @@ class Joining:
             raise NoPlace(JobOver(int(code), asked_by(asked.rank, asked.request))) from None
 
     def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
-        """Waits for a place in the next cycle and takes it; returns False if that formation failed: another follows."""
+        """Checks this node, waits for a place in the next cycle, and enters that cycle.
+
+        Returns:
+            Whether the cycle was entered. False: its store could not be made, and another formation follows.
+
+        Raises:
+            NoFurtherCycle: this node is unhealthy.
+            NoPlace: the job is over for this node, or its store is lost.
+            SignalException: the launcher got a signal.
+            RendezvousConnectionError: the store of the job was never reached; or it is not ours.
+        """
         unfit = check_node(self._parts, self._ranks.cycle, self._ending)
         if unfit:
             raise NoFurtherCycle(self._unhealthy(unfit))
@@ -135,21 +154,30 @@ class Joining:
         except (DistStoreError, DistNetworkError) as error:
             if self._nodes.is_local:
                 raise
-            # Another node may host it: the coordinator forms another cycle.
+            # Another node may host the store of the cycle, and be gone: the coordinator forms another cycle, unless it
+            # has ended this one already.
             if self._nodes.take_end() is None:
                 self._nodes.report_end(EndReason.FAILED, f"the store of the cycle cannot be made: {one_line(error)}")
             return False
         except RendezvousConnectionError as error:
-            # Before its first place this node may never have reached the store: not a lost host.
+            # Before its first place this node may never have reached the job's store: then no host was lost, and the
+            # error is the user's to see.
             if self._nodes.place is None or self._nodes.is_local:
                 raise
             raise NoPlace(JobOver(int(ExitCode.STORE_HOST_LOST), str(error))) from None
         return True
 
     def _unhealthy(self, why: str) -> JobEnd:
+        """Returns the end of the job for a node that is unhealthy, and records a fault that it has still to report.
+
+        Args:
+            why: the reading that is wrong, in words.
+        """
         found = self._last_end.found
         code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {why}"
-        if found.fault is not None:  # nobody else will hear of it
+        # The fault would have gone to the coordinator with the request for a place, which this node does not make any
+        # more. So no other node records the fault.
+        if found.fault is not None:
             decision = Decision(Action.LEAVE, why, exit_code=code)
             self._parts.recorder.failed(self._ranks.cycle, found.fault, decision, found.life)
         return JobEnd(code, reason, self._results.stopped())

@@ -1,6 +1,15 @@
-"""The record of a cycle's end: what this node found of it, kept until the decision is there, and written with that.
+"""The record of a cycle's end: what this node found of the cycle, and what the coordinator decided.
 
-The membership calls it, and brings the fault to the coordinator between `keep` and `record`.
+A fault and the decision about it become known at different times, and journal and console show them together. So this
+object keeps the first until the second arrives:
+
+1. `keep`, when the ranks are stopped (`membership.py`). The fault is also set in the rendezvous, which sends it with
+   the next request for a place.
+2. The coordinator decides once for all nodes, when it has the faults of all.
+3. `record`, when the decision has arrived with the place (`joining.py` on one node, else `membership.py`), or when the
+   job is over.
+
+Called on the agent's thread; does not block. Decides nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +33,9 @@ class LastEnd:
         rendezvous: brings what was found to the coordinator, with the next arrival.
 
     Attributes:
-        found: of the cycle that has ended, until the coordinator has said what follows.
+        found: what was found of the cycle that has ended; empty again once it is recorded.
         asked: the request of a rank of this node that ended the cycle; None: something else did.
-        cycle: its number.
+        cycle: the number of the cycle that ended last.
     """
 
     def __init__(self, ranks: Ranks, rendezvous: NodeRendezvous) -> None:
@@ -37,9 +46,10 @@ class LastEnd:
         self._nodes = rendezvous
 
     def keep(self, found: NodeFindings, asked: RankRequest | None = None) -> None:
-        """Keeps what was found of the cycle that has ended, for the coordinator and for our own record.
+        """Keeps what was found of the cycle that has ended, for the coordinator and for this node's record.
 
         Args:
+            found: the fault, and where the ranks were; without a fault where no rank of this node failed by itself.
             asked: the request of a rank of this node that ended the cycle.
         """
         self.found = found
@@ -50,19 +60,25 @@ class LastEnd:
             headline = self._ranks.parts.recorder.headline(found.fault)
             report = FaultReport(found.fault, found.life, headline[:MAX_HEADLINE])
         views = found.views
-        if self._nodes.is_local:  # the fault was found by all that they say
+        # The views are for nodes that compare where all ranks were. On one node the fault was found by them already.
+        if self._nodes.is_local:
             views = {}
         self._nodes.bring(report, views)
 
     def record(self, judgement: PolicyJudgement | None, reason: str, over: JobOver | None = None) -> None:
-        """Records why the cycle ended, with the coordinator's decision, and forgets what was found of it.
+        """Records why the cycle ended, with the coordinator's decision, and forgets what was found of the cycle.
 
-        The fault of this node, or the request of its rank, is recorded in full where the decision is about it.
-        Otherwise the headline of the other node's fault is recorded, or the reason for the new formation.
+        Exactly one of these is recorded, the first that applies:
+        - the request of a rank of this node, if the decision answers it;
+        - the fault of this node in full, if the decision is about this node's fault;
+        - the headline of another node's fault;
+        - the end of the job, if it is no success;
+        - the reason for the new formation.
 
         Args:
+            judgement: the coordinator's decision, and about which node's fault; None: nothing failed.
             reason: for the new formation, or for the end of the job.
-            over: the job is over for this node.
+            over: the job is over for this node; None: a cycle follows.
         """
         found, asked = self.found, self.asked
         self.found, self.asked = NodeFindings(), None
@@ -70,7 +86,8 @@ class LastEnd:
         ended = None
         if self._ranks.were_started:
             ended = self.cycle
-        # Of several faults of one cycle the coordinator decided about one; only its node records all of it.
+        # Of several faults of one cycle the coordinator decided about one. Only the node of that fault records all of
+        # it.
         is_ours = judgement is not None and judgement.node == self._nodes.node
         if asked is not None and judgement is not None and is_ours and judgement.answers_request:
             recorder.asked(self.cycle, asked.request, judgement.decision, judgement.inputs)
@@ -89,7 +106,11 @@ class LastEnd:
 
 
 def _with_culprit(judgement: PolicyJudgement, found: NodeFindings) -> NodeFindings:
-    """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one."""
+    """Returns `found` with the rank of this node that held up those of all nodes, if the coordinator found one.
+
+    A node alone may have blamed a rank that waited for another. Only the coordinator sees where the ranks of all nodes
+    were; it knows neither local rank nor pid, which are filled in here.
+    """
     if judgement.culprit is None:
         return found
     fault = judgement.culprit.fault

@@ -1,10 +1,22 @@
 """The membership of a node in its job: reports to the coordinator and carries out what the coordinator decides.
 
-The node agent makes one and calls it in its own thread: `form` before each cycle, `poll` while the cycle runs, `after`
-when it has ended, `leave` at the end of the job. `joining.py` has the way into a cycle, `departure.py` the last word.
+The node agent makes one and calls it on its own thread. For each cycle:
 
-The membership does not decide what follows the end of a cycle: the coordinator does, once for all nodes. It is in this
-process where the node is the only one, or where the rendezvous is not ours.
+1. `form`, from torch's hook `_rendezvous`: health, a place in the next cycle, the cycle's store. The request for the
+   place carries the fault of the last cycle, and the answer carries the decision about it.
+2. `poll`, as a source of events: the cycle has ended on other nodes, or this node is cut off or stood still.
+3. `after`, when the cycle has ended: reports the end, stops the ranks, and keeps the fault for the next `form`. A
+   `JobEnd` in the place of None says that no cycle follows.
+
+`leave` follows at the end of the job. `joining.py` has the way into a cycle, `last_end.py` keeps and records what was
+found of a cycle, `departure.py` has the last word to the other nodes.
+
+The membership does not decide what follows the end of a cycle: the coordinator does, once for all nodes. The
+coordinator is in this process where the node is the only one, or where the rendezvous is not ours.
+
+The order of report and stop differs by the kind of end, and matters. After a failure the report goes first, so that all
+nodes stop at the same time. After a request of a rank the stop goes first, and the other nodes end their ranks when
+this node's are gone. A node that is cut off kills its ranks before all else.
 """
 
 from __future__ import annotations
@@ -43,8 +55,9 @@ from rank_monitor.contract.processes.wait import readable
 
 logger = logging.getLogger(__name__)
 
-# Seconds after a signal in which the other nodes' end may arrive. The training is complete here: nothing else is lost.
 _ENDS_AFTER_SIGNAL_S = 5.0
+"""Seconds after a signal in which the other nodes' end may arrive. The training is complete here: nothing else is lost
+by ending without it."""
 
 
 class Membership(EventSource):
@@ -80,6 +93,9 @@ class Membership(EventSource):
         # The code of a preemption in which no rank was left to be killed; `preempt` says when it is another.
         self._preempted = int(ExitCode.PREEMPTED)
 
+        # `_end` and `_cut` are set by `poll` while a cycle runs, and read by `after`: the phase alone says neither
+        # which end the coordinator has written, nor why this node is cut off.
+
     # As a source of events.
 
     def descriptors(self) -> set[int]:
@@ -87,13 +103,18 @@ class Membership(EventSource):
         return self._nodes.descriptors()
 
     def next_check(self) -> float | None:
-        """When to ask whether this node is cut off (monotonic seconds); None: nothing lies between it and the
-        coordinator."""
+        """Returns when to ask whether this node is cut off (monotonic seconds); None: the coordinator is in this
+        process."""
         return self._nodes.next_check()
 
     def poll(self, ready: Set[int]) -> list[Event]:
-        """Takes the end of the cycle on other nodes, and notices that this node is cut off or stood still."""
-        # First of all: the lease ran out, so the monitors have ended the ranks of this cycle or are about to.
+        """Receives the end of the cycle on other nodes, and notices that this node is cut off or stood still.
+
+        Does not block. Called at each wake-up of the cycle loop, after the ranks: an end of a rank of this node goes
+        before an end on other nodes that arrived at the same wake-up.
+        """
+        # The lease is looked at first. Where it ran out, the monitors have ended the ranks or are about to, whatever
+        # else has arrived since.
         lease = self._nodes.lease
         if lease is not None and lease.silent_s() is not None:
             return [CyclePhase.FENCED]
@@ -116,7 +137,22 @@ class Membership(EventSource):
     # Forming a cycle.
 
     def form(self, assign_ranks: Callable[[], None]) -> CycleStore:
-        """Checks this node, waits for its place in the next cycle, and opens the cycle's store."""
+        """Checks this node, waits for its place in the next cycle, and opens the cycle's store.
+
+        Blocks until enough nodes take part, which may be for ever. A signal to the launcher ends the wait. What follows
+        the last cycle is recorded here, since the decision arrives with the place. The decision also applies to the
+        ranks of the next cycle: a learned limit that is doubled, a suspect result.
+
+        Args:
+            assign_ranks: has torch's agent call the rendezvous, and numbers the ranks.
+
+        Returns:
+            The store of the next cycle.
+
+        Raises:
+            NoFurtherCycle: the job is over for this node.
+            SignalException: the launcher got a signal.
+        """
         self._end = self._cut = None
         try:
             waited_s = self._joining.join(assign_ranks)
@@ -138,7 +174,11 @@ class Membership(EventSource):
 
     @contextmanager
     def during_cycle(self) -> Iterator[None]:
-        """While a loop that should take an arrived end does not, the lease is not renewed: this launcher hangs."""
+        """Returns a context that is open while the loop of a cycle runs.
+
+        In it, an end of the cycle that arrived must be taken by `poll` soon. If it is not, this thread hangs, and the
+        link's thread stops renewing the lease: the monitors then end the ranks in the launcher's place.
+        """
         self._nodes.link.attended = True
         try:
             yield
@@ -148,7 +188,19 @@ class Membership(EventSource):
     # After its end.
 
     def after(self, phase: CyclePhase) -> JobEnd | None:
-        """Reports the end to the coordinator and ends the ranks; the coordinator's answer says what follows."""
+        """Reports the end to the coordinator and ends the ranks. Called once, when the cycle loop has ended.
+
+        Blocks while ranks are stopped and evidence is gathered, and after a success until the other nodes are done.
+
+        Args:
+            phase: how the cycle ended on this node.
+
+        Returns:
+            How the job ended; None: a cycle may follow, and the coordinator's answer to the next `form` says so.
+
+        Raises:
+            SignalException: the launcher got a signal that ends it.
+        """
         match phase:
             case CyclePhase.SUCCEEDED:
                 return self._after_success()
@@ -177,14 +229,17 @@ class Membership(EventSource):
     def _after_failure(self) -> None:
         """Reports the failure, stops this node's ranks and keeps the fault for the next arrival.
 
-        The report goes out before the stop, so that all nodes stop together; the coordinator decides what follows.
+        The report goes out before the stop, so that all nodes stop together. It names the kind of end, since the other
+        nodes act on it before they stop: after a hang each keeps the stacks of its ranks, and after an agreed exit each
+        lets its ranks save.
         """
         ranks = self._ranks
         if ranks.request is not None:
             self._after_request(ranks.request)
             return
         if self._nodes.is_alone and not ranks.have_agreed:
-            # Other nodes would stop later for it: they have the cause, or none has.
+            # Only a node that is alone waits for a cause. Among several nodes all would stop later for it, and the
+            # cause may be on any of them.
             seen = fault_finding.await_cause(ranks, self._ending.signals.fileno())
         else:
             seen = fault_finding.look(ranks)
@@ -203,23 +258,31 @@ class Membership(EventSource):
         self._last_end.keep(fault_finding.stop_and_attribute(ranks, hung, stood_still))
 
     def _await_agreed_exits(self) -> None:
+        """Waits until the ranks have saved and ended, since all of them exit after the same step.
+
+        Raises:
+            SignalException: the launcher got a signal meanwhile, which goes before the agreement.
+        """
         self._ending.await_agreed_exits()
         if self._ending.number is not None:
             self._end_by_signal()
 
     @property
     def _end_elsewhere(self) -> CycleEnd:
+        """The end that `poll` has received. Only for the phases that follow from one."""
         assert self._end is not None, "no other node has ended the cycle"
         return self._end
 
     def _after_failure_elsewhere(self, end: CycleEnd) -> None:
         """Stops the ranks of a cycle that failed on another node, and keeps what is found here for the next arrival.
 
-        A rank of this node may still be the cause, when its death is noticed late: so the fault is looked for here too.
+        A rank of this node may still be the cause, when its death is noticed late. So the fault is looked for here,
+        too, and the coordinator compares the faults of all nodes.
         """
         if end.reason is EndReason.AGREED:
             self._await_agreed_exits()
-        # A rank of this node may have been ended for the hang, and its peers' word that they lost it has come first.
+        # A rank of this node may have been ended for the hang, while another node was quicker to report that its ranks
+        # have lost that rank.
         stood_still = end.reason is EndReason.STOOD_STILL or fault_finding.has_stood_still(self._ranks)
         hung = stood_still or end.reason is EndReason.HUNG
         began = None
@@ -239,7 +302,8 @@ class Membership(EventSource):
         self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung=False))
 
     def _after_job_end(self, end: CycleEnd) -> JobEnd:
-        """Stops the ranks, since the job is over for all nodes."""
+        """Stops the ranks, since the job is over for all nodes: all are done, a rank asked for it, or too few are
+        left."""
         assert end.exit_code is not None
         if end.reason is EndReason.LEFT:
             self._parts.times.membership_changes()
@@ -247,7 +311,11 @@ class Membership(EventSource):
         return self._over(JobOver(end.exit_code, end.text))
 
     def _after_preemption(self, end: CycleEnd) -> JobEnd | None:
-        """Ends the ranks because another node got a signal to end: all stop together, and no fault is recorded."""
+        """Ends the ranks because another node got a signal to end: all stop together, and no fault is recorded.
+
+        The ranks get the signal that the other launcher got, and save. Returns None where the job goes on without that
+        node: this one asks for a place again.
+        """
         self._parts.recorder.preempted_on_other_node(self._ranks.cycle, end.text)
         # The number comes from another node. Signals that cannot be handled would give the ranks no time to save.
         is_signal = end.signal in signal.valid_signals() and end.signal not in (signal.SIGKILL, signal.SIGSTOP)
@@ -267,7 +335,8 @@ class Membership(EventSource):
             SignalException: always.
         """
         number = self._ending.preempting
-        if number and self._ranks.running():  # without ranks the others learn of it when this node leaves
+        # Where no rank runs here, the other nodes learn of the signal when this node leaves.
+        if number and self._ranks.running():
             self._nodes.report_end(EndReason.PREEMPTED, told_to_end(number), number=number)
         error = self._ending.end_ranks()
         if number:
@@ -275,15 +344,23 @@ class Membership(EventSource):
         raise error
 
     def _after_request(self, asked: RankRequest) -> None:
-        """Ends the ranks and reports the request of one of them; the answer to the next arrival says what follows."""
+        """Ends the ranks and reports the request of one of them; the answer to the next arrival says what follows.
+
+        A request is no fault: of what was found at the stop only the ranks' views are kept, for the other nodes.
+        """
         found = fault_finding.stop_and_attribute(self._ranks, hung=False)
         self._nodes.report_end(EndReason.ASKED, asked_by(asked.rank, asked.request), asked)
         self._last_end.keep(NodeFindings(views=found.views), asked)
 
     def _over(self, over: JobOver) -> JobEnd:
-        """Records the end of the job for this node, and returns it."""
+        """Records the end of the job for this node, and returns it with torch's result.
+
+        Args:
+            over: the coordinator's word that no cycle follows for this node.
+        """
         fault = self._last_end.found.fault
-        # On one node the code can only be one that the user chose (`--ft-no-restart-exit-code`): no other is preempted.
+        # On one node this code is never of a preemption, which ends with an exception here. The user may have chosen
+        # the same number for something else (`--ft-no-restart-exit-code`).
         is_preempted = over.exit_code == ExitCode.PREEMPTED and not self._nodes.is_local
         code = over.exit_code
         if is_preempted:
@@ -296,7 +373,11 @@ class Membership(EventSource):
         return JobEnd(code, over.reason, self._results.failed(fault))
 
     def _after_cut(self) -> JobEnd:
-        """Kills the ranks at once and ends: other nodes may form a new group, and these ranks must be gone before."""
+        """Kills the ranks at once and ends: other nodes may form a new group, and these ranks must be gone before.
+
+        There is no SIGTERM first: a rank that saved would live on into the time of the new group. The exit code says
+        whether the store was lost, or this node has lost its network.
+        """
         assert self._cut is not None
         self._ranks.stop(signal.SIGKILL, 0.0)
         code = int(ExitCode.STORE_HOST_LOST)
@@ -306,9 +387,10 @@ class Membership(EventSource):
         return JobEnd(code, self._cut.why, self._results.stopped())
 
     def _after_fence(self) -> None:
-        """Records that this launcher stood still and its monitors ended the ranks; it joins again as a newcomer does.
+        """Records that this launcher stood still and its monitors ended the ranks. The node then asks for a place
+        again.
 
-        Its report counts only if the coordinator has not counted this node as lost meanwhile.
+        The report to the coordinator counts only if the coordinator has not counted this node as lost meanwhile.
         """
         lease, link = self._nodes.lease, self._nodes.node_link
         assert lease is not None and link is not None, "a node that is alone has no lease"
@@ -325,15 +407,20 @@ class Membership(EventSource):
     def _after_success(self) -> JobEnd | None:
         """Waits for the other nodes after this one's ranks are done, then leaves.
 
+        1. torch's result is made, and what ranks left running is ended, except background processes.
+        2. The success is reported. The coordinator ends the cycle when the last node has reported.
+        3. That end is awaited: `--ft-exit-barrier-timeout` seconds at most, but for ever on a node that hosts a store,
+           since the ranks of other nodes still need it.
+        4. This node leaves, and waits for background processes (`--ft-linger`).
+
         Returns:
             None when a cycle must follow, since another node's ranks failed.
         """
         result = self._results.succeeded()
-        # Reported before the wait: the coordinator ends the cycle when the last node has.
         self._nodes.report_end(EndReason.SUCCEEDED, "")
         stop = self._parts.settings.stop
         limit_s = stop.exit_barrier_timeout
-        if self._nodes.hosts_store:  # the ranks of the other nodes would lose it; the cycle ends with the last of them
+        if self._nodes.hosts_store:
             limit_s = math.inf
         try:
             end = self._await_end(limit_s)
@@ -354,7 +441,10 @@ class Membership(EventSource):
         return JobEnd(int(ExitCode.OK), "", result)
 
     def _after_late_failure(self, end: CycleEnd) -> JobEnd | None:
-        """Ends what the ranks of this node left, since those of another node failed after these were done."""
+        """Ends what the ranks of this node left, since those of another node failed after these were done.
+
+        A model is trained by all ranks together: those of this node run again, too, from the last checkpoint.
+        """
         if self._ending.number is not None:
             return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
         if end.exit_code is not None:
@@ -374,9 +464,9 @@ class Membership(EventSource):
         if self._end is None:
             self._end = self._nodes.take_end()
         if self._end is not None:
-            # It arrived with the end of the last rank, and the cycle loop has taken it: the success came first.
+            # The end arrived with the end of the last rank, and `poll` has received it: the success came first.
             return self._end
-        if self._ending.number is not None:  # it arrived while what the ranks had left was stopped
+        if self._ending.number is not None:  # A signal arrived while what the ranks had left was stopped.
             limit_s = min(limit_s, _ENDS_AFTER_SIGNAL_S)
         deadline = time.monotonic() + limit_s
         while (left := deadline - time.monotonic()) > 0:
@@ -401,5 +491,9 @@ class Membership(EventSource):
         return None
 
     def leave(self, job_end: JobEnd | None) -> None:
-        """Leaves the job for good. The agent calls it at the very end, on every path."""
+        """Leaves the job for good. The agent calls it at the very end, on every path, perhaps twice.
+
+        Args:
+            job_end: how the job ended; None: an exception ended the agent.
+        """
         self._departure.leave(job_end)

@@ -7,6 +7,19 @@ descriptor is readable.
 Here are torch's hooks and the loop of one cycle. `ranks.py` starts and ends the ranks, `agent/cycle/cycle.py` decides
 by what happens to the ranks when a cycle has ended, and the membership (`membership.py`) says what follows.
 
+torch's classes call this class, and are called by it, in this order:
+
+    run                                      torch's; until the job has ended on this node
+     |- _invoke_run                          ours, in the place of torch's loop
+     |   `- _run_cycles, for each cycle:
+     |       |- _initialize_workers          torch's; logs, and counts restarts
+     |       |   |- _rendezvous              ours: `Membership.form`, then the cycle's store and numbers
+     |       |   |   `- torch's _rendezvous, which calls `_assign_worker_ranks`: ours, as the coordinator says
+     |       |   `- _start_workers           ours: `Ranks.prepare`, `start`, `begin`
+     |       |- run_cycle                    waits for events until the cycle has ended
+     |       `- Membership.after             stops the ranks; a `JobEnd` ends the loop
+     `- _shutdown                            ours, on every path, perhaps twice: closes all, leaves the job
+
 Uses torch's underscored hooks `_invoke_run`, `_construct_event`, `_rendezvous`, `_assign_worker_ranks`,
 `_start_workers` and `_shutdown`, its calls `_initialize_workers`, `_monitor_workers`, `_set_local_rank_env`,
 `_setup_local_watchdog` and `_setup_healthcheck`, and attributes such as `_worker_group` and `_remaining_restarts`.
@@ -51,7 +64,16 @@ from rank_monitor.contract.processes.wait import readable
 
 
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
-    """torch's agent of this node, for one job."""
+    """torch's agent of this node, for one job.
+
+    Args:
+        spec: torch's specification of the ranks; its rendezvous handler is a `NodeRendezvous`.
+        parts: the objects that this launcher has made for the agent.
+        of_torch: the other arguments of torch's agent.
+
+    Attributes:
+        results: torch's results of this node's ranks. `composition.py` asks it which ranks' errors are on no console.
+    """
 
     def __init__(self, spec: WorkerSpec, parts: NodeParts, **of_torch: Any) -> None:
         super().__init__(spec, **of_torch)
@@ -74,7 +96,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._sources += parts.more_sources(self._ranks, linked)
         limit_s = parts.settings.monitor.hang_timeout
         if limit_s is not None:
-            from ft_launcher.agent.hang_watch import hang_watch  # 20 ms for psutil, which other jobs need not wait
+            # Imported here, since psutil takes 20 ms, for which jobs without the option need not wait.
+            from ft_launcher.agent.hang_watch import hang_watch
 
             self._sources.append(hang_watch(self._ranks, limit_s, linked))
         self._job_end: JobEnd | None = None
@@ -106,7 +129,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             torchs.removeFilter(_is_no_signal_line)
 
     def _invoke_run(self, role: str = "") -> RunResult:
-        """torch's hook: runs cycles until the job has ended for this node."""
+        """torch's hook: runs cycles until the job has ended for this node; returns torch's result of the last one.
+
+        Raises:
+            SignalException: a signal ended the launcher.
+        """
         nprocs = self._worker_group.spec.local_world_size
         reserve = Reserve(nprocs)
         try:
@@ -114,7 +141,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         except NoFurtherCycle as over:
             self._job_end = over.end
         finally:
-            reserve.release()  # `launch()` goes on in the user's program
+            # The process may go on: `launch()` was called by the user's program, which needs the descriptors.
+            reserve.release()
         return self._job_end.result
 
     def _run_cycles(self, nprocs: int, reserve: Reserve) -> JobEnd:
@@ -122,6 +150,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
         Each turn: forms the cycle and starts the ranks (torch's `_initialize_workers`, which calls the hooks below),
         waits for the end of the cycle, and has the membership end the ranks and learn what follows.
+
+        Args:
+            nprocs: number of ranks of this node.
+            reserve: descriptors for the restart. A job that has used up all others could not restart without it.
         """
         while True:
             self._initialize_workers(self._worker_group)
@@ -155,7 +187,15 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             return super()._construct_event(*args, **kwargs)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """torch's hook: forms the next cycle, and says where its ranks meet."""
+        """torch's hook: forms the next cycle, and says where its ranks meet.
+
+        Blocks until this node has a place. The membership calls torch's own `_rendezvous` back, in a thread, once the
+        node is healthy: a signal can end the wait for the other nodes, which torch's code has no way to interrupt.
+
+        Raises:
+            NoFurtherCycle: the job is over for this node.
+            SignalException: the launcher got a signal.
+        """
         rendezvous = super()._rendezvous
         store = self._membership.form(lambda: rendezvous(worker_group))
         self._ranks.store = store
@@ -193,11 +233,16 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
-        """torch's hook: starts the ranks, with the environment that torchrun documents. Returns pids by local rank."""
+        """torch's hook: starts the ranks, with the environment that torchrun documents. Returns pids by local rank.
+
+        The environment is made in two steps: what torchrun documents here, and this project's variables in
+        `Ranks.start`. Arguments may contain torch's macro for the local rank, which is replaced here.
+        """
         self._ranks.prepare()
         spec, placement = worker_group.spec, self._ranks.placement
         envs = {each.local_rank: torch_environment(placement, each, os.environ) for each in placement.ranks}
-        if hasattr(self, "_set_local_rank_env"):  # of `--virtual-local-rank`, which torch 2.6 has not
+        # The hook is of `--virtual-local-rank`, which torch 2.6 does not have.
+        if hasattr(self, "_set_local_rank_env"):
             for local_rank, variables in envs.items():
                 self._set_local_rank_env(variables, local_rank, spec)
         self._setup_local_watchdog(envs=envs)
@@ -233,7 +278,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         }
 
     def _result(self) -> RunResult:
-        """Returns torch's result of the ranks of the cycle."""
+        """Returns torch's result of the ranks of the cycle. Called by `Results`, when all ranks have ended."""
         # torch compares the pids of its workers with those of the context, and an in-process restart may have changed
         # the latter.
         for local_rank, pid in self._pcontext.pids().items():
@@ -242,7 +287,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
         """torch's hook at the very end, on every path: closes all that this agent started or holds, then leaves the
-        job. torch may call it twice."""
+        job. torch may call it twice.
+
+        Ranks end before their monitors, which take a closed channel for a killed launcher. The job is left last: until
+        then the other nodes know this one as a member that is ending.
+        """
         if not self._closed:
             self._closed = True
             self._parts.zygotes.close()
@@ -302,6 +351,9 @@ def _is_no_signal_line(record: logging.LogRecord) -> bool:
 
 def run_cycle(rank_count: int, sources: Sequence[EventSource]) -> CyclePhase:
     """Waits for the events of one cycle until it has ended; returns the phase in which it ended.
+
+    Sleeps until a descriptor is readable, or until the earliest moment that a source has named, without polling. This
+    loop is the only place where the agent waits while ranks run.
 
     Args:
         rank_count: number of ranks of this node.

@@ -48,7 +48,9 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
     try:
         parts.memory.begin()
         readings = ending.call(parts.health.check)
-        # A full /dev/shm is no reason to leave the job if what the last cycle's ranks left there is being removed.
+        # What the last cycle's ranks left in /dev/shm may still be in removal, by a thread that works between two
+        # cycles. A /dev/shm that is full of such files is no reason to leave the job: the node waits, and is checked
+        # again.
         if not node_state(readings).healthy and ending.call(lambda: parts.shared_memory.settle(_REMOVAL_S)):
             readings = ending.call(parts.health.check)
         state = node_state(readings)
@@ -57,7 +59,8 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
             return state.reason
         parts.recorder.gpu_memory_in_use(cycle, ending.call(parts.memory.wait))
         return ""
-    except SignalException:  # The thread that waits for the checks is left behind; no further round follows.
+    except SignalException:
+        # `EndingSignal.call` has left a thread behind that waits for the checks. No further round of checks follows.
         parts.health.close()
         raise
     finally:
@@ -123,4 +126,5 @@ class HealthWatch(EventSource):
         return []
 
     def _plan_next(self) -> None:
+        """Sets when the next round of checks begins: one interval from now, however long the last round took."""
         self._next_s = time.monotonic() + self._checks.interval_s

@@ -6,8 +6,11 @@ Made by the node agent, once for a job. In each cycle the agent calls:
 2. `poll`, as a source of events, until the cycle has ended.
 3. `stop`, by the membership or by `fault_finding.py`.
 
-All methods are called on the agent's thread. What failed first is found in `fault_finding.py`; what follows the end of
-a cycle is decided by the coordinator.
+The order in `poll` matters: messages of the monitors come before exit codes, since a verdict or an exception explains
+the death that follows it.
+
+All methods are called on the agent's thread, and only `stop`, `close` and the start of the ranks block for longer. What
+failed first is found in `fault_finding.py`; what follows the end of a cycle is decided by the coordinator.
 """
 
 from __future__ import annotations
@@ -135,7 +138,7 @@ class Ranks(EventSource):
 
     @property
     def were_started(self) -> bool:
-        """Whether ranks were ever started."""
+        """Whether ranks were ever started. Until then a signal ends the launcher as it would end any program."""
         return self._processes is not None
 
     @property
@@ -146,7 +149,7 @@ class Ranks(EventSource):
 
     @property
     def in_process(self) -> InProcess:
-        """In-process restart in the present cycle."""
+        """In-process restart in the present cycle; between two cycles that of the last one."""
         assert self._in_process is not None, "no rank was started yet"
         return self._in_process
 
@@ -173,7 +176,9 @@ class Ranks(EventSource):
     # Start.
 
     def start(self, *, envs: dict[int, dict[str, str]], start_method: str, **kwargs: Any) -> RankContext:
-        """Completes the environments of the ranks, and starts the ranks.
+        """Completes the environments of the ranks, and starts the ranks. Called after `prepare`.
+
+        The ranks are forks of the zygote, or executed where that cannot fork them. Blocks until all are started.
 
         Args:
             envs: the variables of each rank, by local rank. This method adds to them.
@@ -190,7 +195,8 @@ class Ranks(EventSource):
         of_all[env.IN_PROCESS_LIMITS] = write_record(self.parts.in_process_limits)
         of_all |= self.parts.more_environment(self.cycle, self.placement.has_rank0)
         if self.store is not None and self.store.ranks_port:
-            # Rank 0 hosts the ranks' store then; in-process restart needs one that outlives every rank.
+            # In this case rank 0 hosts the ranks' store. In-process restart needs a store that outlives every rank: the
+            # ranks find the agent's by this variable.
             of_all[env.CYCLE_STORE] = f"{self.store.host}:{self.store.port}"
         for local_rank, rank_env in envs.items():
             of_rank = rank_environment(
@@ -236,6 +242,8 @@ class Ranks(EventSource):
     def begin(self, processes: RankContext) -> None:
         """Has the monitors watch the ranks that have just started, and records the beginning of the cycle.
 
+        Called right after `start`. Does not block.
+
         Args:
             processes: what `start` has returned.
         """
@@ -265,7 +273,8 @@ class Ranks(EventSource):
     def relax_learned_limit(self, limit: str) -> None:
         """Doubles the learned limit that ended a rank, for every rank of the next cycle.
 
-        A limit that ends ranks of two cycles in a row is doubled again. Called after each cycle that failed.
+        A learned limit that ends a rank may have been too short: a restart would only meet it again. A limit that ends
+        ranks of two cycles in a row is doubled again. Called by the membership after each cycle that failed.
 
         Args:
             limit: the name of the limit; empty: no learned limit ended a rank, and all factors are reset.
@@ -279,14 +288,15 @@ class Ranks(EventSource):
     # As a source of events.
 
     def descriptors(self) -> set[int]:
-        """Readable when `poll` has something to do."""
+        """Returns descriptors of which one is readable when `poll` has something to do: those of monitors, zygote,
+        injected faults and in-process restart, and a pidfd of each rank that runs."""
         found = self.monitors.descriptors() | self.parts.zygotes.descriptors() | self.parts.injected.descriptors()
         found |= self.processes.descriptors() | self.in_process.descriptors()
         # The pidfd of a rank whose exit code cannot be taken yet stays readable, and would wake the loop without end.
         return found | {pidfd for rank, pidfd in self.running().items() if rank not in self.zombies.unreaped}
 
     def next_check(self) -> float | None:
-        """When `poll` should be called even if nothing is readable (monotonic seconds); None: no need."""
+        """Returns when `poll` should be called even if nothing is readable (monotonic seconds); None: no need."""
         sources = (
             *(self.monitors, self.processes, self.in_process, self.zombies, self._warnings),
             self._failed_programs,
@@ -340,6 +350,9 @@ class Ranks(EventSource):
     def receive(self, is_over: bool = False) -> list[Event]:
         """Receives and records all messages of the monitors; returns the events among them.
 
+        Called by `poll`, and by `fault_finding.py` when the cycle has ended. Blocks for a second at most, where a rank
+        stalls and all ranks are asked for their stacks.
+
         Args:
             is_over: whether the cycle has ended. In-process restart gets no message then: it would start ranks again.
         """
@@ -357,11 +370,12 @@ class Ranks(EventSource):
                 and message.limit == STALL
                 and self.monitors.report(local_rank).exception is None
             ):
-                stall = stall or message  # of a rank with an exception it is the way out that takes long
+                # One warning is for all ranks. A rank with an exception does not stall: its way out takes long.
+                stall = stall or message
             if not (is_over and isinstance(message, RestartReport)):
                 events += self._events_of(local_rank, message)
         if stall is not None and self._warnings.stalled(self.placement, stall, self.processes):
-            events += self.receive(is_over)  # what arrived meanwhile
+            events += self.receive(is_over)  # Messages may have arrived while the ranks were asked for stacks.
         return events
 
     def _events_of(self, local_rank: int, message: Message) -> list[Event]:
@@ -405,13 +419,23 @@ class Ranks(EventSource):
         return "failed"
 
     def ask_nccl(self, again_s: float = nccl_ras.AGAIN_S) -> None:
-        """Asks NCCL which ranks it reaches, if this node is one of those that ask. Does not block."""
+        """Asks NCCL's RAS service which ranks it reaches. Does not block: `nccl.view` has the answer later.
+
+        Only the first `_ASKING_NODES` nodes ask: each answer covers the whole job.
+
+        Args:
+            again_s: seconds for which an earlier answer is new enough, so that none is asked for.
+        """
         if self.placement.node_rank < _ASKING_NODES:
             pids = self.processes.pids().values()
             self.nccl.ask(time.monotonic(), self.placement.world_size, pids, again_s)
 
     def _on_request(self, local_rank: int, request: ControlRequest) -> list[Event]:
-        """Notes a rank's request if it can be followed; the request then ends the cycle. The first one counts."""
+        """Notes a rank's request if it can be followed; the request then ends the cycle. The first one counts.
+
+        It cannot be followed where it is of a later release of the client, or where the rendezvous has no coordinator
+        to pass it on. The journal has it in any case.
+        """
         if not (is_known(request) and self._follows_requests):
             self._complaints.about("request", "the request is written down and not acted on")
             return []
@@ -422,7 +446,9 @@ class Ranks(EventSource):
     # Stop.
 
     def tree(self, among: Callable[[int, int], bool] = lambda pid, session: True) -> ProcessTree:
-        """Returns the processes of the cycle.
+        """Returns the processes of the cycle: the ranks and all that they have started, but no process of the launcher.
+
+        They are found by the job's tag in their environments and by their parents, when the tree is searched.
 
         Args:
             among: called with pid and session of a process; returns whether the tree is to include it. By default all.
@@ -507,7 +533,10 @@ class Ranks(EventSource):
             self.parts.times.record(cycle, times)
 
     def close(self) -> None:
-        """Ends the processes of the cycle and the monitors, at the end of the job."""
+        """Ends the processes of the cycle and the monitors, at the end of the job. Blocks as `stop`.
+
+        Called by the agent's `_shutdown`, on every path. The monitors' last time ledgers are recorded after them.
+        """
         self.stop()
         self.monitors.close()
         self.record_times()

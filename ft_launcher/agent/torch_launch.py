@@ -28,6 +28,7 @@ _torch_log = logging.getLogger("torch.distributed.launcher.api")
 Entrypoint: TypeAlias = "Callable[..., Any] | str"
 
 _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+"""torchrun sets it for itself, and its ranks inherit it."""
 _NO_EVENTS = "null"
 """torch's default for the handler of events, before its configuration had one."""
 
@@ -35,7 +36,7 @@ _NO_EVENTS = "null"
 def worker_spec(
     config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any], handler: RendezvousHandler
 ) -> WorkerSpec:
-    """Returns torch's specification of the ranks of this node.
+    """Returns torch's specification of the ranks of this node. `composition.py` makes the agent of it.
 
     Args:
         config: torch's configuration of the job.
@@ -50,7 +51,8 @@ def worker_spec(
 
 
 def agent_arguments(config: LaunchConfig) -> dict[str, Any]:
-    """Returns what torch's agent takes of a configuration beside the specification of the ranks."""
+    """Returns what torch's agent takes of a configuration beside the specification of the ranks: logs, prefixes of
+    lines, the method by which processes start."""
     return _of_config(config, inspect.signature(LocalElasticAgent.__init__).parameters)
 
 
@@ -90,11 +92,17 @@ def _as_lines(config: LaunchConfig, entrypoint: str) -> str:
 
 
 def _run(agent: SimpleElasticAgent, handler: RendezvousHandler, event_handler: str) -> RunResult:
-    """Runs the agent, then closes the rendezvous. A signal to this launcher leaves it open for the other nodes."""
+    """Runs the agent, then closes the rendezvous. A signal to this launcher leaves it open for the other nodes.
+
+    Args:
+        agent: of this node.
+        handler: its rendezvous.
+        event_handler: the name of torch's handler that gets the event of the end.
+    """
     stays_open = False
     try:
         result = agent.run()
-        # That the agent ran to its end, whatever became of the ranks.
+        # The event says that the agent ran to its end, whatever became of the ranks.
         events.record(agent.get_event_succeeded(), event_handler)
     except SignalException:
         stays_open = True

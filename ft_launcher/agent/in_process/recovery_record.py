@@ -1,7 +1,20 @@
 """A decision of recovery level 1 as the journal's event `in_process_decision`: what happened, what was known, what
 follows. Pure.
 
-`in_process.py` has the event written, and `ft_launcher replay` decides the same again (`decide_again`).
+`in_process.py` has the event written, if `is_recorded` says so, with the fields of `to_record`. `ft_launcher replay`
+decides the same again (`decide_again`) and compares the steps: so a change of `recovery_level.py` that decides
+otherwise shows in old journals.
+
+The fields of the event:
+
+    happened   what      the kind of event (`_HAPPENED`), with the fields of the class
+    known      ranks     the global rank of each local rank
+               rejoin, final_codes     as in `RecoveryState`
+               wrappers  for each group of ranks with equal values: `local_ranks`, the values that differ from the start
+                         (fields of `RankSlot`, and of its last report), `due_s` for each rank that has a deadline
+               since_s, failed         of the restart that is under way; absent: there is none
+    follows    a list of steps, each with `step` (`_STEPS`) and the fields of the class; null: the death counts as
+               without wrappers
 
 Ranks that have the same values share one item of `wrappers`, and values that are as at the start are left out: so a
 decision about eight ranks is a line of half a kilobyte. The words in the journal are those of all releases, so that
@@ -38,6 +51,8 @@ from rank_monitor.contract.wire.messages import NO_ITERATION, RestartReport
 
 NOTICE = "notify_loss"
 """The name of the only step about which the journal has no event of its own."""
+
+# The three tables hold words in files: a word may be added, but none may change.
 _STEPS: Mapping[type[Step], str] = {
     NotifyLoss: NOTICE,
     StartAgain: "start_again",
@@ -140,7 +155,7 @@ def _happened(record: Any, ranks: Sequence[int]) -> Happened:
 
 
 def _of_steps(steps: Sequence[Step] | None) -> list[dict[str, Any]] | None:
-    """Returns steps in the event's form."""
+    """Returns steps in the event's form: rounds are called iterations there. None stays None."""
     if steps is None:
         return None
     found = [{"step": _STEPS[type(step)], **asdict(step)} for step in steps]
@@ -156,7 +171,11 @@ def _of_steps(steps: Sequence[Step] | None) -> list[dict[str, Any]] | None:
 
 
 def _of_state(state: RecoveryState, now: float) -> dict[str, Any]:
-    """Returns the event's field `known`. Ranks in the state of the start are left out."""
+    """Returns the event's field `known`. Ranks in the state of the start are left out.
+
+    Deadlines of ranks differ by microseconds, so they are no part of the key by which ranks share an item: only whether
+    there is a deadline is. `now`: the moment from which ages count (monotonic seconds).
+    """
     alike: dict[str, dict[str, Any]] = {}
     for local_rank, slot in enumerate(state.slots):
         values = _of_slot(slot, state.ranks[local_rank])
@@ -232,7 +251,8 @@ class _Message:
 
 @dataclass(frozen=True)
 class _Reported:
-    """The field `happened` of the event where a rank's wrapper reported something."""
+    """The field `happened` of the event where a rank's wrapper reported something: `Reported`, with the report in the
+    event's form."""
 
     local_rank: int
     message: _Message
@@ -240,7 +260,11 @@ class _Reported:
 
 @dataclass(frozen=True)
 class _Known:
-    """The field `known` of the event."""
+    """The field `known` of the event, of which `wrappers` is read in a second step: its items have more fields.
+
+    Journals hold moments as ages: `since_s` is how long ago the first sign of the fault came; None: no fault is being
+    handled.
+    """
 
     ranks: list[int]
     rejoin: bool
@@ -260,7 +284,10 @@ class _Alike:
 
 
 def _state(record: Any, now: float) -> RecoveryState:
-    """Returns the state, by the event's field `known`. `now`: the moment from which its ages count."""
+    """Returns the state, by the event's field `known`. The opposite of `_of_state`.
+
+    `now`: the moment from which its ages count. Raises ProtocolError, KeyError, TypeError or ValueError.
+    """
     known = from_json(_Known, record)
     state = RecoveryState.at_start(known.ranks, known.rejoin, known.final_codes)
     if known.since_s is not None:
@@ -277,7 +304,11 @@ def _state(record: Any, now: float) -> RecoveryState:
 
 
 def _slot(wrapper: Mapping[str, Any], rank: int) -> RankSlot:
-    """Returns what an item of `wrappers` says of a rank. `rank`: its global rank, the default of `member`."""
+    """Returns what an item of `wrappers` says of a rank. `rank`: its global rank, the default of `member`.
+
+    An item has the fields of a `RankSlot` and those of a report beside each other. A report is there if any of its
+    fields is.
+    """
     slot = from_json(RankSlot, wrapper, ignore_unknown=True)
     others = vars(slot).keys() | {member.name for member in fields(_Alike)}
     message = {name: value for name, value in wrapper.items() if name not in others}
@@ -300,6 +331,6 @@ def _of_report(report: RestartReport) -> dict[str, Any]:
 
 
 def _check(local_rank: int, ranks: Sequence[int]) -> None:
-    """Raises ProtocolError where there is no such local rank."""
+    """Raises ProtocolError where there is no such local rank: a journal may have any number in its place."""
     if not 0 <= local_rank < len(ranks):
         raise ProtocolError(f"there is no local rank {local_rank}")
