@@ -4,8 +4,9 @@ A node that asks increases a number in the job's store (`job/link/questions.py`)
 of the other nodes. Each of them sees the new number, samples its ranks, and writes one answer, with the numbers of the
 question and of the cycle: an answer to an earlier question is about ranks that may have gone on since.
 
-A node that does not answer in time may be lost, or have no agent that runs. `Others.is_complete` then says that ranks
-are missing, and `hang_clocks.py` does not take the silence of the known ranks for that of the job.
+A node that does not answer in time may be lost, or its agent stands still. `Others.is_complete` then says that ranks
+are
+missing: the rank that holds up the others may be one of these, so fewer findings are certain (`hang_clocks.py`).
 
 Threads: `hang_watch.py` calls the public methods on the agent's thread, and none of them blocks. Each question and each
 answer is an operation on the job's store. It runs in a thread `ft_hang_exchange`, which ends with the operation. The

@@ -12,7 +12,13 @@ A finder at the front of `sys.meta_path` (`Imports.find_spec`) sees the script's
 `importlib.import_module` and by `runpy`. It adds no frame to tracebacks, nor to the search for a warning's caller,
 which a wrapper around `builtins.__import__` would do.
 
-Used by the zygote and in its ranks. `start_again.py` decides what a script may have changed before the import.
+Two kinds of imports are kept apart. What `load` imports (torch) is given back as a whole: torch's modules refer to each
+other, and a part of them would be of no use. What was imported in `recording` is given back one module at a time, with
+the modules that it needs (`hidden_parts.py`), since a rank's script may import any part of it.
+
+Used by the zygote and in its ranks. `start_again.py` decides what a script may have changed before the import. In the
+zygote there is one thread. In a rank any thread of the script may import, under the lock that Python's import system
+holds for each module.
 """
 
 from __future__ import annotations
@@ -40,8 +46,9 @@ from ft_launcher.node.zygote.logger_state import LoggerState
 Asks = Callable[[str, Collection[str], bool], None]
 """Called with the name of a hidden module that the script imports, with the variables that Python code read when it was
 imported, and with whether its code in C may have read others."""
-# These are not hidden: the client takes care of its own modules (`rank/start/script.py`), and `__main__` is the script.
 _OURS = frozenset({"ft_client", "ft_launcher", "rank_monitor", "__main__", "__mp_main__"})
+"""Packages that are not hidden: the client takes care of its own modules (`rank/start/script.py`), and `__main__` is
+the script."""
 
 
 @dataclass
@@ -140,7 +147,11 @@ class Imports(MetaPathFinder):
             self.parts.add(recorder.parts)
 
     def take_back(self) -> None:
-        """Hides all that was imported by `load` and in `recording`, in this process and in its later forks."""
+        """Hides all that was imported by `load` and in `recording`, in this process and in its later forks.
+
+        Called by the zygote when all its imports are done: each fork then begins with everything hidden. A second call
+        hides again what was given back meanwhile.
+        """
         for brought in self._all:
             if len(brought.hidden) < len(brought.modules):
                 brought.hidden = dict(brought.modules)
@@ -164,7 +175,8 @@ class Imports(MetaPathFinder):
         asks: Asks = lambda name, read, whole: None,
         given_back: Callable[[], None] = lambda: None,
     ) -> None:
-        """Sets the functions that are called at the script's first import of each hidden module.
+        """Sets the functions that are called at the script's first import of each hidden module. Called in a rank, by
+        `FirstImport.begin`.
 
         Args:
             asks: called just before a module is given back. May replace the process, see `Asks`.
@@ -174,7 +186,10 @@ class Imports(MetaPathFinder):
         self._given_back = given_back
 
     def give_back(self) -> None:
-        """Gives back all that is still hidden, without calling the functions of `watch`."""
+        """Gives back all that is still hidden, without calling the functions of `watch`.
+
+        For the zygote, before it imports something more: the new modules must find the old ones.
+        """
         self.watch()
         for brought in self._all:
             self._give_back(brought)
@@ -233,9 +248,11 @@ class Imports(MetaPathFinder):
         return None
 
     def _hides_any(self) -> bool:
+        """Returns whether anything is still hidden."""
         return self.parts.any_hidden() or any(brought.hidden for brought in self._all)
 
     def _sources(self) -> list[_Brought | Part]:
+        """Returns all that brought handlers and filters: the imports of `load`, and the recorded modules."""
         return [*self._all, *self.parts.all.values()]
 
     def _imported(self, fullname: str, brought: _Brought) -> None:
@@ -361,13 +378,17 @@ class _GivesBack(Loader):
 
 
 imports = Imports()
+"""The one object of this process. A fork has its parent's, with all that is hidden."""
 
 
 def _is_taken_back(name: str) -> bool:
+    """Returns whether a module is to be hidden. Python's own modules are not: a script may find any of them loaded in a
+    fresh interpreter, too."""
     return root(name) not in sys.stdlib_module_names and root(name) not in _OURS
 
 
 def _forget(where: Any, what: Sequence[Any]) -> None:
+    """Removes entries from a list in place: other code holds references to the list."""
     where[:] = [entry for entry in where if entry not in what]
 
 

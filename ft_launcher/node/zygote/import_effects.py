@@ -9,7 +9,13 @@ difference is charged to that module. There are three kinds of observation:
 - an audit hook, for files, processes and the network (`ImportEffects._audit`).
 
 What can be hidden is the recorder's concern: modules, loggers, filters of warnings, exit functions, variables of the
-environment. Each text completes the sentence "its import ...".
+environment. Each text completes the sentence "its import ...", which the journal's event `modules_preloaded` shows.
+
+Where an observation is wrong, it should be wrong on one side: a module that is left out costs each rank the time of
+its import, and a module whose effect was overlooked changes what a script sees.
+
+The readings are taken before and after each of hundreds of modules, so each must be cheap. All of this runs on the main
+thread of the child.
 """
 
 from __future__ import annotations
@@ -56,7 +62,9 @@ def _printed() -> object:
 def _of_numpy() -> object:
     """Returns the state of numpy's random numbers; None: there is none to compare."""
     state = getattr(sys.modules.get("numpy.random"), "get_state", None)
-    if state is None:  # not imported yet, or just now: each rank seeds it anew
+    # numpy is not imported yet, or its import has just begun. In the latter case the next reading is the first one, and
+    # no change counts: each rank seeds numpy anew.
+    if state is None:
         return None
     _, key, *others = state()
     return key.tobytes(), others
@@ -111,7 +119,10 @@ _READINGS: dict[str, Callable[[], object]] = {
     "the current folder": os.getcwd,
     "the timeout of sockets": socket.getdefaulttimeout,
 }
-"""What an import may change, in words -> the function that reads it. A change could be hidden from no fork."""
+"""What an import may change, in words -> the function that reads it. A change could be hidden from no fork.
+
+To add a kind of effect, add a reading here where the effect can be read, or a function to `_CALLS` where it cannot. A
+reading must not have an effect itself, such as an import."""
 
 
 _CALLS = (
@@ -133,7 +144,9 @@ _WRITES = frozenset(
 """Events of the audit hook for written files. Without `os.mkdir`: the rank that has imported the module has made its
 folder before."""
 _STARTS = frozenset({"subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"})
+"""Events of the audit hook for processes. A rank would not have this process as its child."""
 _ASKS_NETWORK = frozenset({"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname"})
+"""Events of the audit hook for the network: the answer may be another one for each rank, or a minute later."""
 _TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 """Flags of open(2)."""
 
@@ -143,6 +156,13 @@ class ImportEffects:
 
     For a process that ends soon, since an audit hook cannot be removed. Each kind of call (`_CALLS`) is reported once;
     calls by modules of Python itself are not reported.
+
+    An example:
+
+        with ImportEffects() as effects:
+            effects()                       # what was done before does not count
+            importlib.import_module("a_module")
+            print(effects())                # ["changes sys.path"]
     """
 
     def __init__(self) -> None:
@@ -160,7 +180,7 @@ class ImportEffects:
                 self._usual.append((module, name, usual, noting))
                 setattr(module, name, noting)
         sys.addaudithook(self._audit)
-        self._called.clear()  # this hook
+        self._called.clear()  # Adding the hook above was a call of `sys.addaudithook`, and counts for no module.
         self._before = {what: read() for what, read in self._readings.items()}
         self._active = True
         return self
@@ -182,7 +202,10 @@ class ImportEffects:
         return call
 
     def _audit(self, event: str, words: tuple[Any, ...]) -> None:
-        """The audit hook: the interpreter calls it before it opens a file, starts a process or uses the network."""
+        """The audit hook: the interpreter calls it before it opens a file, starts a process or uses the network.
+
+        Must not raise: the interpreter would then refuse what it was about to do. `words` are the event's arguments.
+        """
         if not self._active:
             return
         if event == "open":
@@ -203,7 +226,8 @@ class ImportEffects:
         found = [f"changes {what}" for what in was_there if now[what] != self._before[what]]
         found += dict.fromkeys(self._called)
         for module, name, _, noting in self._usual:
-            if getattr(module, name) is not noting:  # The module's value would be lost at the end of this context.
+            # The module has put its own function here. That value would be lost at the end of this context.
+            if getattr(module, name) is not noting:
                 setattr(module, name, noting)
                 found.append(f"exchanges {module.__name__}.{name}")
         self._before, self._called = now, []
@@ -211,7 +235,10 @@ class ImportEffects:
 
 
 def _readings_of_now() -> dict[str, Callable[[], object]]:
-    """Returns readings of what is there now. What an import adds can be hidden, so only changes of the old count."""
+    """Returns readings of what is there now: modules, loggers, filters of warnings.
+
+    What an import adds to these can be hidden from a script. Only a change of what was there before counts.
+    """
     modules = dict(sys.modules)
     known = logging.root.manager.loggerDict
     loggers = [logging.root, *(found for found in known.values() if isinstance(found, logging.Logger))]
@@ -235,6 +262,7 @@ def _readings_of_now() -> dict[str, Callable[[], object]]:
 
 
 def _root(name: str) -> str:
+    """Returns the name of the top-level package of a module."""
     return name.partition(".")[0]
 
 
@@ -257,7 +285,14 @@ def _looks_for_folder() -> bool:
 
 
 def _is_of_python(frame: FrameType) -> bool:
-    """Returns whether a call is made by a module of Python for itself, and not on behalf of another module."""
+    """Returns whether a call is made by a module of Python for itself, and not on behalf of another module.
+
+    Follows the callers outwards, until a module is found that answers for the call. `uuid`, `secrets` and `random` ask
+    for random bytes on behalf of their callers, except at their own import. Any other module of Python asks for itself.
+
+    Args:
+        frame: of the function that has called the wrapper.
+    """
     found: FrameType | None = frame
     while found is not None:
         name = _root(found.f_globals.get("__name__") or "")

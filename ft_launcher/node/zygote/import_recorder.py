@@ -10,8 +10,18 @@ How it is seen:
 - Whose code runs: by a finder in front of all others, which wraps the `exec_module` of each loader. A stack of `Part`s
   has the modules whose code runs now; what is done is charged to the top one (`_charge`), before and after each module.
 
+An example: module `a` begins, sets a variable, imports `b`, which adds a logger, and sets another variable.
+
+    stack      what runs                  charged by `_charge`
+    a          code of `a`                the first variable, to `a`, when `b` begins
+    a, b       code of `b`                the logger, to `b`, when `b` ends; `a` needs `b`
+    a          the rest of `a`            the second variable, to `a`, when `a` ends
+
 All of this is undone when the recording ends. Modules of Python itself are not recorded: what their code does counts as
 done by the module that imported them.
+
+The recording is for one thread: imports by other threads would be charged to whatever module runs at that moment. An
+import that starts a thread is left out by `import_effects.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +44,8 @@ from typing import Any
 from ft_launcher.node.zygote.exchanged_names import ExchangedName, Place, WatchedNames
 from ft_launcher.node.zygote.logger_state import LoggerState
 
-# `importlib.import_module` calls the function of this name in this module.
 _bootstrap: Any = importlib._bootstrap
+"""Has `_gcd_import`, which `importlib.import_module` calls."""
 Observe = Callable[[], Sequence[str]]
 """A function that returns, in words, what was done to this process since its last call, beside what is recorded
 here."""
@@ -53,7 +63,11 @@ def parents(name: str) -> set[str]:
 
 
 class EnvironmentReads(type(os.environ)):  # type: ignore[misc]
-    """`os.environ` that records which variables are read; a variable that is only passed in a loop is not recorded."""
+    """`os.environ` that records which variables are read; a variable that is only passed in a loop is not recorded.
+
+    A copy of the environment reads each variable once after `__iter__` has named it, and nothing follows from the
+    values. Else every module that starts a process, or copies the environment, would depend on all variables.
+    """
 
     def __getitem__(self, name: str) -> str:
         if name in self.__dict__.setdefault("_passing", set()):
@@ -93,7 +107,8 @@ def end_reads(usual: type) -> set[str]:
 
 @dataclass(frozen=True)
 class Variable:
-    """A change of a variable of the environment. A value of None: the variable is not there."""
+    """A change of a variable of the environment, by the code of a module. A value of None: the variable is not
+    there."""
 
     name: str
     before: str | None
@@ -113,8 +128,13 @@ class Part:
     """What one module's own code did when it was imported.
 
     Attributes:
+        name: of the module.
+        module: what is in `sys.modules` under the name, once the recording has ended. It need not be a module.
         needs: the modules that it imported, loaded before or not, and their parent packages.
         reads: variables of the environment that it read.
+        loggers: those that it made, by name, as they were at the end of the recording.
+        handlers: of log lines, that it made.
+        filters: of warnings, that it added.
         exits: exit functions that it registered: they are registered when a script imports the module.
         environ: variables that it set or removed.
         exchanges: names of other modules that it gave other values: the script finds these when it imports the module.
@@ -136,7 +156,8 @@ class Part:
     parent: ModuleType | None = None
 
     def absorb(self, other: Part) -> None:
-        """Adds what the code of another module did, whose import failed."""
+        """Adds what the code of another module did, whose import failed. The other module does not exist, but what it
+        did stays done."""
         self.needs |= other.needs
         self.reads |= other.reads
         self.handlers += other.handlers
@@ -148,7 +169,7 @@ class Part:
 
 
 class ImportRecorder(MetaPathFinder):
-    """A recording, as a context.
+    """A recording, as a context. `Imports.recording` opens one, and the result is `parts`.
 
     Args:
         hidden: called with a module's name; returns whether ranks find the module only when they import it.
@@ -195,7 +216,11 @@ class ImportRecorder(MetaPathFinder):
         return self
 
     def take_outside(self) -> list[str]:
-        """Returns, in words, what was done to the process since the last call while no module's code ran."""
+        """Returns, in words, what was done to the process since the last call while no module's code ran.
+
+        Called by the trial between two imports: nobody knows which module a script would have to import to see this, so
+        the module whose import has just ended is left out.
+        """
         self._charge()
         effects = [*self.outside.effects, *(f"exchanges {exchange.place}" for exchange in self.outside.exchanges)]
         self.outside.effects, self.outside.exchanges = [], []
@@ -216,7 +241,8 @@ class ImportRecorder(MetaPathFinder):
             if isinstance(parent, ModuleType) and vars(parent).get(own) is part.module:
                 part.parent = parent
         known = logging.root.manager.loggerDict
-        for title, part in self._made.items():  # now: it may have been configured after it was made
+        # The state of loggers is taken at the end: a logger may have been configured after it was made.
+        for title, part in self._made.items():
             found = known.get(title)
             if isinstance(found, logging.Logger):
                 part.loggers[title] = LoggerState.of(found)
@@ -226,7 +252,11 @@ class ImportRecorder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Finds what the usual finders find. For a module that will be hidden, wraps the method that runs its code."""
+        """Finds what the usual finders find. For a module that will be hidden, wraps the method that runs its code.
+
+        The import system calls it for each module that is not loaded. The search calls this finder again, which then
+        stands aside (`_searching`).
+        """
         if not self._active or not self._hidden(fullname) or fullname in self._searching:
             return None
         self._note(fullname)
@@ -263,7 +293,8 @@ class ImportRecorder(MetaPathFinder):
 
         try:
             loader.exec_module = exec_module
-        except AttributeError:  # the loader takes no attributes: the module counts as a part of what imports it
+        except AttributeError:
+            # The loader takes no attributes. What the module does then counts for the module that imports it.
             return
 
     def _charge(self, started: str = "") -> None:
@@ -334,6 +365,7 @@ class ImportRecorder(MetaPathFinder):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
+        """Stands in for `builtins.__import__`, and notes what was imported, loaded before or not."""
         found = self._import(name, globals, locals, fromlist or (), level)
         if self._active:
             whole = _absolute(name, globals or {}, level)
@@ -344,6 +376,7 @@ class ImportRecorder(MetaPathFinder):
         return found
 
     def _import_module(self, name: str, package: str | None = None, level: int = 0) -> ModuleType:
+        """Stands in for the function behind `importlib.import_module`, and notes what was imported."""
         found: ModuleType = self._gcd_import(name, package, level)
         if self._active:
             self._note(_absolute(name, {"__package__": package}, level))
@@ -366,6 +399,7 @@ class ImportRecorder(MetaPathFinder):
 
 
 def _set(name: str, value: str | None) -> None:
+    """Sets a variable of this process, or removes it where the value is None."""
     if value is None:
         os.environ.pop(name, None)
     else:
@@ -379,6 +413,7 @@ def _decoded(value: bytes | None) -> str | None:
 
 
 def _logger_names() -> set[str]:
+    """Returns the names of all loggers. Placeholders, which `logging` makes of parents' names, are none."""
     known = logging.root.manager.loggerDict
     return {name for name, found in known.items() if isinstance(found, logging.Logger)}
 

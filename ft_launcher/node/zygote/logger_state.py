@@ -15,7 +15,13 @@ from typing import Any
 
 @dataclass
 class LoggerState:
-    """A logger, and the settings that an import gave it."""
+    """A logger, and the settings that an import gave it. The logger itself is the same object before and after it was
+    hidden: modules keep references to their loggers.
+
+    Attributes:
+        logger: the logger.
+        level, propagate, disabled, handlers, filters: its attributes of these names, when the import had ended.
+    """
 
     logger: logging.Logger
     level: int
@@ -31,7 +37,11 @@ class LoggerState:
         return cls(has, has.level, has.propagate, has.disabled, list(has.handlers), list(has.filters))
 
     def make_new(self) -> logging.Logger:
-        """Resets the logger to the state of a new one; returns it. For a script that asks for the name itself."""
+        """Resets the logger to the state of a new one; returns it.
+
+        For a script that asks for a logger of this name before it imports the module: in a fresh interpreter it would
+        get a new one.
+        """
         self.logger.level, self.logger.propagate, self.logger.disabled = logging.NOTSET, True, False
         self.logger.handlers, self.logger.filters = [], []
         return self.logger
@@ -65,7 +75,10 @@ def forget(states: Mapping[str, LoggerState]) -> dict[str, logging.PlaceHolder]:
 
 
 def renew(states: Mapping[str, LoggerState]) -> None:
-    """Puts loggers back into the table, each linked with the parents and children that are there now."""
+    """Puts loggers back into the table, each linked with the parents and children that are there now.
+
+    `logging.getLogger` does both: `Imports` has it make the hidden logger in the place of a new one.
+    """
     for name, state in states.items():
         if logging.getLogger(name) is state.logger:
             state.apply()

@@ -7,6 +7,13 @@ Why a trial: an import may do things that a script would notice, such as setting
 must not happen in the zygote. So a child imports all modules while everything is observed (`import_effects.py`,
 `import_recorder.py`), and `learned_modules.py` chooses the modules that no script can notice.
 
+The order of one `learn`:
+
+    the next zygote   `_try` forks a child, and waits for its report in a file in memory (memfd)
+      the child       imports every module at nice 19, observes, chooses, writes the report as JSON, ends
+    the next zygote   tries again where names were exchanged that nobody was looking at
+    the next zygote   imports the chosen modules, under the same recording, and rests after each
+
 Why up to three trials: names that imports exchange in other modules are found in the first child, by one comparison at
 its end (0.1 s); a comparison after each of 800 modules would cost more than the imports. The second child looks at
 these names alone after each module's code, and so finds which module exchanged which. A third one is for imports that
@@ -38,9 +45,9 @@ from rank_monitor.contract.processes.wait import readable
 _TRIAL_S = 600.0
 """Seconds for the child. Its imports take 2 to 3 s of CPU time, and the ranks may leave it little of the CPU."""
 _LOWEST = 19
-"""The lowest priority of nice(2)."""
+"""The lowest priority of nice(2). The child runs at it, so that ranks which train do not wait for the child."""
 _TRIALS = 3
-"""Trials at most, see above."""
+"""Trials at most. The first paragraphs of this file say what each is for."""
 _REST = 3.0
 """How many times longer this process rests than it works: the training has the rest of the core."""
 
@@ -59,7 +66,7 @@ class _Found:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> _Found:
-        """Returns what a child of this process has written."""
+        """Returns what a child of this process has written. No validation: the child runs this very file."""
         return cls(Choice(**found["choice"]), [Place(*words) for words in found["exchanged"]])
 
 
@@ -127,7 +134,15 @@ def _try(names: Sequence[str], environ: Surroundings, settle: Callable[[], None]
 def _run_child(
     report: int, names: Sequence[str], environ: Surroundings, settle: Callable[[], None], before: _Found
 ) -> None:
-    """The child: imports all modules, writes what was found to `report`, and ends. Never returns."""
+    """The child: imports all modules, writes what was found to `report`, and ends. Never returns.
+
+    The modules' code runs here for the first time, and may do anything: print, start threads, end the process. So the
+    streams go to a file, the process ends by `os._exit`, and the parent expects every way to end.
+
+    Args:
+        report: descriptor of the file in memory that the parent reads.
+        names, environ, settle, before: as of `_try`.
+    """
     try:
         settle()
         os.nice(_LOWEST)
@@ -147,7 +162,12 @@ def _run_child(
 
 
 def _import_all(names: Sequence[str], environ: Surroundings, before: _Found) -> _Found:
-    """Imports all modules one by one, under observation; returns which may be imported in the zygote."""
+    """Imports all modules one by one, under observation; returns which may be imported in the zygote. Runs in the
+    child.
+
+    A module whose import fails is left out, and so is one that `sys.path` finds in a file of the user's, and not in an
+    installed package.
+    """
     # What was left out stays left out: an import may do something only the first time, such as making a folder.
     failed = dict(before.choice.left_out)
     led: dict[str, bool] = {}
@@ -187,7 +207,10 @@ def _import_all(names: Sequence[str], environ: Surroundings, before: _Found) -> 
 
 
 def _put_back(parts: Mapping[str, Part]) -> None:
-    """Puts exchanged names back, as the zygote will. A name for which that fails is an effect of the module."""
+    """Puts exchanged names back, as the zygote will. A name for which that fails is an effect of the module.
+
+    The last exchange is undone first, since two modules may have exchanged one name after the other.
+    """
     made = [(exchange, part) for part in parts.values() for exchange in part.exchanges]
     for exchange, part in sorted(made, key=lambda pair: pair[0].order, reverse=True):
         if exchange.place.module == "__main__":  # Each rank has a `__main__` of its own.
@@ -232,7 +255,8 @@ class _Pause:
 
 
 def _anonymous_kib() -> int:
-    """Returns the memory of this process that does not mirror a file (KiB)."""
+    """Returns the memory of this process that does not mirror a file (KiB): what the imports have added costs this much
+    once per node, and not in each rank."""
     with open("/proc/self/status", "rb") as file:  # noqa: PTH123 (a Path of this process would be one more import)
         for line in file:
             if line.startswith(b"RssAnon"):

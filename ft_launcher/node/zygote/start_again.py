@@ -36,11 +36,14 @@ from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire import sealed_pickle
 
-_DEFAULT, _IGNORE = 0, 1  # SIG_DFL, SIG_IGN of C
-# All that setitimer(2) has.
+_DEFAULT, _IGNORE = 0, 1
+"""SIG_DFL and SIG_IGN of C."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-_LIMITS = range(16)  # Linux has that many
-_MAX_REPORT = 1000  # a pipe takes up to 4096 bytes as a whole
+"""All timers that setitimer(2) has."""
+_LIMITS = range(16)
+"""The numbers of all limits of setrlimit(2) in Linux."""
+_MAX_REPORT = 1000
+"""Bytes of a report to the agent. Ranks share one pipe, which takes up to 4096 bytes as a whole (PIPE_BUF)."""
 _NO_EFFECT = (
     "This has no effect on what the rank was forked with, and the rank cannot start again by exec: {}. "
     "Use --ft-warm-start=off, or set it before the job starts"
