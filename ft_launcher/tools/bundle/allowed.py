@@ -7,6 +7,17 @@ release does not know is left out whole. The marks are beside the fields (`recor
 A text passes where this program wrote it, or where it has the form of a name, a number or a location in a program. Free
 words of ranks, users and commands (messages of exceptions, arguments, requests) pass only where the user asks for them
 (`--with-texts`): they may hold secrets.
+
+What the marks mean here:
+
+    WHOLE          the field passes as it is
+    PART           the field passes through its function in `_PARTS`, which keeps numbers, names and locations
+    TEXT           the field passes only with `--with-texts`
+    PART_OR_TEXT   as PART; with `--with-texts` as WHOLE
+    NEVER          the field does not pass, and neither does one without a mark
+
+Whoever adds a field with values inside adds a function to `_PARTS`, which names the keys that pass. Anyone may have
+written a journal, so each function takes any value and returns an empty one where the value does not fit.
 """
 
 from __future__ import annotations
@@ -20,6 +31,7 @@ from ft_launcher.record.events import EVENTS
 from ft_launcher.record.events.sharing import Sharing, sharing_of
 
 Facts = Mapping[str, Any]
+"""The fields of an event, or an object in one."""
 
 # The forms that a text must have in full to pass: a frame of a stack, an error with its location, a name.
 _FRAME = re.compile(r"[\w./<>+-]{1,300}:\d{1,9} in [\w.<>]{1,200}")
@@ -36,7 +48,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# The keys that pass of a value with further values in it.
+# The keys that pass of a value with further values in it. A key that is not here is dropped, also one of a later
+# release.
 _OF_RANK = _words(
     "rank local_rank pid place exit_code died_at verdict_at exception_at was_stopped killed_by_us frames process "
     "groups state iteration sections sign_age_s reading_age_s"
@@ -93,7 +106,10 @@ def _part(name: str, facts: Facts) -> dict[str, Any]:
 
 
 def of_status(status: Facts) -> dict[str, Any]:
-    """Returns what of `/status.json` may be passed on."""
+    """Returns what of `/status.json` may be passed on.
+
+    The job's name and its sentence do not pass: the user chose the first, and the second may quote ranks.
+    """
     found = _in_part({name: value for name, value in status.items() if name in _OF_STATUS})
     faults = [fault for fault in _list(status.get("faults")) if isinstance(fault, Mapping)]
     # A fault in the status does not say which limit was exceeded, as the event does. So its words may be those of a
@@ -114,7 +130,8 @@ def of_stacks(answer: Facts) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 
 
 def _in_part(facts: Facts) -> dict[str, Any]:
-    """Returns facts, reduced to numbers, names and locations where they may hold words of others."""
+    """Returns facts, reduced to numbers, names and locations where they may hold words of others. Facts of a name that
+    `_PARTS` does not have pass whole: the caller has chosen them."""
     return {name: _PARTS[name](value) if name in _PARTS else value for name, value in facts.items()}
 
 
@@ -148,7 +165,7 @@ def _is_ours(fault: Facts) -> bool:
 
 
 def _what(fault: Facts) -> Any:
-    """Returns the text of a fault where it is ours, else its kind."""
+    """Returns the text of a fault where this program wrote it, else its kind."""
     if _is_ours(fault):
         return fault["what"]
     return _kind_in_words(fault)

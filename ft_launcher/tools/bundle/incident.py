@@ -2,6 +2,13 @@
 
 `tools/commands/bundle.py` gives it only what `allowed.py` let pass, and writes its page into the bundle. Even so a
 journal may be malformed: a value that does not fit is left out, and no text can break out of its cell of a table.
+
+The page is Markdown, which is readable as it is and which issue trackers show. It begins with what its reader asks
+first: when, on which nodes, how it ended; then faults with their decisions, where the ranks were, collectives, health,
+versions and settings; then what else is in the bundle. A part about which nothing is known is left out.
+
+Memory is bounded by the limits below, however long the journals are: events come one by one, and only the latest of
+each sort are kept.
 """
 
 from __future__ import annotations
@@ -69,7 +76,15 @@ class Incident:
     collectives: Sequence[Facts] = ()
 
     def add(self, event: str, t: float, run_id: str, node: str, facts: Facts) -> None:
-        """Adds an event, as it may be passed on."""
+        """Adds an event, as it may be passed on. Events of other sorts than these count for the time only.
+
+        Args:
+            event: its name.
+            t: when it was written (seconds since 1970).
+            run_id: of the job; empty: not known.
+            node: the host that wrote it.
+            facts: its fields.
+        """
         if run_id and run_id not in self.run_ids:
             self.run_ids.append(run_id)
         if self.began is None or t < self.began:
@@ -144,7 +159,11 @@ def _summary(incident: Incident) -> list[tuple[str, str]]:
 
 
 def _faults(incident: Incident) -> list[str]:
-    """Returns the table of faults, each with the decision about it; empty without faults."""
+    """Returns the table of faults, each with the decision about it; empty without faults.
+
+    The decision about a fault is in the journal of the same node, with the same cycle. A fault that was handled in
+    process has none.
+    """
     if not incident.faults:
         return []
     rows = []

@@ -3,6 +3,14 @@ on.
 
 `cli.py` runs it. It reads journals as streams, asks a running job where its ranks are, and writes a zip file that
 appears under its name only when it is complete. `tools/bundle/` decides what may be in it.
+
+1. RUN is a path, or the name of a running job. A running job is asked for its status, its stacks and its journal.
+2. Each line of each journal passes `tools/bundle/allowed.py`, which drops what must not leave the user's site. What is
+   left goes into a slice in the zip file, and is added up in an `Incident`.
+3. The page and the stacks are made of the `Incident`, last, when all events are known.
+
+The journal of a long job is larger than a mail takes. So a slice has the begin of the journal, with versions and
+settings, and its end, with the incident; the middle is left out, and the page says how many events that are.
 """
 
 from __future__ import annotations
@@ -35,6 +43,7 @@ _MAX_JOURNALS = 1024
 _SHARE_OF_HEAD = 8
 """Of a slice, one part in so many is for the begin of a journal: the start of the job and of its first cycles."""
 _PAGE = "incident.md"
+"""The page that its reader opens first."""
 _NO_TEXTS = "without texts of ranks, users and commands (--with-texts)"
 _TEXTS = "WITH texts of ranks, users and commands, which may hold anything: read them before passing this on"
 
@@ -86,6 +95,10 @@ def _ask(job: RunningJob, incident: Incident) -> tuple[list[Path], str]:
     id.
 
     A job that ends meanwhile answers nothing more, which is no error.
+
+    Args:
+        job: that answers at its socket.
+        incident: gets the answers, as far as they may be passed on.
     """
     incident.status = allowed.of_status(job.status)
     paths: list[Path] = []
@@ -109,6 +122,8 @@ def _journals(
     """Writes a slice of each journal into the archive. Yields the name of each slice, and what is in it.
 
     Args:
+        archive: where slices are written.
+        paths: files, and folders that are searched.
         run_id: only events of this job are taken; None: of all jobs.
         incident: gets every event that passes.
         findings: collects what is wrong with the files.
@@ -141,13 +156,17 @@ def _journals(
 
 
 def _line(event: str, v: int, t: float, facts: dict[str, Any]) -> bytes:
-    """Returns a line of a journal."""
+    """Returns a line of a journal, in the form that a launcher writes: so `report` and `replay` can read a slice."""
     return json.dumps({"v": v, "t": t, "event": event} | facts).encode() + b"\n"
 
 
 @contextlib.contextmanager
 def _written_at_once(output: Path, force: bool) -> Iterator[Any]:
-    """Context with a file that gets its name when it is complete. After an error there is no file.
+    """Returns a context with a file that gets its name when it is complete. After an error there is no file.
+
+    Args:
+        output: the name.
+        force: whether a file of this name is replaced.
 
     Raises:
         UsageError: it cannot be written, or another file took the name meanwhile.
@@ -162,7 +181,7 @@ def _written_at_once(output: Path, force: bool) -> Iterator[Any]:
         if force:
             os.replace(name, output)  # noqa: PTH105 (its twin below is of `os`, too)
         else:
-            os.link(name, output)  # unlike a rename, it replaces nothing
+            os.link(name, output)  # Unlike a rename, a link replaces no file that took the name meanwhile.
     except FileExistsError:
         raise _exists(output) from None
     except OSError as error:
@@ -179,6 +198,8 @@ def _exists(output: Path) -> UsageError:
 
 class Slice:
     """Keeps the first and the latest lines of a journal, and drops lines in the middle.
+
+    The lines come as a stream of unknown length, so the latest lines are in a queue that is cut at its front.
 
     Args:
         most: bytes that are kept at most.

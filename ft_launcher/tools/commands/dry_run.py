@@ -1,7 +1,11 @@
 """Describes what the launcher would start on this node: command, environment, start and limits of each rank. Pure.
 
-`cli.py` prints it for `--ft-dry-run`. Nothing is started, and no other node is asked, so values that the rendezvous
-decides are shown as such.
+`cli.py` prints it for `--ft-dry-run`. Nothing is started, and no other node is asked, so values that the
+rendezvous decides are shown as such.
+
+The variables and the command come from the functions that also start ranks (`node/ranks/environment.py`,
+`settings/rank_program.py`): a dry run that told its own story would be wrong sooner or later. Only torchrun's variables
+are listed here, since `torch_environment` needs numbers that are not known yet.
 """
 
 from __future__ import annotations
@@ -15,14 +19,15 @@ from ft_launcher.settings import rank_program
 from ft_launcher.settings.job_settings import Job
 from rank_monitor.contract.settings.config import MonitorSettings
 
-# In place of values that the rendezvous decides: a dry run takes part in none.
 _AT_THE_START = "(known at the start)"
+"""In the place of values that the rendezvous decides: a dry run takes part in none."""
 
 
 def describe(job: Job, environ: Mapping[str, str]) -> str:
-    """Returns lines about the job, then about each rank of this node.
+    """Returns lines about the job, then about each rank of this node: command, start, variables, limits.
 
     Args:
+        job: as the command line, the configuration file and the environment have set it.
         environ: the launcher's own environment, which the ranks inherit.
     """
     config = job.launch_config
@@ -49,7 +54,10 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
 
 
 def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields the variables that the launcher sets for a rank, with their values as far as they are known."""
+    """Yields the variables that the launcher sets for a rank, with their values as far as they are known.
+
+    On one node the numbers of ranks are known. Among several nodes they depend on who arrives.
+    """
     config, ranks = job.launch_config, job.launch_config.nproc_per_node
     yield "LOCAL_RANK", str(local_rank)
     yield "LOCAL_WORLD_SIZE", str(ranks)
@@ -71,7 +79,7 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
 
 
 def _limits(monitor: MonitorSettings) -> Iterator[tuple[str, str]]:
-    """Yields each limit of a rank with its value."""
+    """Yields each limit of a rank in words, with its value: the time from what to what it bounds."""
     yield "to the first sign of life", _seconds(monitor.initial_rank_heartbeat_timeout)
     yield "between signs of life", _seconds(monitor.rank_heartbeat_timeout)
     for name, limit in monitor.rank_section_timeouts.items():

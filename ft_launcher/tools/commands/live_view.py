@@ -1,7 +1,16 @@
 """Draws what `ft_launcher top` shows, in a terminal, by rich (the extra `observe`).
 
-`top.py` calls it with the object of `/status.json`. Words of ranks are put in as text without markup, with control
-characters escaped: a rank must not be able to write to the user's terminal.
+`top.py` calls it on its main thread with the object of `/status.json`, at each answer, at each key, and once a second.
+The whole screen is made anew each time, from top to bottom:
+
+    the job and its state
+    a note, or the keys
+    a row for each node: its name, its ranks as a strip, the rank that is silent for longest
+    the legend of the strip
+    stacks, where a key has asked for them; else the faults, the latest first
+
+Words of ranks are put in as text without markup, with control characters escaped: a rank must not be able to write to
+the user's terminal. The only file that imports rich, which `top.py` reports as missing where it is.
 """
 
 from __future__ import annotations
@@ -26,6 +35,7 @@ _MAX_FAULTS = 8
 """Faults that are shown, of two lines each."""
 _OTHER_LINES = 6
 """Lines of a screen that are neither nodes nor faults: three above the rows of nodes, their header, and two below."""
+# Values of `/status.json` -> how they are drawn. A state that is not here, of a later launcher, is drawn plainly.
 _STYLE_OF = {
     JobState.RUNNING.value: "bold green",
     JobState.TROUBLED.value: "bold red",
@@ -50,7 +60,10 @@ the faults. Note and lines may be empty."""
 
 @contextmanager
 def live_view() -> Iterator[Show]:
-    """Context that shows the terminal's alternate screen. Gives the function that draws it."""
+    """Returns a context that shows the terminal's alternate screen, and gives the function that draws it.
+
+    What the terminal had before comes back at the end. Drawn only when the function is called: rich starts no thread.
+    """
     with Live(screen=True, auto_refresh=False) as live:
         yield lambda found, note, stacks: live.update(
             Group(*parts(found, note, stacks, live.console.size.height)), refresh=True
@@ -78,7 +91,14 @@ def strip(ranks: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: int) -> Iterator[Text | Table]:
-    """Yields the parts of a screen of `height` lines. Rows of nodes leave room for what is below them."""
+    """Yields the parts of a screen of `height` lines. Rows of nodes leave room for what is below them.
+
+    Args:
+        found: the object of `/status.json`.
+        note: about the present moment; empty: the keys are shown in its place.
+        stacks: lines about stacks; empty: the faults are shown.
+        height: lines of the terminal.
+    """
     yield Text(printable(f"{found['job_name']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
     yield Text(printable(note) or _KEYS, "bold red" if note else "dim")
     yield Text()
@@ -103,7 +123,8 @@ def parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: in
 def _nodes(found: Mapping[str, Any], most: int) -> Iterator[Table | Text]:
     """Yields the table with a row for each node, and a line about the nodes that have no room.
 
-    Only the coordinator knows other nodes. Where there are more than `most`, nodes that are not well are shown first.
+    Only the coordinator knows other nodes: elsewhere `found` has this node alone. Where there are more than `most`,
+    nodes that are not well are shown, and of the well ones as many as have room.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("node", overflow="fold", max_width=32)

@@ -1,6 +1,10 @@
 """`ft_launcher replay`: makes the decisions in a job's journals again, and says which would be others now.
 
 `cli.py` runs it. It reads journals as streams and prints; `tools/replay/` decides.
+
+The events of decisions have what was known at the time beside what was decided. The same code of this release is given
+the same facts. So a user sees what an upgrade would change, and a developer whether a change of the policy does what it
+should, on journals of real jobs.
 """
 
 from __future__ import annotations
@@ -46,7 +50,13 @@ def replay(journals: tuple[Path, ...], run_id: str | None) -> None:
 
 
 def decide_again(paths: Iterable[Path], run_id: str | None = None) -> tuple[Replay, Problems]:
-    """Returns the replay of all journals in files and folders, and what was wrong with the files."""
+    """Returns the replay of all journals in files and folders, and what was wrong with the files. Each journal is
+    replayed by itself.
+
+    Args:
+        paths: of files, and of folders that are searched.
+        run_id: only events of this job; None: of all jobs.
+    """
     found, findings = Replay(), Problems()
     for pieces in journals_in(paths):
         # Read file by file, so that source and line of an event name where it is.

@@ -1,7 +1,13 @@
 """`ft_launcher report`: says what the time of a job went to, and what its faults cost, from its journals.
 
 `cli.py` runs it. It reads journals as a stream, prints the report, and writes the files that it is asked for;
-`tools/report/` judges.
+`tools/report/` judges, in this order:
+
+    journals -> `Collection` (what is kept of them) -> `JobFindings` (what follows) -> `Advice`
+             -> text, page, JSON, picture and trace, all of the same findings
+
+Names of files and missing packages are checked before journals are read: reading may take long, and an error that was
+certain before must not come after it.
 """
 
 from __future__ import annotations
@@ -101,6 +107,12 @@ def found_journals(paths: Sequence[Path]) -> list[list[Path]]:
 
 def _read(paths: Sequence[Path], run_id: str | None) -> tuple[Collection, JobFindings]:
     """Reads all journals. Returns what was kept of them, and the findings. Prints warnings.
+
+    One journal is read after the other, as a stream: only the `Collection` is kept.
+
+    Args:
+        paths: of files, and of folders that are searched.
+        run_id: only events of this job; None: of all jobs.
 
     Raises:
         UsageError: no event was found.

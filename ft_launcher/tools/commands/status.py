@@ -1,7 +1,14 @@
 """`ft_launcher status` and `ft_launcher stacks`: what a job that runs on this host does, and where its ranks are.
 
-`cli.py` runs both. They look for the sockets of this user's launchers in the runtime folders, and ask them by HTTP;
-nothing else than the folder tells which jobs run. `top.py` and `bundle.py` find and ask a job by the functions here.
+`cli.py` runs both. `top.py` and `bundle.py` find and ask a job by the functions here.
+
+Each launcher has a runtime folder with a Unix socket, at which `tools/status/status_server.py` answers by HTTP. Nothing
+else than these folders tells which jobs run: there is no list and no daemon. So a command asks every socket of this
+user for `/status.json`, and takes the jobs that answer. The folder of a launcher that was killed has a socket at which
+nobody listens, and is passed over.
+
+Whatever an answer holds was written by a launcher, but words in it come from ranks: lines are printed with control
+characters escaped (`printable`). An answer has a limit of bytes and of time.
 """
 
 from __future__ import annotations
@@ -30,6 +37,7 @@ from rank_monitor.contract.rounds.barrier import ranges_of
 
 UNWELL = 3
 """The exit code of `status` where a job hangs, stalls or restarts."""
+# States of a job, and of ranks, as `/status.json` has them.
 _UNWELL = {JobState.TROUBLED.value, JobState.STALLED.value, JobState.RESTARTING.value}
 _WATCHED = {RankState.TRAINING.value, RankState.STALLED.value, RankState.HUNG.value}
 ALL_NODES_S = 60.0
@@ -106,7 +114,7 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
 
 
 def as_lines(found: Mapping[str, Any]) -> list[str]:
-    """Returns the status in three lines: the job, its ranks, its faults."""
+    """Returns the status in three lines: the job, its ranks, its faults. `found` is the object of `/status.json`."""
     where = f"{found['job_name']} on {found['node']}"
     if found["nodes"] > 1:
         where += f" (node {found['node_rank']} of {found['nodes']})"
@@ -128,7 +136,10 @@ def job_line(found: Mapping[str, Any]) -> str:
 
 
 def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a group of ranks at the same location in lines, as `/stacks` has it."""
+    """Yields a group of ranks at the same location in lines. `group` is an item of `groups` in an answer to `/stacks`.
+
+    Ranks without a stack form a group as well, with the reason.
+    """
     ranks = group["ranks"]
     yield f"rank{'s' if len(ranks) > 1 else ''} {ranges_of(ranks)}:"
     frames = group["frames"]
@@ -139,7 +150,11 @@ def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
 
 
 def collective_lines(table: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yields how far ranks are in their process groups, in lines. `table` is `collectives` of an answer."""
+    """Yields how far ranks are in their process groups, in lines. `table` is `collectives` of an answer to `/stacks`.
+
+    Collectives of a group are counted from 1. A row has the ranks that are equally far, so the row with the lowest
+    number shows who holds up the others.
+    """
     if not table or not table["rows"]:
         return
     yield "collectives by process group:"
@@ -163,7 +178,8 @@ def collective_lines(table: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def missing_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields which nodes are missing in an answer about all nodes, in lines."""
+    """Yields which nodes are missing in an answer about all nodes, in lines. `found` is an answer to
+    `/stacks?all=1`."""
     silent = found.get("silent", [])
     if silent:
         named = ", ".join(f"{node['node']} (node {node['node_rank']})" for node in silent[:_MAX_NAMED])
@@ -233,7 +249,8 @@ def _find(run: str | None) -> list[RunningJob]:
     """
     found = []
     for path in _sockets():
-        with contextlib.suppress(OSError):  # the job has just ended
+        # A launcher that has just ended, was killed or stands still gives no answer, and is left out.
+        with contextlib.suppress(OSError):
             found.append(RunningJob(path, _ask(path, "/status.json")))
     if run is None:
         return found
@@ -272,7 +289,10 @@ def running_job(run: str | None, if_none: str = "") -> RunningJob:
 
 
 def _sockets() -> Iterator[Path]:
-    """Yields the sockets of this user's launchers, in all folders where a launcher may have its runtime folder."""
+    """Yields the sockets of this user's launchers, in all folders where a launcher may have its runtime folder.
+
+    A socket of another user is left out: anyone may make a folder of such a name in /tmp, and answer as a job.
+    """
     parents = runtime_folder.parents(os.environ)
     for folder in dict.fromkeys(
         folder.resolve() for parent in parents for folder in Path(parent).glob(f"{runtime_folder.PREFIX}*")

@@ -6,6 +6,9 @@ Threads: the main thread draws, and waits for keys and answers. `ft_launcher top
 second, and at once for what a key wants. So keys act at once, also while a launcher that stands still gives no answer.
 An eventfd tells the main thread of an answer; a condition protects the paths that are wanted and the answers that have
 come.
+
+A job that has ended is told from one that does not answer by its socket: nobody listens there any more. The command
+then prints the last sentence about the job, since the alternate screen and all on it are gone.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ _SILENT_S = 3.0
 """Seconds without an answer after which the screen says so. A launcher answers within a third of a second, so it stands
 still, or the host does."""
 _STATUS, _STACKS, _ALL_STACKS = "/status.json", "/stacks", "/stacks?all=1"
+"""What the launcher is asked for; `tools/status/status_server.py` answers."""
 
 
 @click.command(
@@ -75,7 +79,7 @@ def top(run: str | None) -> None:
 
 
 class _Screen:
-    """The screen: the last status of one job, and what keys asked for.
+    """The screen: the last status of one job, and what keys asked for. Lives on the main thread.
 
     Args:
         job: the job.
@@ -117,7 +121,10 @@ class _Screen:
             self._stacks = []
 
     def _drain(self) -> None:
-        """Takes over the answers that have come. Stacks take the place of the note that they were asked for."""
+        """Takes over the answers that have come. Stacks take the place of the note that they were asked for.
+
+        A status that did not come changes nothing here: `_silence` says so after a while.
+        """
         for path, found, problem in self._asking.drain():
             if path == _STATUS and found is not None:
                 self._found = found
@@ -171,7 +178,11 @@ class _Asking(threading.Thread):
         return []
 
     def run(self) -> None:
-        """The thread: asks until the launcher has ended."""
+        """The thread's function: asks until the launcher has ended. Blocks in one request at a time.
+
+        The status is asked for in each round, too, so that stacks which take long do not look like silence afterwards.
+        An error other than that nobody listens is an answer like any other.
+        """
         while not self.is_over:
             with self._condition:
                 self._condition.wait_for(lambda: self._wanted, _EVERY_S)
@@ -195,7 +206,7 @@ class _Asking(threading.Thread):
 
 @contextlib.contextmanager
 def _keys_at_once() -> Iterator[None]:
-    """Context in which each key is read at once, and is not echoed."""
+    """Returns a context in which each key is read at once, and is not echoed. Ctrl-C still interrupts."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     try:

@@ -4,6 +4,13 @@
 that is known from n events has a relative error of about 1/sqrt(n), and where the error decides, the text says that it
 cannot be said.
 
+Each topic has one function, which returns an `Advice` or None:
+
+    checkpoint interval   sqrt(2 d M) - d, from the time of a save and the time between faults (`best_interval_s`)
+    limit of a section    the longest observed time with a margin (`section_durations.py`)
+    spares                what one more spare would have saved, and cost (`spares.py`)
+    the largest loss      the category that took the most time without being steps
+
 One suggestion the launcher follows by itself: how often to save (`--ft-save-interval auto`).
 `tools/report/save_intervals.py` calls `choose_save_interval` before each cycle.
 """
@@ -83,8 +90,11 @@ class Advice:
 
 
 def advise(findings: JobFindings) -> list[Advice]:
-    """Returns the suggestions: saves, limits, spares, the largest loss. A topic of which too little is known has
-    none."""
+    """Returns the suggestions: saves, limits, spares, the largest loss.
+
+    A topic of which too little is known has none. All numbers of the report come from `findings`, so the same journals
+    give the same advice.
+    """
     suggestions = [
         _interval(findings),
         *(_limit(section, findings.sections) for section in findings.sections),
@@ -97,7 +107,11 @@ def advise(findings: JobFindings) -> list[Advice]:
 def best_interval_s(save_s: float, mtbf_s: float) -> float:
     """Returns how long to train between two checkpoints: sqrt(2 d M) - d, by Young (1974) and Daly (2006).
 
-    The result is 0 where a checkpoint takes so long, beside the time between faults, that the formula does not hold.
+    Saving more often costs the time of the saves; saving less often costs, at each fault, the steps since the last
+    save. The formula is where the sum of both is least. The result is 0 where a checkpoint takes so long, beside the
+    time between faults, that the formula does not hold.
+
+    An example: a save takes 20 s, and faults come one in 24 hours: sqrt(2 * 20 * 86400) - 20, which is 1839 s.
 
     Args:
         save_s: d: how long the training waits for a checkpoint (seconds).

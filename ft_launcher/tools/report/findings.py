@@ -8,6 +8,14 @@ all journals (`_join`, `_chosen`). Then each fault gets the recovery after it (`
 in vain (`_lost`).
 
 Attempts are counted here over all launches: launches that ran at the same time, on several nodes, are one attempt.
+
+An example, two nodes, rank 5 of node 1 fails in cycle 3:
+
+    journal of node 0   `cycle_end` of cycle 3 (another node), a recovery of 12 s before cycle 4
+    journal of node 1   `fault` of rank 5, a recovery of 11 s before cycle 4
+    one fault           kind and text of the event `fault`; phases of node 1, whose journal knows when the fault began
+
+Ids of launches (`id(launch)`) are used as keys, since two launches may be equal in every field.
 """
 
 from __future__ import annotations
@@ -42,7 +50,11 @@ _BETWEEN_SAVES = (Category.STEP, Category.LOST_PROGRESS, Category.WARMUP, Catego
 
 
 def find(collection: Collection) -> JobFindings | None:
-    """Returns the findings; None: the journals have no events."""
+    """Returns the findings; None: the journals have no events.
+
+    The launcher calls this before each cycle, too (`--ft-save-interval auto`), in a thread: it must be quick on the
+    journals of a long job, and raise nothing on journals that are cut off.
+    """
     if not collection.launches:
         return None
     # Journals may have come one after the other, so that launches are not in the order of time.
@@ -158,16 +170,15 @@ def _cycle_of(recovery: tuple[int, Mapping[str, float]]) -> int:
 
 
 def _cycles(joined: _Joined) -> list[CycleFindings]:
-    """Returns the cycles, each as the lowest node rank has it."""
+    """Returns the cycles, each as the lowest node rank has it: the clocks of nodes differ, and one must be chosen."""
     found: dict[_Key, CycleFindings] = {}
     launches = (launch for of_attempt in joined.of_attempt.values() for launch in of_attempt)
     for launch in sorted(launches, key=lambda launch: launch.node_rank):
         attempt = joined.attempt(launch)
         in_order = sorted(launch.cycles.items(), key=lambda item: item[1].began)
         followed_at = [*(cycle.began for _, cycle in in_order[1:]), launch.until]
-        for (number, cycle), next_began in zip(
-            in_order, followed_at, strict=False
-        ):  # no cycle: one moment is left over
+        # A launch without a cycle leaves one moment over, so the two need not be of equal length.
+        for (number, cycle), next_began in zip(in_order, followed_at, strict=False):
             # A cycle without an event about its end ran until the next one, or still runs.
             ended = next_began if cycle.ended is None else cycle.ended
             known = CycleFindings(attempt + 1, number, cycle.began, max(cycle.began, ended), cycle.end_reason)
@@ -179,7 +190,7 @@ def _cycles(joined: _Joined) -> list[CycleFindings]:
 
 
 def _faults(joined: _Joined, events: Sequence[FaultEntry]) -> list[FaultFindings]:
-    """Returns the faults, in the order of time."""
+    """Returns the faults, in the order of time: those of cycles, and attempts that were killed."""
     by_cycle: dict[_Key, list[FaultEntry]] = {}
     for event in events:
         by_cycle.setdefault(joined.key(event), []).append(event)
@@ -279,7 +290,10 @@ def _in_process(events: Sequence[FaultEntry]) -> list[FaultEntry]:
 
 
 def _with_death(restart: FaultEntry, death: FaultEntry) -> FaultEntry:
-    """Returns a restart in process joined with the death of the rank that it was for."""
+    """Returns a restart in process joined with the death of the rank that it was for.
+
+    The death says which rank and why; the restart says which round and how long it took.
+    """
     return replace(
         death,
         event=restart.event,
@@ -387,7 +401,11 @@ def _classes(faults: Sequence[FaultFindings], wall_s: float) -> list[ClassFindin
 
 
 def _saves(parts: Sequence[CycleTimes]) -> Saves | None:
-    """Returns what is known of checkpoints; None: no checkpoint was measured."""
+    """Returns what is known of checkpoints; None: no checkpoint was measured.
+
+    Only parts with a save count, so that the time without a save at the begin of a job does not look like a long
+    interval. The interval in use is the time of training between two saves, without the saves.
+    """
     saving = [part for part in parts if part.saves > 0]
     count = sum(part.saves for part in saving)
     if not count:

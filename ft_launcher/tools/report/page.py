@@ -1,7 +1,11 @@
 """Writes the report as one page of HTML that needs no other file and asks no other host. Pure.
 
-`tools/commands/report.py` writes it for `-o FILE.html`. Sentences come from `terminal_text.py`. Texts of ranks are
-escaped; in addition the policy in the page's head forbids scripts, pictures and connections.
+`tools/commands/report.py` writes it for `-o FILE.html`. Sentences come from `terminal_text.py`, so page and terminal
+never tell different stories; here are tables, the bar and the line of time.
+
+The page is made for mails and tickets: one file, in a light and a dark theme. Every text is escaped, those of ranks
+too, unless it is a `_Markup` that a function here has made. In addition the policy in the page's head forbids scripts,
+pictures and connections.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from ft_launcher.tools.report.advice import Advice
 from ft_launcher.tools.report.job_findings import FaultFindings, JobFindings, as_text, counted
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""The content security policy of the page: only its own style sheet."""
+"""The content security policy of the page: only its own style sheet. Even if a text of a rank were not escaped, a
+browser would run nothing and send nothing."""
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1b1b; --back: #ffffff; --faint: #d0d0d0; }
@@ -37,7 +42,10 @@ svg { width: 100%; height: 2.5rem; margin-bottom: 0.5rem; }
 
 
 def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
-    """Returns the page. It has the same parts as the text, and the cycles as a picture."""
+    """Returns the page. It has the same parts as the text, and the cycles as a picture.
+
+    Parts about which nothing is known are left out, with their headings.
+    """
     title = f"Report on {', '.join(findings.run_ids) or 'a job'}"
     parts = [
         "<!DOCTYPE html>",
@@ -94,7 +102,11 @@ def _categories(findings: JobFindings) -> str:
 
 
 def _cycles(findings: JobFindings) -> list[str]:
-    """Returns the cycles on one line of time, with the moments of faults as red lines."""
+    """Returns the cycles on one line of time, with the moments of faults as red lines.
+
+    Drawn as SVG, 1000 units wide from the first event to the last, and stretched to the page. Empty where the job has
+    no length.
+    """
     length_s = findings.ended - findings.began
     if length_s <= 0:
         return []
@@ -160,7 +172,10 @@ def _what(fault: FaultFindings) -> str:
 
 
 class _Markup(str):
-    """A text that is HTML already. All other texts in a table are escaped."""
+    """A text that is HTML already. All other texts in a table are escaped.
+
+    Only functions of this file make one, of words that they have escaped.
+    """
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[int] = ()) -> str:

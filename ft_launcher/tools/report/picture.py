@@ -1,7 +1,11 @@
 """Draws the report as a picture (PNG): the time by category as a bar, and cycles and faults on a line of time.
 
-`tools/commands/report.py` calls it for `-o FILE.png`. It is the only file that needs matplotlib (the extra `observe`).
-Names that a training chose are drawn as they are, and the user's own settings of matplotlib have no effect.
+`tools/commands/report.py` calls it for `-o FILE.png`. It is the only file that needs matplotlib (the extra `observe`),
+and is imported only for that.
+
+Names that a training chose are drawn as they are, and the user's own settings of matplotlib have no effect. Colours and
+patterns are those of the page (`record/ledger/palette.py`). Drawn without a window system: a `Figure` of its own, and
+not `pyplot`, which would choose one.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ _MAX_NAME = 36
 
 
 def as_png(findings: JobFindings) -> bytes:
-    """Returns the picture as the bytes of a PNG."""
+    """Returns the picture as the bytes of a PNG, 1200 by 540 pixels."""
     # The user's settings do not apply: `text.usetex` would run programs, and a `$` in a name would begin a formula.
     with style.context(["default", {"text.parse_math": False}]), warnings.catch_warnings():
         # Warnings about letters that the font does not have.
@@ -45,7 +49,10 @@ def as_png(findings: JobFindings) -> bytes:
 
 
 def _draw_categories(axes: Axes, findings: JobFindings) -> None:
-    """Draws the time by category as one bar, with a legend below it."""
+    """Draws the time by category as one bar, with a legend below it.
+
+    Goodput is in the title: the pieces of the bar say where the time went, and the title what it was worth.
+    """
     shares = findings.shares()
     left = 0.0
     for name, spent_s, share in shares:

@@ -35,6 +35,7 @@ _IS_TIGHT = 1.5
 _MAX_NAMES = 256
 """Sections that are kept, and limits: a training may make names as it likes."""
 _SECTION, _LOG = "section:", "log"
+"""How limits are named in events: the first begins the name of a section's limit."""
 _NS_PER_S = 1e9
 
 

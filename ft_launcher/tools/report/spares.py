@@ -9,6 +9,10 @@ ranks of one node count while the job runs without it. A spare saves the first b
 the place.
 
 So the cycles of all nodes are put in order (`_Group`), and the time between each and the next is looked at (`_Gap`).
+
+An example, four nodes of 8 ranks: a node is lost, three nodes wait 10 minutes for another one, and a restart usually
+takes one minute. All 32 ranks of the next cycle waited 9 minutes too long: a spare would have saved 4.8 rank-hours. For
+this it would have waited for the whole job, 8 ranks for as long as the job ran.
 """
 
 from __future__ import annotations
@@ -53,6 +57,7 @@ class _Group:
     """A cycle on all nodes.
 
     Attributes:
+        attempt: the attempt that the cycle belongs to.
         members: id -> launch, of the launches that took part.
         began, ended: of the cycle (seconds since 1970).
         nodes, ranks: how many took part, on all nodes.
@@ -78,6 +83,7 @@ class _Gap:
     """The time between two cycles.
 
     Attributes:
+        before, after: the two cycles.
         is_loss: a node was lost in it.
         by_spare: a node that waited took the place of the lost one.
     """

@@ -2,6 +2,10 @@
 
 `tools/commands/report.py` prints it, and `page.py` takes its sentences from here. Nothing is judged here: `findings.py`
 and `advice.py` do that.
+
+The order is that of a reader who may stop after any line: how it went, what to change, where the time went, the
+costliest faults with their phases, faults by class and node, sections with their limits, slow ranks. A part about which
+nothing is known is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ _RANK_HOURS_S = 36.0
 
 
 def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
-    """Returns the lines of the report."""
+    """Returns the lines of the report. Words of ranks are in them as they are: whoever prints escapes them."""
     lines = [verdict(findings), *of_advice(advice), "", "Time by category"]
     lines += [f"  {name:<24} {as_text(spent_s):>14} {share:>7.1%}" for name, spent_s, share in findings.shares()]
     lines += _of_faults(findings)
@@ -51,7 +55,11 @@ def of_advice(advice: Sequence[Advice]) -> list[str]:
 
 
 def verdict(findings: JobFindings) -> str:
-    """Returns two or three sentences on how the job went: its time and goodput, its faults, its end."""
+    """Returns three sentences on how the job went: its time and goodput, its faults, its end.
+
+    The end is that of the last attempt. A journal that ends without one is of a job that still runs, or of a launcher
+    that was killed: both look the same from here.
+    """
     nodes = counted(findings.node_count, "node")
     attempts = counted(findings.attempts, "attempt")
     sentences = [
@@ -64,7 +72,6 @@ def verdict(findings: JobFindings) -> str:
         sentences.append(f"{counted(len(findings.faults), 'fault')} cost {as_text(findings.cost_s)} ({named}).")
     else:
         sentences.append("No fault is known.")
-    # The end of the job, where its last attempt has one.
     if findings.exit_code is None:
         sentences.append("The journal has no end: the job runs, or its launcher was killed.")
     elif findings.exit_code and not findings.reason:
@@ -108,7 +115,11 @@ def of_all_ranks(rank_s: float) -> str:
 
 
 def costs(fault: FaultFindings) -> str:
-    """Returns what a fault cost, with the phases of its recovery, in one line."""
+    """Returns what a fault cost, with the phases of its recovery, in one line.
+
+    The cost is the recovery and the steps that were done in vain. All ranks wait meanwhile, so rank-seconds are beside
+    it, where the number of ranks is known.
+    """
     spent = [f"{phase} {as_text(spent_s)}" for phase, spent_s in fault.phases.items() if spent_s >= _SHOWN_S]
     if fault.lost_s >= _SHOWN_S:
         spent.append(f"lost progress {as_text(fault.lost_s)}")
@@ -134,7 +145,10 @@ def of_section(section: WatchedSection) -> tuple[str, str, str, str, str, str]:
 
 
 def _of_sections(findings: JobFindings) -> list[str]:
-    """Returns the lines about sections; empty where none is known."""
+    """Returns the lines about sections; empty where none is known.
+
+    A training may have hundreds; the list begins with those that have limits (`SectionLimits.watched`).
+    """
     lines = []
     for section in findings.sections[:MAX_SECTIONS]:
         name, times, p999, longest, limit, fit = of_section(section)
@@ -146,7 +160,7 @@ def _of_sections(findings: JobFindings) -> list[str]:
 
 
 def _of_faults(findings: JobFindings) -> list[str]:
-    """Returns the lines about faults; empty where there was none."""
+    """Returns the lines about faults: the costliest in full, then counts by class and by node; empty without faults."""
     if not findings.faults:
         return []
     lines = ["", "Costliest faults"]

@@ -4,6 +4,9 @@
 object form. Times are microseconds since the job began.
 
 A node is a "process" of the trace, with three "threads", which are drawn as rows: cycles, phases of recoveries, faults.
+
+Three kinds of events are used, by their field `ph`: X, a bar with begin and length; i, a moment, drawn through all
+rows; M, the name of a process or row. Clocks of hosts differ: bars of two nodes are as far apart as their clocks say.
 """
 
 from __future__ import annotations
@@ -20,12 +23,17 @@ _CYCLES, _PHASES, _FAULTS = 1, 2, 3
 
 def as_trace(collection: Collection, findings: JobFindings) -> dict[str, Any]:
     """Returns the object to write: one process for each journal, with cycles, phases of recoveries, and faults of its
-    ranks."""
+    ranks.
+
+    Args:
+        collection: what was kept of the journals; cycles and phases come from here, for each node.
+        findings: of the same journals; the faults come from here, each once for the job.
+    """
     events: list[dict[str, Any]] = []
     pids: dict[str, int] = {}
     of_node: dict[str, int] = {}
     for launch in collection.launches:
-        # By journal and not by host name, which nodes in containers may share.
+        # A process is of a journal and not of a host name, which nodes in containers may share.
         if launch.source not in pids:
             pids[launch.source] = len(pids) + 1
             events += _names(pids[launch.source], launch.node)
