@@ -87,7 +87,9 @@ class Ranks(EventSource):
         follows_requests: whether the requests of ranks (a restart, the end of the job) can be followed.
 
     Attributes:
-        monitors: the monitors of these ranks.
+        parts: of this launcher.
+        placement: this node's part in the present cycle.
+        monitors: the monitors of these ranks, which live as long as the job.
         nccl: asks NCCL which ranks it reaches.
     """
 
@@ -316,10 +318,12 @@ class Ranks(EventSource):
             self.parts.recorder.modules_preloaded(learned.names, learned.left_out, learned.mib, learned.seconds)
         self.processes.poll()
         unreaped = self.zombies.unreaped
-        # A rank that has ended without an exit code is tried again at each wake-up: no event reports the code.
+        # The exit code of a rank that has ended may not be there yet (`zombies.py`). Such a rank is tried again at each
+        # wake-up: no descriptor reports the code.
         ended = [rank for rank, pidfd in self.running().items() if pidfd in ready or rank in unreaped]
         events = self.receive()
-        # What a rank sent just before its death may still be with its monitor; the answer to a snapshot comes after it.
+        # What a rank sent just before its death may still be with its monitor. The answer to a snapshot comes after
+        # that.
         if self.in_process.needs_messages(ended):
             self.monitors.snapshots()
             events += self.receive()
@@ -379,7 +383,19 @@ class Ranks(EventSource):
         return events
 
     def _events_of(self, local_rank: int, message: Message) -> list[Event]:
-        """Passes on one message of a monitor; returns the events that it means for the cycle."""
+        """Passes on one message of a monitor; returns the events that it means for the cycle.
+
+        Each kind of message has one receiver. Kinds without a case here are evidence only, which the rank's report has.
+
+            Verdict (condemned)   the cycle fails when the rank has ended, with whatever code
+            Fenced                the cycle ends: the monitors kill the ranks
+            ProgramFailed         `FailedPrograms` kills the rank if its process does not end
+            GroupMade             the warnings about hangs learn of a group
+            ModulesImported       the zygote learns which modules to import for the next cycle
+            RestartReport         in-process restart
+            Suspected             NCCL is asked now; for a wrapped rank all nodes are asked for stacks
+            ControlRequest        the cycle ends by the request
+        """
         match message:
             case Verdict(condemned=True):
                 return [Condemned(local_rank)]
@@ -403,7 +419,10 @@ class Ranks(EventSource):
         return []
 
     def _end_failed_programs(self) -> None:
-        """Kills ranks whose program has failed and whose process does not end. A later poll takes the exit codes."""
+        """Kills ranks whose program has failed and whose process does not end. A later poll takes the exit codes.
+
+        The exit code that counts is that of the program: the SIGKILL is this launcher's, and no fault.
+        """
         for local_rank, (exit_code, why) in self._failed_programs.due(time.monotonic()).items():
             self.parts.recorder.never_ends(self.cycle, self.global_rank(local_rank), self._how_failed(local_rank), why)
             self.processes.give_up(local_rank, exit_code)

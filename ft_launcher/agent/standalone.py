@@ -1,7 +1,10 @@
 """The standalone agent: the agent of one rank that no launcher started. Its monitor, its stores, reports of lost ranks.
 
 The client makes a process for it (`ft_client.inprocess.standalone`), whose main thread makes the agent and calls
-`watch`. A node agent does the same for the ranks of a node, by the same parts: `NodeMonitors`, `StoreThreads`,
+`watch`. `watch` returns when the rank's process has ended; then the client has the loss reported to the other ranks
+(`StandaloneCall.report_loss`, `wait_for_notice`).
+
+A node agent does the same for the ranks of a node, by the same parts: `NodeMonitors`, `StoreThreads`,
 `RankLossNotifier`, `PortHolder`. What a job without a launcher needs in the place of a coordinator, the members of a
 call and the beats of their nodes, is the client's.
 
@@ -31,6 +34,7 @@ from rank_monitor.contract.rounds.round_stores import serve_rounds
 from rank_monitor.contract.settings.config import MonitorSettings
 
 _NO_ANSWER = "the store of this call does not answer as it should"
+"""How a line of the log begins where a thread has ended by an error of the store."""
 
 
 class RankConnection(Protocol):
@@ -44,7 +48,11 @@ class RankConnection(Protocol):
 
 
 class StandaloneCall:
-    """One call of the rank. Threads of the client call `report_loss` too.
+    """One call of the rank: what runs in the call's store. Made by the client when the rank has sent the call.
+
+    All methods are called on the main thread, except `report_loss`: the client's watch of the nodes calls it in its own
+    thread. Rounds and losses have `StoreThreads` of their own, since a server of rounds waits for its connection as
+    long as it takes, and a report of a loss does not.
 
     Args:
         prefix: of the call's keys.
@@ -60,7 +68,7 @@ class StandaloneCall:
         self._prefix, self._limit_s, self._say = prefix, limit_s, say
         self._round_threads = StoreThreads(partial(connect, float("inf")), MAKES_STORE)
         self._loss_threads = StoreThreads(partial(connect, connect_s), MAKES_STORE)
-        # What a rank without a launcher leaves is its user's.
+        # Processes that a rank without a launcher leaves are its user's, and are not ended.
         self._loss_notifier = RankLossNotifier(self._loss_threads, stop_s=None)
         self._servers: dict[int, object] = {}
 
@@ -69,12 +77,13 @@ class StandaloneCall:
         return {self._loss_notifier.notified.fileno()}
 
     def poll(self) -> None:
-        """Logs which reports of losses have ended."""
+        """Logs which reports of losses have ended. Does not block."""
         for loss in self._loss_notifier.notified.drain():
             self._note(loss)
 
     def serve_rounds(self, host: str) -> None:
-        """Serves a store for each round under the address `host`, in a thread, until the call is done."""
+        """Serves a store for each round under the address `host`, in a thread, until the call is done. Returns at
+        once."""
         from ft_launcher.job.rendezvous.cycle_store import PortHolder
 
         ports = PortHolder(host, None, None)
@@ -108,12 +117,15 @@ class StandaloneCall:
         self._loss_notifier.notified.close()
 
     def _note(self, loss: LossNotified) -> None:
+        """Logs how the report of a loss has ended."""
         if loss.problem:
             self._note_problem(loss.problem)
         else:
             self._say(f"the others know that rank {loss.local_rank} is gone")
 
     def _note_problem(self, problem: str) -> None:
+        """Logs the error that ended a thread; empty: there was none. Nothing else follows: the ranks have limits of
+        their own."""
         if problem:
             self._say(f"{_NO_ANSWER}: {problem}")
 
@@ -148,7 +160,7 @@ class StandaloneAgent:
         self._say(f"the store is served at port {port}")
 
     def begin(self, call: StandaloneCall) -> None:
-        """Begins with the next call of the rank."""
+        """Begins with the next call of the rank: the earlier call ends, and no phase of the new one is known yet."""
         if self.call is not None:
             self.call.end()
         if self._monitor is not None:

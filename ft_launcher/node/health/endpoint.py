@@ -9,6 +9,9 @@ Two protocols:
 
 Runs in the process of a check (`decide/health/check.py`). The only file that imports grpc. The three messages are so
 simple that they are read here, and no package for protobuf is needed.
+
+An example of the first protocol: the checker at `line:///run/node_health` reads "check" and answers "unhealthy fan 3".
+The finding is "unhealthy", and the node leaves the job with the reason "line:///run/node_health: fan 3".
 """
 
 from __future__ import annotations
@@ -21,9 +24,13 @@ from itertools import islice
 from ft_launcher.decide.health.check import Answer, Finding, Task
 
 LINE = "line://"
+"""How an endpoint of the first protocol begins. `node_health.py` reads it, too: only the other one needs grpc."""
 _HEALTH = "/grpc.health.v1.Health/Check"
+"""The standard method. The request is empty: it asks for the server as a whole."""
 _NVHCD = "/nvhcd.HealthCheckService/RunHealthCheck"
-_NVHCD_REQUEST = b"\x0a\x0a--no-slurm"  # field 1, text: the argument that NVIDIA's launcher gives
+"""The method of NVIDIA's health check daemon (nvhcd)."""
+_NVHCD_REQUEST = b"\x0a\x0a--no-slurm"
+"""Field 1, a text of ten bytes: the argument that NVIDIA's launcher gives."""
 # ServingStatus of grpc.health.v1.
 _SERVING: dict[object, Finding] = {
     0: ("unknown", "UNKNOWN"),
@@ -48,7 +55,10 @@ def check(task: Task) -> Answer:
 
 
 def _ask_line(path: str, timeout_s: float) -> Finding:
-    """Asks a checker that answers with a line over a Unix socket."""
+    """Asks a checker that answers with a line over a Unix socket. Blocks for `timeout_s` at each step of the exchange.
+
+    A checker that is not there, does not answer or breaks off is `unknown`, with the system's words as the reason.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout_s)
@@ -63,7 +73,8 @@ def _ask_line(path: str, timeout_s: float) -> Finding:
 
 
 def line_says(line: str) -> Finding:
-    """Returns the finding in a checker's line, such as "unhealthy: fan 3". Pure."""
+    """Returns the finding in a checker's line, such as "unhealthy: fan 3". Pure. A line that begins with neither word
+    is `unknown`: an operator's mistake must not empty the cluster."""
     state, _, reason = line.strip().partition(" ")
     state = state.lower().rstrip(":")
     if state == "ok":
@@ -147,7 +158,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: Iterator[int]) -> int | None:
-    """Reads the next number, in groups of 7 bits, lowest first; None: the data has ended."""
+    """Reads the next number as protobuf writes it: in groups of 7 bits, lowest first, with bit 8 set in all but the
+    last byte. None: the data has ended."""
     number = shift = 0
     for byte in data:
         number |= (byte & 0x7F) << shift

@@ -38,9 +38,10 @@ _RECOVERY = {
 _NO_DRIVER = 9  # NVML_ERROR_DRIVER_NOT_LOADED
 _LOST = {15: "the driver has lost it", 16: "it needs a reset"}  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 _MIB = 1 << 20  # NVML counts bytes
-# The reason is one line on the console.
 _MAX_NAMED = 4
-_MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS; a GPU with fewer says so of each
+"""Processes that a reason names: it is one line on the console."""
+_MAX_LINKS = 36
+"""NVML_NVLINK_MAX_LINKS. A GPU with fewer links says so of each number beyond."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,10 @@ rules (`findings_...`) are pure; `check` reads the files.
 
 A port that was never active in this job may be one without a cable. Such a port counts only where `pci_topo_file` says
 that it serves a GPU of the ranks.
+
+Each check runs in a new process. What it has to remember, the ports that were ever active and the last counters of
+drops, is in its answer, and comes back to the next check as `Task.memory`. The checks before cycles and those that are
+repeated while ranks run remember apart from each other.
 """
 
 from __future__ import annotations
@@ -17,10 +21,13 @@ from typing import Any
 
 from ft_launcher.decide.health.check import Answer, Finding, State, Task
 
+# The files of one NIC, unless the user gives templates (`link_state_path_template`, `link_down_path_template`). `root`
+# is filled in at once, `nic` for each NIC.
 _STATE = "{root}/{{nic}}/ports/*/state"
 _DOWNED = "{root}/{{nic}}/ports/*/counters/link_downed"
-# InfiniBand's file `state` has "4: ACTIVE"; `operstate` of a network interface, which a user's template may name, "up".
 _UP = frozenset({"ACTIVE", "UP"})
+"""States in which a port is up. InfiniBand's file `state` has "4: ACTIVE"; `operstate` of a network interface, which a
+user's template may name, has "up"."""
 _DROPS = 2
 """Checks in a row at which the counter of drops has risen, that make a port unhealthy. A single drop is only reported:
 the link is back."""

@@ -5,7 +5,19 @@ rank sends its return value on it, then ends. Two ends differ from those of a pr
 - A rank that has returned and does not end within `--workers-stop-timeout` is killed, and has succeeded.
 - A rank that ends without having returned has failed, whatever its exit code.
 
-All methods are called on the agent's thread.
+There are three ways to start such a rank, by `start_method`:
+
+    spawn        a fork of the zygote, or a new interpreter where there is no zygote. The function is pickled and sent
+                 on the channel before the rank starts, and the rank reads it first.
+    fork         a fork of this process, by multiprocessing. The function needs no pickling, and the ranks have the
+                 objects of this process.
+    forkserver   a fork of Python's own fork server, by multiprocessing.
+
+The agent's loop watches the channels (`descriptors`), receives values as they arrive (`poll`), and knows by a rank's
+pidfd when its process has ended. torch's result of the cycle gets the values in the end (`_poll`).
+
+All methods are called on the agent's thread. None blocks, but for the start of the ranks and for a moment in which
+multiprocessing's fork server passes on an exit code.
 """
 
 from __future__ import annotations
@@ -46,6 +58,8 @@ _STATUS_S = 2.0
 
 class FunctionProcess:
     """The process of a rank: the part of `subprocess.Popen` that torch uses, and the return value of its function.
+
+    torch's context asks `poll` for the exit code, as it does with a process of its own.
 
     Args:
         pid: of the rank.
@@ -147,12 +161,13 @@ class FunctionContext(RankContext):
         self._processes: dict[int, FunctionProcess] = {}
 
     def descriptors(self) -> set[int]:
-        """Readable when `poll` has something to do."""
+        """Returns the channels of ranks that have not returned yet; one is readable when `poll` has something to do."""
         numbers = (process.fileno() for process in self._processes.values())
         return {number for number in numbers if number >= 0}
 
     def next_check(self) -> float | None:
-        """When `poll` should be called even if nothing is readable (monotonic seconds)."""
+        """Returns when `poll` should be called even if nothing is readable: when a rank that has returned should have
+        ended (monotonic seconds); None: no rank has returned and still runs."""
         return min((end for _, end in self._ends()), default=None)
 
     def poll(self) -> None:
@@ -176,10 +191,11 @@ class FunctionContext(RankContext):
         ]
 
     def _start(self) -> None:
-        """torch's hook."""
+        """torch's hook: starts all ranks of the cycle."""
         self._begin(range(self.nprocs))
 
     def _start_rank_again(self, local_rank: int) -> None:
+        """The hook of `RankContext` for an in-process restart: starts one rank again, with a channel of its own."""
         before = self._processes[local_rank]
         self._begin([local_rank])
         before.close()
@@ -223,7 +239,8 @@ class FunctionContext(RankContext):
         self.subprocess_handlers[local_rank] = ForkedHandler(process, local_rank)
 
     def _function(self, local_rank: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Returns what a rank calls, and the arguments."""
+        """Returns what a rank calls, and the arguments. The function is bound to NUMA nodes where the user asks for
+        that."""
         bound = function_rank.bound(self.entrypoint.function, local_rank, self._binding)
         return bound, tuple(self.args[local_rank])
 
@@ -272,7 +289,11 @@ class FunctionContext(RankContext):
             self._add(local_rank, pair, process.pid, poll=poll, close=process.close)
 
     def _poll(self) -> RunProcsResult | None:
-        """torch's hook."""
+        """torch's hook: returns the result once all ranks have ended, with the values that functions returned.
+
+        Raises:
+            FtError: a value cannot be unpickled in this process.
+        """
         result = super()._poll()
         if result is not None and not result.is_failed():
             result.return_values = {
@@ -282,6 +303,7 @@ class FunctionContext(RankContext):
         return result
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        """torch's hook: ends what is left of the ranks, then releases channels and processes."""
         super()._close(death_sig, timeout)
         for process in self._processes.values():
             process.close()

@@ -14,6 +14,17 @@ How ranks start:
 
 So the agent can wait for the ranks as for children of its own, and no rank runs anything of the user's before the agent
 knows all pids. If one fork fails, the agent closes the pipe, and the ranks that were forked end (`_wait_to_go`).
+
+The agent sends three kinds of requests, and gets one answer to each, both as JSON:
+
+    tag, preload   once, at first: imports the user's modules. Answer: `loaded`; or why ranks must be executed (`unfit`,
+                   or `module` and `problem`)
+    ranks          forks ranks. Answer: `pids`, or `error`
+    learn          forks the zygote that is to replace this one, with modules that ranks imported. Answer: its `pids`;
+                   the new zygote sends `loaded` and `learned` on a connection of its own, minutes later
+
+The order of imports matters: torch comes first, so that it is known which modules torch's import brings; then the
+user's modules; then the client, which ranks alone need.
 """
 
 from __future__ import annotations
@@ -48,10 +59,10 @@ from rank_monitor.contract.processes import peer_names, proc
 from rank_monitor.contract.processes.descriptor import moved_up
 from rank_monitor.contract.processes.fork import fork
 
-# prctl(2).
 _PR_SET_PDEATHSIG = 1
-# Before each message: a stream of bytes has no bounds of its own.
+"""From prctl(2): the kernel sends this process a signal when its parent ends."""
 _LENGTH = struct.Struct("!I")
+"""Comes before each message: a stream of bytes has no bounds of its own."""
 _MAX_DESCRIPTORS = 250
 """Descriptors of one message. The kernel's limit is 253 (SCM_MAX_FD)."""
 MAX_RANKS = (_MAX_DESCRIPTORS - 2) // 3
@@ -59,8 +70,8 @@ MAX_RANKS = (_MAX_DESCRIPTORS - 2) // 3
 the channel of a function."""
 _GO = b"g"
 """What lets a rank run. All ranks of a request read one pipe, one byte each."""
-# Signals that a terminal or a user sends to the whole group. The agent decides when the zygote ends.
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+"""Signals that a terminal or a user sends to the whole group. The agent decides when the zygote ends."""
 
 
 class PreloadError(FtError):

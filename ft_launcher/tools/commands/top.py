@@ -94,7 +94,10 @@ class _Screen:
         self._note = ""
 
     def run(self) -> str:
-        """Shows the job until its end or the key q. Returns what to print then; empty: nothing."""
+        """Shows the job until its end or the key q. Blocks until then. Returns what to print then; empty: nothing.
+
+        Draws at each wake-up: after a second, after a key, and after an answer.
+        """
         self._asking.start()
         self._asking.ask(_STATUS)
         while not self._asking.is_over:
@@ -110,7 +113,7 @@ class _Screen:
         return f"{self._found['job_name']}: the launcher has ended; when it was last asked: {self._found['sentence']}"
 
     def _press(self, key: bytes) -> None:
-        """Acts on a key. A key without a meaning does nothing."""
+        """Acts on a key, without waiting for an answer. A key without a meaning does nothing."""
         if key in (b"s", b"S"):
             self._note = "asks the ranks for their stacks"
             self._asking.ask(_STACKS)
@@ -137,7 +140,10 @@ class _Screen:
                     self._stacks += missing_lines(found)
 
     def _silence(self) -> str:
-        """Returns for how long the launcher has not answered, in words; empty while it answers."""
+        """Returns for how long the launcher has not answered, in words; empty while it answers.
+
+        What is on the screen may be old then, and the user must not take it for the present.
+        """
         silent_s = time.monotonic() - self._asking.answered_at
         if silent_s < _SILENT_S:
             return ""

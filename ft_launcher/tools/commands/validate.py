@@ -2,6 +2,10 @@
 
 `cli.py` runs it. It starts no training and asks no other node. Look-ups of names that each restart would wait for are
 warnings (`look_ups.py`).
+
+The settings are merged by the same function as for a job (`settings/sources.py: resolve`), so an option that is wrong
+here is wrong there, with the same message and the exit code 2. With a script, what depends on the script is checked as
+well: whether its ranks can be forks.
 """
 
 from __future__ import annotations

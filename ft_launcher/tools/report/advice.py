@@ -247,7 +247,11 @@ def _limit(section: WatchedSection, sections: Sequence[WatchedSection]) -> Advic
 
 
 def _spares(findings: JobFindings) -> Advice | None:
-    """Returns whether one more spare pays; None: no node was lost, and no spare waited in vain."""
+    """Returns whether one more spare pays; None: no node was lost, and no spare waited in vain.
+
+    Three sentences at most: how often nodes were lost, what one more spare would have saved and cost, and what the
+    spares that there were cost while they waited.
+    """
     spares = findings.spares
     if spares is None or not (spares.losses or spares.idle_rank_s):
         return None
@@ -292,8 +296,11 @@ def _losses(spares: Spares, numbers: dict[str, float]) -> str:
 
 
 def _one_more(spares: Spares) -> str:
-    """Returns what one more spare would have saved and cost, and which of both is more, if their difference exceeds the
-    error."""
+    """Returns what one more spare would have saved and cost, and which of both is more.
+
+    The number of losses is known from few events, so it has an error. Where the error could turn the result round, the
+    text says that it cannot be said.
+    """
     saved, cost = _rank_hours(spares.saved_rank_s), _rank_hours(spares.cost_rank_s)
     beside = f"One more spare would have saved {saved}, and cost {cost}"
     if spares.losses < _FEWEST_FAULTS:
@@ -318,7 +325,10 @@ def _rank_hours(rank_s: float) -> str:
 
 
 def _largest(findings: JobFindings) -> Advice | None:
-    """Returns the category that took the most time without being steps; None: no category takes 1 % of the time."""
+    """Returns the category that took the most time without being steps; None: no category takes 1 % of the time.
+
+    A section with a name of the training's own has no advice of ours: the name is passed back to the user.
+    """
     for name, spent_s, share in findings.shares():
         if name != Category.STEP:
             if share < _LEAST_SHARE:

@@ -22,6 +22,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 """The content security policy of the page: only its own style sheet. Even if a text of a rank were not escaped, a
 browser would run nothing and send nothing."""
 
+# One style sheet, in the page itself. Words wrap anywhere: a frame of a stack or a path has no blanks.
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1b1b; --back: #ffffff; --faint: #d0d0d0; }
 @media (prefers-color-scheme: dark) { :root { --text: #e8e8e8; --back: #161616; --faint: #444444; } }
@@ -75,7 +76,10 @@ def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
 
 
 def _hues() -> str:
-    """Returns the part of the style sheet with the colours of the categories, for a light and a dark theme."""
+    """Returns the part of the style sheet with the colours of the categories, for a light and a dark theme.
+
+    A hue is a variable of the style sheet, with another value in the dark theme, and a class of that name uses it.
+    """
     light, dark = (" ".join(f"--{hue}: {colour};" for hue, colour in of.items()) for of in (LIGHT, DARK))
     lines = [f":root {{ {light} }}", f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"]
     lines += [f".{hue} {{ fill: var(--{hue}); background-color: var(--{hue}); }}" for hue in LIGHT]
@@ -83,7 +87,8 @@ def _hues() -> str:
 
 
 def _bar(findings: JobFindings) -> str:
-    """Returns the time by category as one bar: steps that count, steps in vain, and all else."""
+    """Returns the time by category as one bar: steps that count, steps in vain, and all else. A pointer on a piece
+    shows its name and time."""
     pieces = []
     for name, spent_s, share in findings.shares():
         title = escape(f"{name}: {as_text(spent_s)}, {share:.1%}")
@@ -136,7 +141,7 @@ def _cycles(findings: JobFindings) -> list[str]:
 
 
 def _faults(findings: JobFindings) -> list[str]:
-    """Returns the tables of the costliest faults, of faults by class, and of faults by node."""
+    """Returns the tables of the costliest faults, of faults by class, and of faults by node; empty without faults."""
     if not findings.faults:
         return []
     rows = (
@@ -179,7 +184,13 @@ class _Markup(str):
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[int] = ()) -> str:
-    """Returns a table. `numbers`: the columns that are aligned as numbers are."""
+    """Returns a table.
+
+    Args:
+        heads: the names of the columns.
+        rows: texts, which are escaped unless they are `_Markup`.
+        numbers: the columns, from 0, that are aligned as numbers are.
+    """
     head = "".join(_cell("th", escape(name), column in numbers) for column, name in enumerate(heads))
     body = []
     for row in rows:

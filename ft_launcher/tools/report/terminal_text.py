@@ -42,7 +42,7 @@ def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
 
 
 def of_advice(advice: Sequence[Advice]) -> list[str]:
-    """Returns the lines of the advice; empty without advice."""
+    """Returns the lines of the advice, each with its topic and what it may gain; empty without advice."""
     if not advice:
         return []
     lines = ["", "Advice"]
@@ -89,7 +89,10 @@ def costliest(findings: JobFindings) -> list[FaultFindings]:
 
 
 def headline(fault: FaultFindings) -> str:
-    """Returns when a fault was written down, who failed and how, in one line."""
+    """Returns when a fault was written down, who failed and how, in one line.
+
+    An example: "2026-02-03 12:34:56 exception of rank 5 on node1, cycle 3, attempt 1 (unknown)".
+    """
     who = fault.kind
     if who == "unknown":
         who = "a fault of unknown kind"
@@ -103,7 +106,10 @@ def headline(fault: FaultFindings) -> str:
 
 
 def scene(fault: FaultFindings) -> list[str]:
-    """Returns where the ranks were, in lines: the traceback or the stack of the failed rank, then the other ranks."""
+    """Returns where the ranks were, in lines: the traceback or the stack of the failed rank, then the other ranks.
+
+    Words of ranks, as the console showed them at the fault.
+    """
     return [*(f"| {line}" for line in fault.detail), *(f"also: {line}" for line in fault.others)]
 
 
