@@ -86,15 +86,15 @@ class Membership(EventSource):
         self._nodes = rendezvous
         self._exit_barrier = exit_barrier
         self._end: CycleEnd | None = None
+        """The cycle's end as the coordinator has written it. Set by `poll`, and read by `after`: the phase says
+        less."""
         self._cut: Cut | None = None
+        """Why this node is cut off. Set and read as `_end`."""
         self._last_end = LastEnd(ranks, rendezvous)
         self._joining = Joining(ranks, results, ending, rendezvous, self._last_end)
         self._departure = Departure(ending, rendezvous, ranks.parts.settings.stop.exit_barrier_timeout)
         # The code of a preemption in which no rank was left to be killed; `preempt` says when it is another.
         self._preempted = int(ExitCode.PREEMPTED)
-
-        # `_end` and `_cut` are set by `poll` while a cycle runs, and read by `after`: the phase alone says neither
-        # which end the coordinator has written, nor why this node is cut off.
 
     # As a source of events.
 

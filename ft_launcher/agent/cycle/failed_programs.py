@@ -107,6 +107,7 @@ class FailedPrograms:
 
     @property
     def _period_s(self) -> float:
+        """Seconds between two checks of a rank."""
         return min(_LONGEST_PERIOD_S, self._idle_s / _PERIODS)
 
     def _why_end(self, failed: _Failed, now: float) -> str:
@@ -138,10 +139,12 @@ def _has_worked(usage: Usage, before: Usage) -> bool:
 
 
 def _cpu_s(usage: Usage) -> float:
+    """Returns the CPU time of a rank with its threads and descendants (seconds)."""
     return usage.main_cpu_s + usage.threads_cpu_s + usage.descendants_cpu_s
 
 
 def _io_bytes(usage: Usage) -> int:
+    """Returns what a rank and its descendants have read and written (bytes)."""
     return usage.io_bytes + usage.descendants_io_bytes
 
 

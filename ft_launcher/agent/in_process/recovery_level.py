@@ -477,6 +477,7 @@ class RecoveryLevels:
         return f"the wrapper of {self._name(local_rank)} gave up{why}"
 
     def _name(self, local_rank: int) -> str:
+        """Returns a rank in words, by its global number."""
         return f"rank {self._state.ranks[local_rank]}"
 
 

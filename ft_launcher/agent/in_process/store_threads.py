@@ -25,11 +25,13 @@ from rank_monitor.contract.errors import StoreLost, one_line
 from rank_monitor.contract.processes import resolver
 from rank_monitor.contract.rounds.barrier import release
 
-# The store of a running cycle takes a connection at once. Where its host is lost, torch's own limit is five minutes.
 _CONNECT_S = 20.0
-# Per thread, at the end of a cycle: a restart must not wait for a store that is lost.
+"""Seconds for a connection. The store of a running cycle takes one at once; where its host is lost, torch's own limit
+is five minutes."""
 _END_S = 0.5
+"""Seconds that the end of a cycle waits for each thread: a restart must not wait for a store that is lost."""
 _OVER = "the cycle is over"
+"""The value of keys that `close` writes, and the text of the error that ends a wait then."""
 
 _T = TypeVar("_T")
 
@@ -96,6 +98,10 @@ class StoreThreads:
     def start(self, name: str, prefix: str, task: Callable[[Keys], None], end: Callable[[str], None]) -> None:
         """Starts a thread. Returns at once: the thread itself connects to the store.
 
+        An example, as `rank_loss.py` has it: `end` puts the outcome into a queue that the agent's loop watches.
+
+            threads.start("ft_departure4711", prefix, task=lambda keys: depart(keys, ...), end=notified.put)
+
         Args:
             name: of the thread, unique in the cycle.
             prefix: of the keys that `task` gets.
@@ -126,12 +132,13 @@ class StoreThreads:
         try:
             keys = self._waiting[name] = self._keys(prefix)
             task(keys)
-        except Exception as error:  # of any kind that a store raises: the agent decides
+        except Exception as error:  # A store raises errors of many kinds. The agent decides what follows.
             problem = one_line(error)
         self._waiting.pop(name, None)
         end(problem)
 
     def _keys(self, prefix: str) -> Keys:
+        """Returns the keys with a prefix over a new connection. Blocks while the store does not answer."""
         store = self._connect()
         with self._making:
             return Keys(prefix, store, self._over)

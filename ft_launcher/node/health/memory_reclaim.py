@@ -126,6 +126,7 @@ class MemoryReclaim:
             self._reads.release()
 
     def _start(self) -> None:
+        """Starts a reading. Its limit is the time that is left for all readings, but long enough for a reading."""
         left_s = self._began + self._settings.gpu_memory_reclaim_timeout - time.monotonic()
         order = order_for(_CHECK, {}, {}, "unknown", needs="pynvml")
         self._round.start([order], max(_READING_S, left_s))

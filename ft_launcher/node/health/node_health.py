@@ -185,6 +185,7 @@ class NodeHealth(CheckRound):
         return self._order("endpoint", work, needs="grpc")
 
     def _order(self, check: str, work: dict[str, Any], late: State = "unknown", needs: str = "") -> Order | Reading:
+        """Returns `order_for`, with what the check has remembered of its last round."""
         return order_for(check, work, self.memory.get(check, {}), late, needs)
 
 

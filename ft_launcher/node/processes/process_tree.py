@@ -381,4 +381,5 @@ class SessionTree(ProcessTree):
         self._session = rank
 
     def _belongs(self, pid: int, stats: dict[int, Stat], own: int) -> bool:
+        """Returns whether a process is in the dead rank's session, whatever its parent is."""
         return stats[pid].session == self._session

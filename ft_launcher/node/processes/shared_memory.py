@@ -125,6 +125,7 @@ def line_about(removed: Collection[SharedFile]) -> str:
 
 
 def _size(count: int) -> str:
+    """Returns a number of bytes in words, in the largest unit that it fills."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count >= 1 << shift:
             return f"{count / (1 << shift):.1f} {unit}"

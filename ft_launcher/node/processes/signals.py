@@ -104,6 +104,7 @@ class SignalPipe:
         return arrived
 
     def _drain(self) -> list[int]:
+        """Returns the numbers that are in the pipe, without those of other signals. Does not block."""
         try:
             return [number for number in os.read(self._reader, 512) if number in self._before]
         except BlockingIOError:

@@ -117,6 +117,7 @@ class _RankHandler(SubprocessHandler):  # type: ignore[misc]
         super().__init__(stdout=None, stderr=None, **kwargs)
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        """torch's hook: starts the process, with the streams of this object. Called by torch's `__init__`."""
         self._stdout, self._stderr = self._streams.get(1), self._streams.get(2)
         process: subprocess.Popen[bytes] = super()._popen(args, env)
         return process

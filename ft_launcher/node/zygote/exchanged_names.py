@@ -147,6 +147,8 @@ def _owner(place: Place) -> Any:
 
 
 def _value(owner: Any, name: str) -> object:
+    """Returns the value of a name as the module or class itself has it; ABSENT: it has none. Calls no code of
+    theirs."""
     return vars(owner).get(name, ABSENT)
 
 
@@ -186,6 +188,7 @@ def _counts(place: Place, owner: Any, before: object, after: object) -> bool:
 
 
 def _is_part(place: Place, value: object) -> bool:
+    """Returns whether a value is the submodule of this name, which its package has as an attribute."""
     return _is_a(value, ModuleType) and sys.modules.get(f"{place.module}.{place.name}") is value
 
 

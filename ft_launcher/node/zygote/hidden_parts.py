@@ -130,6 +130,7 @@ def closure(names: Iterable[str], needs: Mapping[str, Collection[str]], within: 
 
 
 def _exchanges(parts: Iterable[Part]) -> list[ExchangedName]:
+    """Returns the names that modules have exchanged, in the order in which they did."""
     return exchanged_names.in_order(exchange for part in parts for exchange in part.exchanges)
 
 
@@ -141,4 +142,5 @@ def _is_of_another(exchanges: Sequence[ExchangedName]) -> bool:
 
 
 def _own(name: str) -> str:
+    """Returns the last part of a module's name: the name of the attribute that its package has."""
     return name.rpartition(".")[2]

@@ -407,6 +407,7 @@ def _set(name: str, value: str | None) -> None:
 
 
 def _decoded(value: bytes | None) -> str | None:
+    """Returns the value of a variable as text; None stays None."""
     if value is None:
         return None
     return os.fsdecode(value)
@@ -432,6 +433,7 @@ def _absolute(name: str, names: Mapping[str, Any], level: int) -> str:
 
 
 def _names(fromlist: Sequence[str], module: Any) -> Sequence[str]:
+    """Returns the names that `from module import ...` takes; for `*` those of the module's `__all__`."""
     if "*" in fromlist:
         return [entry for entry in getattr(module, "__all__", ()) if isinstance(entry, str)]
     return fromlist

@@ -276,7 +276,8 @@ class ZygotePool:
         return {one.pid for one in (self._zygote, self._next.process) if one is not None}
 
     def descriptors(self) -> set[int]:
-        """Readable when `handle` has something to do."""
+        """Returns descriptors of which one is readable when `handle` has something to do: a rank has reported that it
+        starts again, or a zygote has ended or answered."""
         found = set()
         if self._reports is not None:
             found.add(self._reports[0])
@@ -322,6 +323,7 @@ class ZygotePool:
         self._reports = None
 
     def _end_all(self) -> None:
+        """Ends the zygote and the next one, and takes their exit codes."""
         if self._zygote is not None:
             self._zygote.reap()
             self._zygote = None

@@ -35,6 +35,7 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
         nodes = f"{config.min_nodes}"
     else:
         nodes = f"{config.min_nodes}:{config.max_nodes}"
+    # The facts about the job, then those about each rank. Ranks differ only in their numbers, but a user looks for one.
     lines = [
         f"job: {job.script}",
         f"nodes: {nodes}, ranks on this node: {config.nproc_per_node}, restarts: {config.max_restarts}",
@@ -93,14 +94,17 @@ def _limits(monitor: MonitorSettings) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(limit: float | None) -> str:
-    """Returns a limit in words."""
+    """Returns a limit in words; None is a limit that is off."""
     if limit is None:
         return "none"
     return f"{limit:g} s"
 
 
 def start_of(job: Job) -> str:
-    """Returns how ranks would be started, in words. Whether this machine allows forks is known only at the start."""
+    """Returns how ranks would be started, in words. Whether this machine allows forks is known only at the start.
+
+    `ft_launcher validate` says more: why a script's ranks cannot be forks.
+    """
     if job.no_python or job.settings.start.warm_start == "off":
         return "exec"
     return "fork of one import of torch, else exec with the reason in the log"

@@ -12,6 +12,7 @@ import functools
 import socket
 from collections.abc import Iterable
 
+# Loopback addresses, and the addresses of all interfaces by version of IP.
 _IPV4, _IPV6 = "127.0.0.1", "::1"
 _LOCAL = "localhost"
 _LAST_PORT = 65535
@@ -74,11 +75,15 @@ def listening(address: str, port: int) -> socket.socket:
 def listening_before_free_ports(address: str, candidates: Iterable[int], free_after: int) -> socket.socket:
     """Returns a socket that listens at the first of these ports whose next `free_after` ports are free, too.
 
+    The next ports are only tried, and not held: another process may take one before its user does.
+
     Args:
-        candidates: port 0 is a free one, another each time.
+        address: to listen at.
+        candidates: the ports to try, in order. Port 0 is a free one, another each time.
+        free_after: how many ports after it must be free.
 
     Raises:
-        OSError: with EADDRINUSE, there is no such port; else the one for which none of these ports can be had.
+        OSError: with EADDRINUSE: no candidate fits. With another number: the address cannot be listened at.
     """
     for candidate in candidates:
         try:
@@ -117,6 +122,7 @@ def _version_of(name: str) -> int:
 
 
 def _can_be_bound(address: str) -> bool:
+    """Returns whether this host has an address: binding a socket to any port of it works."""
     try:
         with socket.socket(_family(address), socket.SOCK_DGRAM) as tried:
             tried.bind((address, 0))
@@ -126,7 +132,7 @@ def _can_be_bound(address: str) -> bool:
 
 
 def _is_free(address: str, port: int) -> bool:
-    # The port before it may be the last there is.
+    """Returns whether a port could be listened at just now. False beyond the last port that there is."""
     if port > _LAST_PORT:
         return False
     try:
@@ -137,6 +143,7 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def _family(address: str) -> socket.AddressFamily:
+    """Returns the family of an address: a colon is in every address of IPv6, and in none of IPv4."""
     if ":" in address:
         return socket.AF_INET6
     return socket.AF_INET

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 _CHUNK = 1 << 16
 """Bytes of one read: most files of /proc then need one read, and the one that finds the end."""
 _BOOT = "/proc/sys/kernel/random/boot_id"
+"""A random number of each boot (proc(5))."""
 
 
 def pids() -> list[int]:
@@ -34,12 +35,17 @@ def status(pid: int) -> dict[str, str]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped (SIGSTOP, a debugger); False when it is gone."""
+    """Returns whether a process is stopped, by SIGSTOP or a debugger; False when it is gone."""
     return status(pid).get("State", "").startswith(("T", "t"))
 
 
 def catches(status_of: Mapping[str, str], number: int) -> bool:
-    """Whether a process with this status has a handler for signal `number`. False of a process that has ended."""
+    """Returns whether a process has a handler for a signal. False of a process that has ended.
+
+    Args:
+        status_of: of the process, as `status` returns it.
+        number: of the signal.
+    """
     # In the mask, bit n - 1 stands for signal n (proc(5)).
     return bool(int(status_of.get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
@@ -104,6 +110,7 @@ def boot_id() -> bytes:
 
 
 def _descriptors(folder: str) -> list[int]:
+    """Returns the numbers of the entries of a folder `fd`; empty: the process is gone, or not this user's."""
     try:
         return [int(name) for name in os.listdir(folder)]  # noqa: PTH208 (as above)
     except OSError:
@@ -111,10 +118,13 @@ def _descriptors(folder: str) -> list[int]:
 
 
 def _text(path: str) -> str:
+    """Returns a file of /proc as text; bytes that are no UTF-8 are replaced."""
     return _read(path).decode(errors="replace")
 
 
 def _read(path: str) -> bytes:
+    """Returns the contents of a file of /proc; empty where it cannot be read. Such a file says nothing of its size, so
+    it is read until its end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

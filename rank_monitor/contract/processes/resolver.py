@@ -130,6 +130,7 @@ def bounded_towards(*hosts: str) -> Iterator[None]:
 
 
 def _is_address(host: str) -> bool:
+    """Returns whether a text is an address, and no name that would have to be looked up."""
     # Not `ipaddress`: a forked rank, which has this module from its zygote, would find that module imported.
     try:
         socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)

@@ -7,7 +7,8 @@ call it. Standard library only, and usable before torch is imported. Starts no t
    torch while the template imports what monitors need.
 2. `Template.fork_monitor` sends a request with descriptors: the rank's listening socket, one end of the channel to the
    new monitor, and the lease. The answer is the monitor's pid with a pidfd.
-3. `Template.changes` receives which monitors were stopped or continued: only their parent, the template, is told.
+3. `Template.changes` receives which monitors ended, were stopped or continued: only their parent, the template, learns
+   of a stop.
 4. `Monitor.close` ends one monitor, `Template.close` the template and the sweeper.
 
 A fork of the template has its imports already, and shares its memory. Where the template has died or is stopped, each
@@ -220,7 +221,7 @@ class Template:
             theirs.close()
 
     def changes(self) -> list[MonitorChanged]:
-        """Returns which monitors were stopped or continued since the last call. Does not block."""
+        """Returns which monitors ended, were stopped or continued since the last call. Does not block."""
         while not self._gone:
             taken = self._receive()
             if taken is None:
