@@ -12,7 +12,7 @@ torch's classes call this class, and are called by it, in this order:
     run                                      torch's; until the job has ended on this node
      |- _invoke_run                          ours, in the place of torch's loop
      |   `- _run_cycles, for each cycle:
-     |       |- _initialize_workers          torch's; logs, and counts restarts
+     |       |- _initialize_workers          torch's; calls the two hooks below it
      |       |   |- _rendezvous              ours: `Membership.form`, then the cycle's store and numbers
      |       |   |   `- torch's _rendezvous, which calls `_assign_worker_ranks`: ours, as the coordinator says
      |       |   `- _start_workers           ours: `Ranks.prepare`, `start`, `begin`
@@ -289,8 +289,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         """torch's hook at the very end, on every path: closes all that this agent started or holds, then leaves the
         job. torch may call it twice.
 
-        Ranks end before their monitors, which take a closed channel for a killed launcher. The job is left last: until
-        then the other nodes know this one as a member that is ending.
+        The zygote ends first, so that no rank is started any more, then the ranks, then their monitors. The job is left
+        last: until then this node may still host a store that other nodes use.
         """
         if not self._closed:
             self._closed = True

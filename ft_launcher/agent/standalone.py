@@ -51,8 +51,8 @@ class StandaloneCall:
     """One call of the rank: what runs in the call's store. Made by the client when the rank has sent the call.
 
     All methods are called on the main thread, except `report_loss`: the client's watch of the nodes calls it in its own
-    thread. Rounds and losses have `StoreThreads` of their own, since a server of rounds waits for its connection as
-    long as it takes, and a report of a loss does not.
+    thread. Rounds and losses have `StoreThreads` of their own, since a server of rounds may wait longer for its
+    connection than a report of a loss.
 
     Args:
         prefix: of the call's keys.

@@ -11,7 +11,7 @@ Runs in the process of a check (`decide/health/check.py`). The only file that im
 simple that they are read here, and no package for protobuf is needed.
 
 An example of the first protocol: the checker at `line:///run/node_health` reads "check" and answers "unhealthy fan 3".
-The finding is "unhealthy", and the node leaves the job with the reason "line:///run/node_health: fan 3".
+The finding is "unhealthy" with the reason "line:///run/node_health: fan 3", and the node leaves the job.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ The agent sends three kinds of requests, and gets one answer to each, both as JS
                    or `module` and `problem`)
     ranks          forks ranks. Answer: `pids`, or `error`
     learn          forks the zygote that is to replace this one, with modules that ranks imported. Answer: its `pids`;
-                   the new zygote sends `loaded` and `learned` on a connection of its own, minutes later
+                   the new zygote sends `loaded` and `learned` on a connection of its own, when it is ready
 
 The order of imports matters: torch comes first, so that it is known which modules torch's import brings; then the
 user's modules; then the client, which ranks alone need.

@@ -35,7 +35,6 @@ def describe(job: Job, environ: Mapping[str, str]) -> str:
         nodes = f"{config.min_nodes}"
     else:
         nodes = f"{config.min_nodes}:{config.max_nodes}"
-    # The facts about the job, then those about each rank. Ranks differ only in their numbers, but a user looks for one.
     lines = [
         f"job: {job.script}",
         f"nodes: {nodes}, ranks on this node: {config.nproc_per_node}, restarts: {config.max_restarts}",

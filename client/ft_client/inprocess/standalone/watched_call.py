@@ -229,7 +229,7 @@ def beat_for_node(
     Args:
         member: to be added.
         open_members: returns the call's members over a new connection. A connection is kept only while this agent
-            beats: a store of a thousand ranks must not have a thousand idle connections more.
+            beats, so the store has one for each node, and not for each rank.
         interval_s: seconds between two beats.
         say: called with a line for the log.
 
