@@ -63,19 +63,19 @@ class Departure:
         limit_s = None
         if job_end is not None and job_end.exit_code == ExitCode.OK:
             limit_s = self._exit_barrier_s
-        why = "its launcher ends"
+        reason = "its launcher ends"
         if job_end is not None and job_end.reason:
-            why = job_end.reason
+            reason = job_end.reason
         number = self._ending.preempting
         if number:
-            why = told_to_end(number)
+            reason = told_to_end(number)
         if self._nodes.hosts_store:
             self._await_other_ranks()
-        self._leave(why, limit_s, number)
+        self._leave(reason, limit_s, number)
         if self._nodes.lease is not None:
             self._nodes.lease.close()
 
-    def _leave(self, why: str, limit_s: float | None, number: int) -> None:
+    def _leave(self, reason: str, limit_s: float | None, number: int) -> None:
         """Leaves as `NodeRendezvous.leave`, whose arguments these are. Blocks until that is done.
 
         After a signal to this launcher it blocks for `close_timeout` and `_THREADS_END_S` at most, and a line of the
@@ -85,7 +85,7 @@ class Departure:
             limit_s = None
 
         def leave() -> None:
-            self._nodes.leave(why, limit_s, number)
+            self._nodes.leave(reason, limit_s, number)
 
         after_signal_s = self._nodes.close_s + _THREADS_END_S
         if not self._ending.call_at_end(leave, after_signal_s):

@@ -484,8 +484,8 @@ class Membership(EventSource):
                 self._ending.note(number)
                 deadline = min(deadline, time.monotonic() + _ENDS_AFTER_SIGNAL_S)
         if self._ending.number is not None:
-            told = told_to_end(self._ending.number)
-            logger.warning("%s; the training is complete here, so this is not a failure", told)
+            text = told_to_end(self._ending.number)
+            logger.warning("%s; the training is complete here, so this is not a failure", text)
             return None
         logger.warning("the other nodes were not done within %g s (--ft-exit-barrier-timeout)", limit_s)
         return None

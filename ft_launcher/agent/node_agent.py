@@ -340,8 +340,8 @@ def _of_context(spec: WorkerSpec) -> dict[str, Any]:
 
     The names are read off both classes, since each release of torch has added some.
     """
-    taken = inspect.signature(SubprocessContext.__init__).parameters.keys() - {"entrypoint", "args"}
-    return {name: value for name, value in vars(spec).items() if name in taken}
+    of_context = inspect.signature(SubprocessContext.__init__).parameters.keys() - {"entrypoint", "args"}
+    return {name: value for name, value in vars(spec).items() if name in of_context}
 
 
 def _is_no_signal_line(record: logging.LogRecord) -> bool:

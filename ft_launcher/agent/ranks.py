@@ -424,10 +424,12 @@ class Ranks(EventSource):
         The exit code that counts is that of the program: the SIGKILL is this launcher's, and no fault.
         """
         for local_rank, (exit_code, why) in self._failed_programs.due(time.monotonic()).items():
-            self.parts.recorder.never_ends(self.cycle, self.global_rank(local_rank), self._how_failed(local_rank), why)
+            self.parts.recorder.never_ends(
+                self.cycle, self.global_rank(local_rank), self._failure_in_words(local_rank), why
+            )
             self.processes.give_up(local_rank, exit_code)
 
-    def _how_failed(self, local_rank: int) -> str:
+    def _failure_in_words(self, local_rank: int) -> str:
         """Returns in words how the program of a rank ended: by which exception, or with which exit code."""
         report = self.monitors.report(local_rank)
         exception = report.exception or report.untold()

@@ -219,7 +219,7 @@ class InProcess:
         due = self._levels.next_check()
         if due is not None and due <= time.monotonic():
             self._do(self._decide(DeadlinePassed()) or [])
-        self._tell_blame()
+        self._record_culprits()
         events, self._events = self._events, []
         return events
 
@@ -302,8 +302,8 @@ class InProcess:
                     self._recorder.joined(self._store.cycle, self._rank(local_rank), number)
                 case Restarted(number, took_s):
                     self._open.clear()
-                    why = self._records(step.prefix, step.failed)
-                    self._recorder.restarted(self._store.cycle, number, took_s, why, step.skipped)
+                    reasons = self._records(step.prefix, step.failed)
+                    self._recorder.restarted(self._store.cycle, number, took_s, reasons, step.skipped)
                 case EndRank(local_rank, reason):
                     self._recorder.ends_late_rank(self._store.cycle, self._rank(local_rank), reason)
                     self._killed.add(local_rank)
@@ -319,7 +319,7 @@ class InProcess:
         return self._numbers[local_rank].rank
 
     @contained("who held up the others before a restart in process cannot be found")
-    def _tell_blame(self) -> None:
+    def _record_culprits(self) -> None:
         """Records which ranks held up the others before a restart, where a finding has arrived."""
         for found in self._blames.poll(time.monotonic()):
             blame = found.blame

@@ -40,7 +40,7 @@ class RankLossNotifier:
     def notify(self, order: NotifyLoss, pid: int, interruption: str = TERMINATED) -> None:
         """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once."""
 
-        def speak(keys: Keys) -> None:
+        def report(keys: Keys) -> None:
             record = json.dumps({"rank": order.member, "interruption": interruption})
             if order.joins:
                 withdraw(keys, order.member, record, order.limit_s)
@@ -55,4 +55,4 @@ class RankLossNotifier:
         def end(problem: str) -> None:
             self.notified.put(LossNotified(order.local_rank, problem))
 
-        self._threads.start(f"ft_departure{pid}", order.prefix, speak, end)
+        self._threads.start(f"ft_departure{pid}", order.prefix, report, end)

@@ -145,8 +145,8 @@ def _happened(record: Any, ranks: Sequence[int]) -> Happened:
     kind = _HAPPENED[values.pop("what")]
     found: Happened
     if kind is Reported:
-        heard = from_json(_Reported, values)
-        found = Reported(heard.local_rank, heard.message.report())
+        reported = from_json(_Reported, values)
+        found = Reported(reported.local_rank, reported.message.report())
     else:
         found = from_json(kind, values)
     if not isinstance(found, DeadlinePassed):

@@ -307,9 +307,9 @@ class NodeMonitors:
         events, self._not_passed_on = self._not_passed_on, []
         for local_rank, slot in enumerate(self._slots):
             for received in self._drain(slot):
-                heard = self._note(slot, received.message, received.sent_ns)
-                if heard is not None:
-                    events.append((local_rank, heard))
+                message = self._note(slot, received.message, received.sent_ns)
+                if message is not None:
+                    events.append((local_rank, message))
         self._note_changes()
         for local_rank, slot in enumerate(self._slots):
             why = self._why_lost(slot)
@@ -383,10 +383,10 @@ class NodeMonitors:
         for slot in self._slots:
             self._send(slot, Bye())
         for slot in self._slots:
-            slot.monitor.close(last=partial(self._take_last, slot))
+            slot.monitor.close(last=partial(self._receive_last, slot))
             slot.listener.close()
 
-    def _take_last(self, slot: _Slot) -> None:
+    def _receive_last(self, slot: _Slot) -> None:
         """Receives what a monitor sent before it ended; only its time ledger still matters."""
         # A monitor that ends before it has read our second goodbye resets the channel: one receive fails (unix(7)).
         for received in [*self._drain(slot), *self._drain(slot)]:
@@ -406,14 +406,14 @@ class NodeMonitors:
             if received is None or not received[0]:
                 return
             try:
-                heard = codec.decode(received[0])
+                decoded = codec.decode(received[0])
             except ProtocolError as error:
                 self._complaints.about("message", f"a monitor sent what is not a message: {error}")
                 continue
             # A message from before the start of this process of the rank is about its predecessor.
-            is_of_last_cycle = slot.start is not None and heard.sent_ns < slot.start.started_ns
-            if not (is_of_last_cycle and isinstance(heard.message, FROM_RANK_TO_LAUNCHER)):
-                yield heard
+            is_of_last_cycle = slot.start is not None and decoded.sent_ns < slot.start.started_ns
+            if not (is_of_last_cycle and isinstance(decoded.message, FROM_RANK_TO_LAUNCHER)):
+                yield decoded
 
     def _note(self, slot: _Slot, message: Message, sent_ns: int) -> Message | None:
         """Stores a message; returns it if the launcher must act on it or record it."""

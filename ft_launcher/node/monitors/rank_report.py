@@ -127,9 +127,9 @@ class RankReport:
             case Snapshot():
                 self.snapshot = message
             case Times():
-                self._take_times(message)
+                self._note_times(message)
             case Verdict():
-                return self._take_verdict(message, now)
+                return self._note_verdict(message, now)
             case RankException():
                 self.take_exception(message, now)
                 return message
@@ -174,7 +174,7 @@ class RankReport:
         if self.exception is None:
             self.exception, self.exception_at = exception, now
 
-    def _take_times(self, message: Times) -> None:
+    def _note_times(self, message: Times) -> None:
         """Keeps the time ledger that a monitor sent, unless it is about another process or cannot be read."""
         # The monitor may have sent it before this process of the rank was started, or after the cycle's end.
         if self.start is None or (message.cycle, message.pid) != (self.start.cycle, self.start.rank_pid):
@@ -184,7 +184,7 @@ class RankReport:
         except ProtocolError as error:
             _complaints.about("times", f"a monitor sent what is no time ledger: {error}")
 
-    def _take_verdict(self, message: Verdict, now: float) -> Verdict | None:
+    def _note_verdict(self, message: Verdict, now: float) -> Verdict | None:
         """Keeps a verdict of this cycle, and returns it for the cycle loop; None: it is about another cycle."""
         # A verdict may cross the end of its cycle on the way, and then still explains why the rank died. After the
         # start of the next cycle it explains nothing.

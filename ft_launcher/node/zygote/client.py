@@ -285,12 +285,12 @@ class ZygoteProcess:
             # A user's program is a subreaper at no other time. Entered before the first rank can be an orphan.
             with subreaper():
                 fork_server.send(self.connection, request, descriptors)
-                taken = fork_server.receive(self.connection)
+                received = fork_server.receive(self.connection)
         except (OSError, ValueError) as error:
             raise self._lost(f"it gave no answer ({error})") from None
-        if taken is None:
+        if received is None:
             raise self._lost("it does not speak")
-        answer, _ = taken
+        answer, _ = received
         if "error" in answer:
             raise NoRanks(answer["error"])
         pids: list[int] = answer["pids"]

@@ -185,10 +185,10 @@ class Zygote:
         try:
             self._settle(unwanted)
             while True:
-                taken = receive(self._connection)
-                if taken is None:
+                received = receive(self._connection)
+                if received is None:
                     break
-                request, descriptors = taken
+                request, descriptors = received
                 if "ranks" in request:
                     answer = self._fork(self._fork_ranks, request, descriptors)
                 elif "learn" in request:

@@ -116,7 +116,7 @@ def become(order: ForkOrder, bootstrap: str, path: Sequence[str]) -> None:
     Raises:
         OSError: the system refuses something.
     """
-    _take_signals(order.ignored)
+    _reset_signals(order.ignored)
     os.environ.clear()
     os.environ.update(order.environ)
     if order.cwd is not None:
@@ -203,7 +203,7 @@ def _show(error: BaseException) -> None:
     ctypes.pythonapi.PyRun_SimpleStringFlags(_SHOW, None)
 
 
-def _take_signals(ignored: Sequence[int]) -> None:
+def _reset_signals(ignored: Sequence[int]) -> None:
     """Gives every signal the handler that it has at the start of an interpreter; those in `ignored` are ignored."""
     for number in signal.valid_signals():
         if number in (signal.SIGKILL, signal.SIGSTOP):

@@ -223,10 +223,10 @@ class Template:
     def changes(self) -> list[MonitorChanged]:
         """Returns which monitors ended, were stopped or continued since the last call. Does not block."""
         while not self._gone:
-            taken = self._receive()
-            if taken is None:
+            received = self._receive()
+            if received is None:
                 break
-            self._sort(*taken)
+            self._sort(*received)
         found, self._changes = self._changes, []
         return found
 
@@ -277,9 +277,9 @@ class Template:
         try:
             if self._send(request, descriptors):
                 while not self._gone and readable([self.socket.fileno()], deadline - time.monotonic()):
-                    taken = self._receive()
-                    if taken is not None:
-                        forked = self._sort(*taken)
+                    received = self._receive()
+                    if received is not None:
+                        forked = self._sort(*received)
                         if forked is not None:
                             return forked
         except OSError:

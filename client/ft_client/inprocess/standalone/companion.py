@@ -18,7 +18,8 @@ do not count: libraries with such pools survive a fork.
 
 How the process is made is in `companion_process.py`, what it does in `rank_calls.py`.
 
-Threads: the rank's main thread calls the methods without underscore. A hidden thread (`_attend`), one for each process
+Threads: the rank's main thread calls the methods without underscore. A hidden thread (`_receive_until_lost`), one for
+    each process
 of an agent, receives from the agent, and replaces it. `_lock` is held while a message is sent and the state that the
 message announces is set, so that a successor gets the same call as its predecessor.
 """
@@ -200,7 +201,8 @@ class Companion:
             self._served |= {call.port for _ in listeners}
 
     def _send(self, data: bytes, listeners: Sequence[socket.socket] = ()) -> None:
-        """Sends a message to the agent. One that is gone is noticed by `_attend`, and its successor gets the call."""
+        """Sends a message to the agent. One that is gone is noticed by `_receive_until_lost`, and its successor gets
+        the call."""
         with contextlib.suppress(OSError):
             channel.send(self._connection, data, tuple(listener.fileno() for listener in listeners))
 
@@ -249,7 +251,7 @@ class Companion:
         self._make_store = None
         if forks:
             self._make_store = make_store
-        hidden_thread.start(functools.partial(self._attend, ours))
+        hidden_thread.start(functools.partial(self._receive_until_lost, ours))
 
     def _prepare(self, connection: socket.socket, reconnect: bool) -> AgentOrder:
         """Returns the parameters of the process: a new folder at the same path, and descriptors with high numbers.
@@ -280,7 +282,7 @@ class Companion:
             log=log,
         )
 
-    def _attend(self, connection: socket.socket) -> None:
+    def _receive_until_lost(self, connection: socket.socket) -> None:
         """Receives from the agent until it is gone, then replaces it. The function of the hidden thread; blocks.
 
         The agent sends one message only: the call is finished on all ranks, for which `close` waits. The end of the

@@ -115,10 +115,10 @@ class RankCalls:
     def poll(self) -> None:
         """Handles what the rank has sent. Does not block."""
         while self._connection is not None:
-            taken = _receive(self._connection)
-            if taken is None:
+            received = _receive(self._connection)
+            if received is None:
                 return
-            data, descriptors = taken
+            data, descriptors = received
             listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
             if not data:
                 self._connection.close()
