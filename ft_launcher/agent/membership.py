@@ -302,8 +302,7 @@ class Membership(EventSource):
         self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung=False))
 
     def _after_job_end(self, end: CycleEnd) -> JobEnd:
-        """Stops the ranks, since the job is over for all nodes: all are done, a rank asked for it, or too few are
-        left."""
+        """Stops the ranks, since the job is over for all nodes, and returns how it ended for this one."""
         assert end.exit_code is not None
         if end.reason is EndReason.LEFT:
             self._parts.times.membership_changes()
@@ -387,8 +386,7 @@ class Membership(EventSource):
         return JobEnd(code, self._cut.why, self._results.stopped())
 
     def _after_fence(self) -> None:
-        """Records that this launcher stood still and its monitors ended the ranks. The node then asks for a place
-        again.
+        """Records that this launcher stood still and its monitors ended the ranks. The next `form` asks for a place.
 
         The report to the coordinator counts only if the coordinator has not counted this node as lost meanwhile.
         """

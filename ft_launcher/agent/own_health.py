@@ -48,9 +48,8 @@ def check_node(parts: NodeParts, cycle: int, ending: EndingSignal) -> str:
     try:
         parts.memory.begin()
         readings = ending.call(parts.health.check)
-        # What the last cycle's ranks left in /dev/shm may still be in removal, by a thread that works between two
-        # cycles. A /dev/shm that is full of such files is no reason to leave the job: the node waits, and is checked
-        # again.
+        # A thread may still be removing what the last cycle's ranks left in /dev/shm. A /dev/shm that is full of such
+        # files is no reason to leave the job: the node waits for the thread, and is checked again.
         if not node_state(readings).healthy and ending.call(lambda: parts.shared_memory.settle(_REMOVAL_S)):
             readings = ending.call(parts.health.check)
         state = node_state(readings)

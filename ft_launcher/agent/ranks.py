@@ -322,8 +322,7 @@ class Ranks(EventSource):
         # wake-up: no descriptor reports the code.
         ended = [rank for rank, pidfd in self.running().items() if pidfd in ready or rank in unreaped]
         events = self.receive()
-        # What a rank sent just before its death may still be with its monitor. The answer to a snapshot comes after
-        # that.
+        # What a rank sent just before its death may still be with its monitor, which sends it before it answers this.
         if self.in_process.needs_messages(ended):
             self.monitors.snapshots()
             events += self.receive()

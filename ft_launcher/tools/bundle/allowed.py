@@ -48,8 +48,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# The keys that pass of a value with further values in it. A key that is not here is dropped, also one of a later
-# release.
+# The keys that pass of a value with further values in it. All others are dropped, those of a later release too.
 _OF_RANK = _words(
     "rank local_rank pid place exit_code died_at verdict_at exception_at was_stopped killed_by_us frames process "
     "groups state iteration sections sign_age_s reading_age_s"

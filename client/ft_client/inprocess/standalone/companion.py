@@ -19,9 +19,8 @@ do not count: libraries with such pools survive a fork.
 How the process is made is in `companion_process.py`, what it does in `rank_calls.py`.
 
 Threads: the rank's main thread calls the methods without underscore. A hidden thread (`_receive_until_lost`), one for
-    each process
-of an agent, receives from the agent, and replaces it. `_lock` is held while a message is sent and the state that the
-message announces is set, so that a successor gets the same call as its predecessor.
+each process of an agent, receives from the agent, and replaces it. `_lock` is held while a message is sent and the
+state that the message announces is set, so that a successor gets the same call as its predecessor.
 """
 
 from __future__ import annotations
@@ -201,8 +200,7 @@ class Companion:
             self._served |= {call.port for _ in listeners}
 
     def _send(self, data: bytes, listeners: Sequence[socket.socket] = ()) -> None:
-        """Sends a message to the agent. One that is gone is noticed by `_receive_until_lost`, and its successor gets
-        the call."""
+        """Sends a message to the agent. An agent that is gone gets none: its successor gets the call."""
         with contextlib.suppress(OSError):
             channel.send(self._connection, data, tuple(listener.fileno() for listener in listeners))
 
