@@ -68,7 +68,7 @@ class ZygotePool:
         self._zygote: ZygoteProcess | None = None
         self._settings = StartSettings()
         self._tag = ""
-        self._why_not = "no warm start was prepared"
+        self._reason_against = "no warm start was prepared"
         self._logged = ""
         self._arguments: Sequence[str] = ()
         """Of the script; empty for a function."""
@@ -99,7 +99,7 @@ class ZygotePool:
         Returns:
             In the launcher: None. In each rank that the zygote forks later: that rank, which the caller runs.
         """
-        self._why_not = why_not
+        self._reason_against = why_not
         if not why_not:
             fork_server.load_torch()
             for stream in (sys.stdout, sys.stderr):
@@ -110,13 +110,13 @@ class ZygotePool:
             try:
                 made = ZygoteProcess.fork(self._path, self.held)
             except OSError as error:
-                self._why_not = f"no zygote can be forked ({error.strerror})"
+                self._reason_against = f"no zygote can be forked ({error.strerror})"
                 return None
             if isinstance(made, ForkedRank):
                 return made
             self._zygote = made
             # Counted after the fork: libraries with a handler for forks (OpenBLAS) have ended their threads for it.
-            self._why_not = warm_start.against_process(fork_server.threads_here(), cuda=False, device_files=())
+            self._reason_against = warm_start.against_process(fork_server.threads_here(), cuda=False, device_files=())
         return None
 
     def prepare(self, arguments: Sequence[str], settings: StartSettings, source: str, tag: str) -> None:
@@ -136,11 +136,11 @@ class ZygotePool:
         self._settings, self._tag = settings, tag
         self._next.wanted = settings.learns_modules
         try:
-            self._why_not = self._against_command(arguments) or self._why_not or self._preload()
+            self._reason_against = self._against_command(arguments) or self._reason_against or self._preload()
         finally:
             gc.freeze()
             self._restore()
-        if self._why_not and self._zygote is not None:
+        if self._reason_against and self._zygote is not None:
             self._zygote.reap()
             self._zygote = None
         self._insist(source)
@@ -193,8 +193,8 @@ class ZygotePool:
         """
         self._settings, self._tag = settings, tag
         self._next.wanted = settings.learns_modules
-        self._why_not = self._against_command(arguments, function)
-        if not self._why_not:
+        self._reason_against = self._against_command(arguments, function)
+        if not self._reason_against:
             self._first = True
             self._respawn()
         self._insist("settings")
@@ -218,12 +218,12 @@ class ZygotePool:
     def _insist(self, source: str) -> None:
         """Raises ConfigError where the user requires a warm start and there is a reason against it."""
         self._source = source
-        if self._why_not and self._settings.warm_start == "on":
+        if self._reason_against and self._settings.warm_start == "on":
             raise self._refused()
 
     def _refused(self) -> ConfigError:
         """Returns the error of a required warm start that is impossible."""
-        return ConfigError("warm_start", "on", self._source, self._why_not, "Use auto: ranks start by exec then")
+        return ConfigError("warm_start", "on", self._source, self._reason_against, "Use auto: ranks start by exec then")
 
     def _restore(self) -> None:
         """Undoes what was changed in this process for the import: `sys.path` and garbage collection."""
@@ -248,7 +248,7 @@ class ZygotePool:
         Raises:
             NoWarmStart: the ranks would have to start by exec, and the user requires a warm start.
         """
-        why = self._why_not or self._against(orders, numa)
+        why = self._reason_against or self._against(orders, numa)
         if not why and self._zygote is not None:
             try:
                 orders = self._next.ask(orders)
@@ -309,14 +309,14 @@ class ZygotePool:
             except ZygoteLost as lost:
                 self._lose(current, str(lost))
             except (ZygoteUnfit, fork_server.PreloadError) as unfit:
-                self._why_not = str(unfit)
+                self._reason_against = str(unfit)
                 self._zygote = None
                 current.reap()
 
     def close(self) -> None:
         """Ends the zygotes, for good. Running ranks go on."""
         self._restore()
-        self._why_not = self._why_not or "the launcher is ending"
+        self._reason_against = self._reason_against or "the launcher is ending"
         self._end_all()
         for descriptor in self._reports or ():
             os.close(descriptor)
@@ -380,8 +380,8 @@ class ZygotePool:
         if why == "it ended":
             reason = f"it ended ({_how_ended(code)})"
         if self._respawns >= _RESPAWNS:
-            self._why_not = f"{_RESPAWNS + 1} zygotes were lost in a row; the last: {reason}"
-            logger.warning("No more zygotes: %s. Ranks start by exec.", self._why_not)
+            self._reason_against = f"{_RESPAWNS + 1} zygotes were lost in a row; the last: {reason}"
+            logger.warning("No more zygotes: %s. Ranks start by exec.", self._reason_against)
             return
         self._respawns += 1
         logger.warning("The zygote was lost: %s. Another is started; ranks start by exec until it is ready.", reason)
@@ -399,7 +399,7 @@ class ZygotePool:
         except ZygoteLost:
             pass  # `handle` takes note of its end
         except OSError as error:
-            self._why_not = f"no zygote can be started ({error})"
+            self._reason_against = f"no zygote can be started ({error})"
             logger.warning("No zygote can be started (%s): ranks start by exec.", error)
 
     # What ranks find out.
@@ -423,14 +423,14 @@ class ZygotePool:
             lines = os.read(self._reports[0], 1 << 16).decode(errors="replace").splitlines()
         except BlockingIOError:
             return
-        if not lines or self._why_not:
+        if not lines or self._reason_against:
             return
         if self._have_learned:
             # It may be for a module that was learned: without these the ranks of the first cycle were forks.
             if self._zygote is not None and self._zygote.learned:
                 self._lose(self._zygote, f"it has modules that are not what a rank needs: {lines[0]}")
             return
-        self._why_not = self._logged = lines[0]
+        self._reason_against = self._logged = lines[0]
         if self._settings.warm_start == "on":
             raise self._refused()
         logger.info("Ranks start by exec from now on: %s.", lines[0])
@@ -444,7 +444,7 @@ class ZygotePool:
             return "numactl binds the ranks to processors"
         current = self._await_zygote()
         if current is None:
-            return self._why_not or "the zygote was lost, and another is not ready yet"
+            return self._reason_against or "the zygote was lost, and another is not ready yet"
         # A stopped zygote gives no answer, and each restart would wait for the limit of `client.py`.
         if is_stopped(current.pid):
             self._lose(current, "it was stopped")
