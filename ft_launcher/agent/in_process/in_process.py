@@ -198,8 +198,9 @@ class InProcess:
     def needs_messages(self, ended: Iterable[int]) -> bool:
         """Returns whether the monitors must be asked for what they have not passed on yet, before `ended` and `poll`.
 
-        So it is where the meaning of a death depends on the rank's last report. So it is also where a notice has ended:
-        the other ranks' reports about the restart, which they sent before, must be applied first.
+        True in two cases:
+        - The meaning of a death depends on the rank's last report.
+        - A notice of a loss has ended. The other ranks' reports about the restart must be applied before its outcome.
 
         Args:
             ended: local ranks whose process ended.

@@ -11,6 +11,9 @@ A round of checks (`CheckRound`) goes through these steps:
    process is there, no second one is started for the same check: its reading says at once that it hangs.
 
 A process is started by exec (a vfork, so that the caller's threads and memory do not matter), in a session of its own.
+
+Two ways to use a round. Before a cycle the agent blocks in `wait`, in a thread of `EndingSignal.call`, since the cycle
+needs the result. While ranks run, the cycle loop waits for the descriptors and calls `poll`, which never blocks.
 """
 
 from __future__ import annotations

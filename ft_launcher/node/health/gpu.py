@@ -4,6 +4,9 @@ Runs in the process of a check (`decide/health/check.py`), since a call into the
 (`finding_...`, `findings_...`) are pure; the functions `check...` read the facts from NVML, the driver's own library.
 The package for NVML, nvidia-ml-py, is imported where it is called, so the rules can be tested without it.
 
+Each check reads one GPU after the other, and says before which one (`Task.say`): where the driver hangs, the last line
+names the GPU. Only GPUs that the ranks may use count (CUDA_VISIBLE_DEVICES): another job may own the others.
+
 What makes a GPU unhealthy:
 - The driver says which recovery the GPU needs (release 570 and later). That decides, where it is reported.
 - Without such a report: memory errors, retired pages and remapped rows since the last reset. They do not decide with a

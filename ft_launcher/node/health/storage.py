@@ -23,14 +23,15 @@ from typing import NamedTuple
 
 from ft_launcher.decide.health.check import Answer, Finding, State, Task
 
-# One page: enough to have the storage answer.
 _BYTES = 4096
+"""What is written and read of a path: one page, enough to have the storage answer."""
 _MIB = 1 << 20
-# Names of file systems as in /proc/self/mountinfo whose data is on a server.
 NETWORK = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "wekafs", "panfs", "pvfs2", "fuse.glusterfs"}
 )
+"""Names of file systems, as in /proc/self/mountinfo, whose data is on a server."""
 _LUSTRE_HEALTH = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
+"""Where Lustre's client says how it is: the second path is of older releases."""
 
 
 class Mount(NamedTuple):
@@ -189,7 +190,8 @@ def _answers(point: str, name: str) -> Finding:
         os.statvfs(point)
         with os.scandir(point) as entries:
             next(entries, None)
-    except (PermissionError, FileNotFoundError) as error:  # not ours to see, or hidden by another mount
+    except (PermissionError, FileNotFoundError) as error:
+        # The mount is not this user's to see, or is hidden by another mount.
         return "unknown", f"{name}: {error.strerror}"
     except OSError as error:
         return "unhealthy", f"{name}: {error.strerror}"
