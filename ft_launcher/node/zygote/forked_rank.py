@@ -40,23 +40,24 @@ from ft_launcher.node.processes import proc_view
 from ft_launcher.node.zygote.first_import import imports
 from rank_monitor.contract.processes import proc
 
-# The dispositions that Python sets at its start; all others are the system's defaults.
 _OF_PYTHON: dict[int, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGPIPE: signal.SIG_IGN,
     signal.SIGXFSZ: signal.SIG_IGN,
 }
-# For setvbuf(3).
-_UNBUFFERED = 2  # _IONBF
-# Run from C, which then shows the exception as it shows that of a main program.
+"""The dispositions that Python sets at its start. All others are the system's defaults."""
+_UNBUFFERED = 2
+"""_IONBF of setvbuf(3)."""
 _SHOW = b"raise __import__('sys').last_value"
-# The second is multiprocessing's name for the main module of a child.
+"""Run from C, which then shows the exception as it shows that of a main program."""
 _MAIN = ("__main__", "__mp_main__")
+"""The second name is multiprocessing's, for the main module of a child."""
 _OURS = ("ft_client", "ft_launcher", "rank_monitor")
-# Names in `sys` that keep the last traceback, and with it the frames and objects of the script.
+"""Packages that are not taken down at the end: the client still reports how the rank has ended."""
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")
-# The exit code of Python where the standard streams cannot be flushed at the end.
+"""Names in `sys` that keep the last traceback, and with it the frames and objects of the script."""
 _STREAM_FAILED = 120
+"""The exit code of Python where the standard streams cannot be flushed at the end."""
 
 _preloaded: set[str] = set()
 """Names of the modules that this process had before it was a rank: these are not taken down at the rank's end."""
@@ -107,9 +108,10 @@ def mark_preloaded() -> None:
 
 
 def become(order: ForkOrder, bootstrap: str, path: Sequence[str]) -> None:
-    """Applies the order to this process. Descriptors 0 to 2 must be in place.
+    """Applies the order to this process. Descriptors 0 to 2 must be in place. Called by `Zygote._become_rank`.
 
     Args:
+        order: what the process is to become.
         bootstrap: the file that would run the script, were this an interpreter of its own.
         path: `sys.path` of an interpreter that does not know its script yet.
 
@@ -223,7 +225,7 @@ def _renew_main() -> None:
     if "__annotations__" in vars(former):
         fresh.__annotations__ = {}
     sys.modules["__main__"] = fresh
-    if "__mp_main__" in sys.modules:  # multiprocessing's name for it
+    if "__mp_main__" in sys.modules:  # multiprocessing's name for the same module
         sys.modules["__mp_main__"] = fresh
 
 

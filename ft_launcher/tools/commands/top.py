@@ -57,7 +57,7 @@ _STATUS, _STACKS, _ALL_STACKS = "/status.json", "/stacks", "/stacks?all=1"
 )
 @RUN
 def top(run: str | None) -> None:
-    """Shows the job until the key q, or until it is over. Then prints how the job was when it was last asked.
+    """Shows the job until the key q, or until it is over; then prints how the job was when it was last asked.
 
     Raises:
         UsageError: several jobs run here, this is no terminal, or rich is not installed.
