@@ -53,7 +53,7 @@ _SHOW = b"raise __import__('sys').last_value"
 _MAIN = ("__main__", "__mp_main__")
 """The second name is multiprocessing's, for the main module of a child."""
 _OURS = ("ft_client", "ft_launcher", "rank_monitor")
-"""Packages that are not taken down at the end: the client still reports how the rank has ended."""
+"""Packages of this project, which `_let_go` leaves as they are."""
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")
 """Names in `sys` that keep the last traceback, and with it the frames and objects of the script."""
 _STREAM_FAILED = 120
