@@ -1,9 +1,9 @@
 """The history of failed runs, as one value, by which a decider says whether another run would help. Pure.
 
-A *run* is a cycle of the launcher, or a round of an in-process restart. The restart policy of the launcher and the
-in-process wrapper keep one `History` each. The policy's goes from node to node, with the coordinator; the wrapper's is
-in the ranks' store. As a record a history contains ages instead of times, so that another node, whose clock differs,
-can go on with it.
+A *run* is a cycle of the launcher, or a round of an in-process restart. The restart policy keeps one `History` for the
+job. It passes with the coordinator from node to node: its record (`to_record`) contains ages instead of times, since
+the clocks of two nodes differ. The in-process wrapper keeps another `History` in the ranks' store, and charges no
+restarts to it.
 
 `History.ended` returns the history with one more failed run. What follows from its counts is decided elsewhere
 (`ft_launcher/decide/policy/restart_policy.py`, `contract/rounds/escalation.py`).

@@ -1,4 +1,4 @@
-"""Composes several callbacks into one.
+"""`Compose`: several callbacks as one.
 
 Users make a `Compose` for any callback of the wrapper, and `restart_config.py` makes some of its own. A `Compose`
 catches nothing: what one of the callbacks raises is raised, and the remaining callbacks are not called.

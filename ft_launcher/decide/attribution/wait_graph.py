@@ -1,6 +1,7 @@
 """The graph of waits in a hang: who waits for whom, by the collectives that each rank has entered and finished. Pure.
 
-`collective.py` builds the graph and decides by it. The facts are those of torch's flight recorder:
+`collective.py` calls `waits_of` and decides by the result. The functions here return edges, circles and the words for
+both, and name no culprit. The facts are those of torch's flight recorder:
 
 - Each rank counts the collectives of each of its groups. All members run the same collectives in the same order, so
   collective n of a group is the same call on all members.
@@ -60,13 +61,18 @@ def waits_of(views: Mapping[int, RankView], all_ranks: bool) -> list[Wait]:
         all_ranks: these are all ranks of the job.
     """
     members: dict[str, set[int]] = {}
-    complete: dict[str, bool] = {}
+    listed: set[str] = set()
+    """Groups whose members the recorder of at least one rank lists. The views of other nodes have no lists."""
+    unfinished: set[str] = set()
+    """Groups of which at least one rank has finished no collective. A finished collective has had all members in it. So
+    each member of any other group has that group in its recorder, and is seen as a member without a list."""
     for view in views.values():
         for name, state in view.groups.items():
             members.setdefault(name, set()).update({view.rank}, view.members.get(name, ()))
-            # A finished collective has had all members in it. So each member has the group in its recorder, and is seen
-            # as a member here even without a list of members.
-            complete[name] = name in view.members or (complete.get(name, True) and state.finished > 0)
+            if name in view.members:
+                listed.add(name)
+            if state.finished == 0:
+                unfinished.add(name)
     found = []
     missing: dict[tuple[str, int], tuple[int, ...]] = {}
     """Group and number -> the missing ranks. Computed once for each collective: computed once for each rank, it would
@@ -81,7 +87,8 @@ def waits_of(views: Mapping[int, RankView], all_ranks: bool) -> list[Wait]:
                     late = [rank for rank in sorted(members[name]) if _entered(views.get(rank), name) < number]
                     missing[name, number] = tuple(late)
                 if view.is_waiting or missing[name, number] or not all_ranks:
-                    found.append(Wait(view.rank, name, number, missing[name, number], complete[name]))
+                    is_complete = name in listed or name not in unfinished
+                    found.append(Wait(view.rank, name, number, missing[name, number], is_complete))
         found += [
             Wait(view.rank, f"{message} of rank {view.rank}", peer, (peer,), True, message)
             for message, peer in _messages_without_peer(view, views)

@@ -1,8 +1,9 @@
 """The colours of the categories of time: in the report, in its picture, and on the page of a running job. Pure.
 
 A category has a hue, by what it means for the user: good (steps), bad (lost progress), late (a fault), start, save,
-idle. Categories of one hue differ by weakness or by slanted lines. The page has the same values in its own files
-(`tools/status/page/`), which a test compares with these.
+idle. Categories of one hue differ by weakness or by slanted lines. `tools/report/page.py` and `picture.py` draw with
+these values. The page of a running job cannot import them: `tools/status/page/` has the same values again, and a test
+compares both.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ LOOKS: dict[str, Look] = {
     Category.DETECTION: Look("late"),
     Category.STOP: Look("late", is_weak=True),
 }
-"""Category -> look, in the order in which a cycle goes through them, which is also the order in legends. Sections with
-other names have the look of CUSTOM."""
+"""Category -> look, in the order in which a cycle goes through the categories. The page draws the bar of a cycle in
+this order. Sections with other names have the look of CUSTOM."""
 
 
 def look_of(category: str) -> Look:

@@ -1,9 +1,13 @@
 """Finds the processes of a job by a tag in their environment (/proc/PID/environ), and kills them.
 
-Launcher, monitors and the sweeper call it, and a rank that replaces its companion. A process keeps the environment that
-it was started with, in another session or under another parent too: so this finds what has left the process group of
-its rank. A process that was started with a cleared environment is not found. Signals are sent through pidfds only, so
-that a recycled pid is never hit.
+`rank_monitor/lost_launcher.py` sweeps, in monitors, template and sweeper, once the launcher is gone; `end_cycle` sweeps
+one cycle. The launcher only asks whose a process is (`node/processes/process_tree.py`), and a rank waits for the end of
+the monitor of its standalone agent. The callers decide when to kill.
+
+A process keeps the environment that it was started with, in another session or under another parent too. So a search
+by environment also finds a process that has left the process group of its rank. A process that was started with a
+cleared environment is not found. Template and monitors do not have the tag of the job, so a sweep does not hit the
+process that runs it. Signals are sent through pidfds only, so that a recycled pid is never hit.
 """
 
 from __future__ import annotations

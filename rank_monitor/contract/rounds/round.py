@@ -1,8 +1,11 @@
 """One round of an in-process restart: its keys in the ranks' store, and the operations on them.
 
-Ranks write these keys, and so does the process that speaks for a dead rank (`depart`, `withdraw`): the node agent, or
-the companion of a standalone rank. Works on any store with torch's operations, takes no lock and keeps no state: each
-step is one atomic operation, so that a process killed between two of them leaves nothing that the next cannot complete.
+`client/ft_client/inprocess/restart/` makes a `Round` in each rank. For a dead rank `agent/in_process/rank_loss.py`
+writes the keys (`depart`, `withdraw`): it runs in the node agent, or in the standalone agent where there is no
+launcher.
+
+A `Round` works on any store with torch's operations, takes no lock and keeps no state. Each step is one atomic
+operation, so that a process killed between two steps leaves nothing that the next process cannot complete.
 
 **A round** goes through these steps; `contract/restart_phase.py` has the phase of a rank in each.
 
@@ -27,11 +30,15 @@ step is one atomic operation, so that a process killed between two of them leave
     records   why the round was interrupted
     blame     who held up the others, where a launcher saw it before the interruption
 
-A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set, and stays as long as the store, as
-the store address does: some 300 bytes for each round. Only these keys are waited for, and only these are read by `get`.
-So a process that was stopped in an old round neither waits without end nor releases anything anew: it follows these
-keys from round to round, until it finds the one that closed without it. All other keys are deleted when no rank needs
-them any more (`tidy`), and read by `value_now`. Arrivals at a barrier are those of `barrier.py`.
+A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set. Released keys and the store address
+stay as long as the store: some 300 bytes for each round. Ranks wait for these keys only, so only these keys may be read
+by a `get` that waits. Hence a process that was stopped in an old round neither waits without end nor releases anything
+anew: it follows the released keys from round to round, until it finds the round that closed without it. All other keys
+of a round are deleted when no rank needs them any more (`tidy`), and read by `value_now`.
+
+Beside its rounds a call has three keys that are never deleted: `round`, the number of the last round that all ranks
+have begun; `joining`, the requests to join; `discarded`, the ranks that got no place. They and the barriers `start`,
+`return` and `end` of a round are counted as `barrier.py` explains.
 """
 
 from __future__ import annotations

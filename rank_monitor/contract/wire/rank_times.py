@@ -1,8 +1,9 @@
 """The time ledger of one rank in one cycle as it goes from its monitor to the launcher: plain JSON, checked. Pure.
 
-`rank_monitor/time_ledger.py` keeps the ledger, and goes on from the copy of a monitor that was lost;
-`ft_launcher/record/ledger/` reads it, and adds the ledgers of all ranks and cycles up. How the account is made is
-explained in `time_ledger.py`.
+`rank_monitor/time_ledger.py` keeps the ledger and explains how the account is made. The launcher keeps the last copy
+(`node/monitors/rank_report.py`), and sends it to the monitor that takes the place of a lost one.
+`ft_launcher/record/ledger/` adds the ledgers of all ranks and cycles up. A rank can write whatever it likes into a
+field, so `rank_times` checks all of them.
 
 Moments and durations are whole nanoseconds, so that the parts add up exactly. Moments are of CLOCK_MONOTONIC of the
 rank's machine.

@@ -269,6 +269,19 @@ def test_the_network() -> None:
     assert (blame.kind, blame.culprits, len(blame.waiting)) == (HangKind.TRANSPORT, (), 4)
 
 
+@pytest.mark.parametrize("lists", range(3))
+def test_the_network_in_the_first_collective(lists: int) -> None:
+    """One list of the members is enough, whichever rank has it: the views of other nodes have none."""
+    first = {"world": GroupState(1, 0, "all_reduce")}
+    members: list[dict[str, list[int]]] = [{}, {}, {}]
+    members[lists] = {"world": [0, 1, 2]}
+    assert (
+        find([RankView(Scene(rank, IN_COLLECTIVE), first, members[rank]) for rank in range(3)]).kind
+        is HangKind.TRANSPORT
+    )
+    assert find([RankView(Scene(rank, IN_COLLECTIVE), first) for rank in range(3)]).kind is HangKind.UNKNOWN
+
+
 def test_an_extra_collective_of_one_rank() -> None:
     groups = LAYOUTS["data parallel, 8"]
     extra = programs(groups)
