@@ -29,8 +29,8 @@ class EndedRun:
         error: type and location of the exception that ended the run; empty: there was none, or none that counts.
         error_text: the digest of the text of the exception.
         iteration: the training's iteration in which the exception was raised; NO_ITERATION: none was reported.
-        compares_text: an error is the same one only if its text agrees too, and if the training has made no progress
-            in between. Set where no iteration is reported.
+        compares_text: an error is the same one only if its text agrees too, and if the mark has not moved to another
+            iteration in between (a ping alone does not move it). Set where no iteration is reported.
         is_early: the run ended so early that the same error needs fewer repetitions.
         fault_class: the class of what ended the run; the history counts runs in a row with the same class.
         lived_s: how many seconds the ranks ran.
@@ -116,8 +116,8 @@ class History:
     def _with_error(self, run: EndedRun, has_progressed: bool) -> History:
         """Returns the history with the error of a run counted.
 
-        `has_progressed`: the training has got further since the last run. Where no iteration is reported, an error
-        after progress is another one: nobody knows that it came at the same step.
+        `has_progressed`: the mark is another iteration than after the last run. With `compares_text` an error after
+        progress is another one: nobody knows that it came at the same step.
         """
         if not run.error:
             return replace(self, error="", error_text="", error_iteration=NO_ITERATION, same_errors=0, early_errors=0)

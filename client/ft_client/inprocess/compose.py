@@ -15,8 +15,8 @@ from typing import Any
 class Compose:
     """Several callbacks as one: `Compose(f, g, h)(x)` is `f(g(h(x)))`, so that the last callback runs first.
 
-    Example: aborts what Transformer Engine holds after the process groups, as a health check waits for the device, then
-    counts faults:
+    Example. First the process groups are aborted, then what Transformer Engine holds; and first the device is checked,
+    then faults are counted:
 
         Wrapper(
             abort=Compose(AbortTransformerEngine(), AbortTorchDistributed()),

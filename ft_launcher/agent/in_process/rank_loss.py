@@ -1,7 +1,11 @@
-"""Writes to the ranks' store that a rank is gone, for ranks that cannot do so themselves any more.
+"""Notifies the other ranks over their store that a rank is gone, then ends the processes that the rank left.
 
-`recovery_level.py` or the standalone agent of one rank decides what is written, and the contract how. Each report has
-a thread of its own, since it waits in the store until the other ranks took note.
+For a rank that cannot do so itself any more. `in_process.py` calls it when `recovery_level.py` has decided so, and
+`agent/standalone.py` for a rank without a launcher, whose leftovers are not touched. The contract writes the keys
+(`depart`, `withdraw`). Nothing is decided here.
+
+Threads: each report has one of its own, since a report waits in the store until the other ranks took note. The outcome
+goes to the agent's thread by `notified`.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ class RankLossNotifier:
         threads: at the cycle's store; close them before `notified`.
         stop_s: from SIGTERM to SIGKILL for processes that a dead rank left in its session (seconds); None: these are
             left alone.
-        on_reaped: called with the pid of each of these whose exit code was taken, in the thread.
+        on_reaped: called with the pid of each such process whose exit code was taken, in the thread of the report: it
+            must be safe to call from any thread.
 
     Attributes:
         notified: the notifications that ended.
@@ -38,7 +43,11 @@ class RankLossNotifier:
         self.notified: EventQueue[LossNotified] = EventQueue()
 
     def notify(self, order: NotifyLoss, pid: int, interruption: str = TERMINATED) -> None:
-        """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once."""
+        """Starts a thread that notifies the others, then ends what the rank's process `pid` left. Returns at once.
+
+        Where the notice fails, what the rank left ends with the cycle. Where nothing is to be ended, `pid` may be any
+        number that is unique among the reports.
+        """
 
         def report(keys: Keys) -> None:
             record = json.dumps({"rank": order.member, "interruption": interruption})

@@ -76,7 +76,7 @@ LOOKS: dict[str, Look] = {
     Category.STOP: Look("late", is_weak=True),
 }
 """Category -> look, in the order in which a cycle goes through the categories. The page draws the bar of a cycle in
-this order. Sections with other names have the look of CUSTOM."""
+this order. Any other name, of a section or of a category without an entry, has the look of CUSTOM."""
 
 
 def look_of(category: str) -> Look:

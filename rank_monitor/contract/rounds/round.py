@@ -30,11 +30,12 @@ operation, so that a process killed between two steps leaves nothing that the ne
     records   why the round was interrupted
     blame     who held up the others, where a launcher saw it before the interruption
 
-A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set. Released keys and the store address
-stay as long as the store: some 300 bytes for each round. Ranks wait for these keys only, so only these keys may be read
-by a `get` that waits. Hence a process that was stopped in an old round neither waits without end nor releases anything
-anew: it follows the released keys from round to round, until it finds the round that closed without it. All other keys
-of a round are deleted when no rank needs them any more (`tidy`), and read by `value_now`.
+A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set. Released keys and the store
+address stay as long as the store: some 300 bytes for each round. Ranks wait for these keys only, so only these keys
+may be read by a `get` that waits. (The host of the store may replace the store address until the round starts.) Hence
+a process that was stopped in an old round neither waits without end nor releases anything anew: it follows the
+released keys from round to round, until it finds the round that closed without it. All other keys of a round are
+deleted when no rank needs them any more (`tidy`), and read by `value_now`.
 
 Beside its rounds a call has three keys that are never deleted: `round`, the number of the last round that all ranks
 have begun; `joining`, the requests to join; `discarded`, the ranks that got no place. They and the barriers `start`,
@@ -347,9 +348,9 @@ def depart(
     round has ended on all other ranks.
 
     Called in a thread by the node agent or the companion that saw the member's process end, or by the rank itself on
-    its way out. A second report does no harm. A member that had entered the end of a round before it died may be
-    counted as well in that round; it is then accounted for in the next one, and so this goes on from round to round
-    until the member is out.
+    its way out. A second report does no harm. A member that had entered the end of a round before it died may count as
+    alive when that round closes, and be a member of the next round. `depart` then accounts for it in the next round,
+    and so on from round to round until the member is out.
 
     Args:
         store: the keys of the call.

@@ -34,7 +34,8 @@ MAX_NAME_BYTES = 64
 MAX_POINTS = 256
 """Points that are kept; where there are more, every other one goes."""
 UNKNOWN = -2
-"""In the place of an iteration that is not known. -1 is a known one: nothing was done before iteration 0."""
+"""In the place of `RankTimes.resumed`: not known. There -1 is known: nothing was done before iteration 0. In
+`iteration` and `saved`, -1 itself says that none is known."""
 NO_STEP = -1
 """In the place of `RankTimes.waited_ns`: the rank is not watched, and no step is expected of it."""
 GAP_WINDOW = 1000
@@ -301,8 +302,8 @@ def rank_times(values: Mapping[str, Any]) -> RankTimes:
     """Returns the ledger in JSON values. They come from a monitor of ours, but hold a rank's words.
 
     Raises:
-        ProtocolError: the values are no ledger: a field is missing or does not fit, a number is out of range, or there
-            are more names, points or buckets than a ledger has.
+        ProtocolError: the values are no ledger: a field is missing, is unknown, or does not fit, a number is out of
+            range, or there are more names, points or buckets than a ledger has.
     """
     template = vars(RankTimes())
     if values.keys() != template.keys():
