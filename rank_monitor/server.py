@@ -435,9 +435,14 @@ class MonitorServer:
     def _act(self, actions: list[Action]) -> None:
         """Performs the actions of the detector in their order.
 
-        Log lines of verdicts come last, so that no signal waits for a write. Two actions are questions
-        (`AskUsualGap`, `AskLookUp`): the answer goes back to the detector at once, whose further actions are performed
-        within this call.
+        Log lines of verdicts come last, so that no signal waits for a write.
+
+        Two actions are questions: `AskUsualGap` and `AskLookUp`. The detector cannot look at a process itself. So a
+        question ends its decision for the moment, and the answer continues it: the answer goes back at once
+        (`on_usual_gap`, `on_look_up`), and the further actions are performed within this call. An example is a limit
+        that has passed: `on_tick` returns `AskLookUp`, this method reads /proc, and `on_look_up` returns either a note
+        that the limit waits for the resolver, or what follows a missed limit. No answer leads to another question, so
+        the recursion ends.
         """
         lines = []
         for action in actions:

@@ -1,15 +1,27 @@
 """The way of this node into the next cycle: the decision about the last one, the check of its health, its place.
 
-The membership has one `Joining` and calls `join` between two cycles, on the agent's thread:
+The membership has one `Joining` and calls it between two cycles, in the agent's thread. What may block runs in a thread
+of `EndingSignal.call`, so that a signal to the launcher ends the wait. Starts no rank and ends none.
 
-1. On one node: asks the coordinator, records its decision, and waits for a backoff. Among several nodes: waits for the
-   answer to a request that ends this launcher, if a rank has made one.
-2. Checks the health of this node. An unhealthy node leaves the job.
-3. Has torch's agent call the rendezvous: that asks for a place, waits for the answer, and opens the cycle's store.
-   Where the store cannot be made, the other nodes are told, and steps 2 and 3 are repeated for the next formation.
+torch's agent calls our hooks, and our hooks call torch's methods. So the formation of a cycle changes sides several
+times. The steps, each with its owner:
 
-What may block runs in a thread of `EndingSignal.call`, so that a signal to the launcher ends the wait. Starts no rank
-and ends none.
+1. ours: `NodeAgent._run_cycles` calls torch's `_initialize_workers`.
+2. torch: `_initialize_workers` calls the hook `_rendezvous`.
+3. ours: `NodeAgent._rendezvous` calls `Membership.form`, with torch's own `_rendezvous` as `assign_ranks`. `form` calls
+   `Joining.join`.
+4. ours: `_await_decision`. A node that is its own coordinator asks for its place here, and waits for a backoff.
+5. ours: `_try_to_join` checks the health of the node, and calls `assign_ranks` in a thread of `EndingSignal.call`.
+6. torch, in this thread: `_rendezvous` calls `next_rendezvous` of the handler.
+7. ours, in this thread: `NodeRendezvous.next_rendezvous`. One of several nodes asks for its place here. A node that has
+   its place from step 4 does not ask again. The cycle's store is opened. Under a handler that is not ours,
+   `ForeignRendezvous.next_rendezvous` has that handler form the group.
+8. torch, in this thread: `_rendezvous` calls the hook `_assign_worker_ranks`, in which `NodeAgent` numbers the ranks by
+   the place.
+9. ours: `form` records the decision, where `_await_decision` has not, and returns the cycle's store.
+10. torch: `_initialize_workers` calls the hook `_start_workers`.
+
+Where the store cannot be made, the other nodes are told, and steps 5 to 8 are repeated for the next formation.
 """
 
 from __future__ import annotations

@@ -229,7 +229,14 @@ class RecoveryLevels:
         return steps + self._restarted(now) + self._start_next()
 
     def died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
-        """Handles a rank's end; returns the steps of level 1, or None where the end counts as without wrappers."""
+        """Handles a rank's end.
+
+        Returns:
+            None: level 1 does not handle the end. It counts as that of a rank without a wrapper: an error ends the
+            cycle.
+            A list: level 1 handles the end, and these steps follow. The list is empty where nothing is to be done, for
+            instance because the rank had left before. A list with `TakeOver` ends the cycle: level 1 has failed.
+        """
         slot = self._slots[local_rank]
         is_declared = self.needs_message(local_rank)
         slot.exit_code, slot.due = exit_code, None

@@ -41,6 +41,11 @@ from rank_monitor.contract.settings.config import RestartSettings
 def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
     """Returns the restart policy as the function that a coordinator calls for each fault and each request.
 
+    Called in each launcher when the rendezvous is made (`job/rendezvous/backends.py`): any node may become the
+    coordinator. `FaultDecision` (`job/coordinator/fault_decision.py`) keeps the function as `_policy`, so a call
+    of `_policy` there is a call of `policy` below. The function keeps nothing between two calls: the history comes with
+    the case, and goes back with the answer.
+
     Args:
         settings: the options of the restart policy.
         max_restarts: `--max-restarts`.

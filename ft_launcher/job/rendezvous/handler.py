@@ -17,6 +17,17 @@ From the end of one cycle to the next:
 Threads: the agent calls what may block (`next_rendezvous`, `await_place`, `leave`) in a thread that a signal to the
 launcher leaves behind (`agent/ending_signal.py`), and all else in its own thread. The threads of `NodeLink` call
 `waiting` and `heard`.
+
+The place in a cycle is asked for at one of two moments, and `_is_granted` joins the two:
+
+- A node that is its own coordinator calls `ask` and `answered`, before its health is checked. `answered` sets
+  `_is_granted`. Later torch's agent calls `next_rendezvous`, which finds the place and does not ask again.
+- One of several nodes does not call `ask`. Its health is checked first; then torch's agent calls `next_rendezvous`,
+  which asks and waits for the answer (`await_place`). Only after a request of a rank that ends this launcher does
+  `Joining` call `await_place` before the check.
+
+In both cases `next_rendezvous` resets `_is_granted` when it enters the cycle: the next cycle is asked for anew.
+`agent/joining.py` lists all steps, torch's and ours.
 """
 
 from __future__ import annotations

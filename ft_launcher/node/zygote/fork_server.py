@@ -25,6 +25,15 @@ The agent sends three kinds of requests, and gets one answer to each, both as JS
 
 The order of imports matters: torch comes first, so that it is known which modules torch's import brings; then the
 user's modules; then the client, which ranks alone need.
+
+No rank runs its script here. A rank has the stack of the zygote, and hands a `ForkedRank` up this stack:
+`_become_rank`, `_fork_ranks`, `_fork` and `serve` return it. What follows depends on how the zygote was made:
+
+- A zygote that is a fork of the launcher was called by `ZygoteProcess.fork`, `ZygotePool.begin` and `cli.launch`. They
+  return the `ForkedRank` to `cli.program` or to `ft_launcher/__main__.py`, which runs the script with it.
+- A zygote that is a program of its own was called by `main`, whose caller (`client.py`) runs the script.
+
+So the script runs in the outermost frame: its tracebacks have few frames of ours, and no frame keeps its objects alive.
 """
 
 from __future__ import annotations
