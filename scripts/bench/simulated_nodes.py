@@ -19,11 +19,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
@@ -47,7 +45,6 @@ SWITCH_S = 1.0
 """Threads hand over the interpreter when they wait for the store. Each of those that want it looks for it every 5 ms
 otherwise: with hundreds of nodes in a process, which no job has, that takes the whole machine."""
 RANKS = 8
-SPEC = SimpleNamespace(role="default", local_world_size=RANKS)
 FAULT = Fault(
     *(FaultKind.EXCEPTION, 0, 0, 1, 1, "raised an error", "", ""),
     detail=tuple(f"a line {number} of a traceback, as long as they are" for number in range(64)),
@@ -109,17 +106,16 @@ class OurNode:
         self._handler.leave("the benchmark ends")
 
     def form(self) -> int:
-        """Forms the next cycle, ending the one before, and has the node's ranks assigned; the first of them."""
+        """Forms the next cycle, ending the one before; the node's place by the numbers of its ranks."""
         if self._handler.place is not None:
             if self._fails:
                 self._handler.report_end(EndReason.FAILED, "a rank failed")
             while self._handler.take_end() is None:
                 readable({self._handler.link.fileno()}, 1.0)
             self._handler.bring(FaultReport(replace(FAULT, collateral=not self._fails)))
-        info = self._handler.next_rendezvous()
-        assign: Any = SimpleElasticAgent._assign_worker_ranks
-        workers = assign(None, Counted(info.store), info.rank, info.world_size, SPEC)
-        return int(workers[0].global_rank) // RANKS
+        self._handler.next_rendezvous()
+        assert self._handler.place is not None
+        return self._handler.place.first_rank // RANKS
 
 
 class TorchNode:

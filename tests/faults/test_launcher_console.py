@@ -37,7 +37,8 @@ def without_exceptions(evidence, attribute=first_failure.attribute):
     return attribute(evidence)
 
 first_failure.attribute = without_exceptions
-console_text.block = fault_finding.iteration_reached = recorder.events.Fault.of = recorder.events.Decision.of = fails
+console_text.block = fault_finding.iteration_reached = fails
+recorder.events.FaultEvent.of = recorder.events.DecisionEvent.of = fails
 cli.program()
 """
 
