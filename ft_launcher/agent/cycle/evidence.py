@@ -119,7 +119,9 @@ def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_stil
     The end of that rank breaks the connections of the other ranks. What these show afterwards is a consequence of the
     end, and says nothing about the hang. So two cases are mended:
     - This node has ended a rank: all ranks are as they were at the check that decided it.
-    - Another node has ended a rank (`stood_still`): the ranks that stood still are as they were at the last check.
+    - Another node has ended a rank (`stood_still`): the ranks that stood still are as they were at the last check. When
+      the other node ended its rank is not known here. So a return from the program after that check does not count
+      either: the rank's wait had failed.
 
     Args:
         ranks: the evidence after the stop.
@@ -140,7 +142,10 @@ def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_stil
             continue
         last = rank.snapshot or seen
         snapshot = replace(last, frames=seen.frames, process=seen.process, groups=seen.groups)
-        found.append(replace(rank, snapshot=snapshot))
+        as_seen = replace(rank, snapshot=snapshot)
+        if not is_own and rank.left_at is not None:
+            as_seen = replace(as_seen, exit_code=None, died_at=None, returned_at=None)
+        found.append(as_seen)
     return found
 
 

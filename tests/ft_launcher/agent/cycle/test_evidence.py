@@ -7,13 +7,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ft_launcher.agent.cycle import evidence
 from ft_launcher.agent.cycle.evidence import (
+    as_decided,
     call_within,
     iteration_in_file,
     iteration_reached,
@@ -23,6 +26,7 @@ from ft_launcher.agent.cycle.evidence import (
 )
 from ft_launcher.decide.attribution import RankEvidence
 from ft_launcher.decide.attribution.hints import NodeEvidence
+from ft_launcher.decide.attribution.rank_view import views
 from ft_launcher.decide.attribution.scene import Activity
 from rank_monitor.contract.wire.launcher_messages import Snapshot
 from rank_monitor.contract.wire.messages import NO_ITERATION
@@ -239,3 +243,19 @@ def test_what_is_no_regular_file_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/dev/zero")
     assert iteration_in_file(tmp_path / "pipe") is None
     assert iteration_in_file(tmp_path / "link") is None
+
+
+@pytest.mark.parametrize("returned_at", [None, 99.0], ids=["exit code 0", "it said that it returns"])
+@pytest.mark.parametrize("stood_still", [True, False])
+def test_a_return_after_another_node_has_ended_the_hang_is_no_return(
+    returned_at: float | None, stood_still: bool
+) -> None:
+    """The wait of the rank failed as the other node's rank was ended. When that was is not known on this node."""
+    waits = ["torch/distributed/distributed_c10d.py:5356 in barrier", "train.py:23 in <module>"]
+    after = Snapshot(1, False, False, NO_ITERATION, {}, None, False)
+    seen = replace(after, frames=waits, process={"state": "S (sleeping)"})
+    rank = RankEvidence(2, 0, 42, exit_code=0, died_at=100.0, returned_at=returned_at, snapshot=after)
+    monitors: Any = SimpleNamespace(stood_still=lambda local_rank: seen)
+    (view,) = views(as_decided([rank], monitors, stood_still), stop_began=101.0)
+    assert view.ended is not stood_still
+    assert view.is_waiting is stood_still
