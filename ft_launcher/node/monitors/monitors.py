@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from ft_launcher.node.monitors.rank_report import RankReport, Replaced
+from ft_launcher.node.monitors.rank_report import RankReport, Replaced, has_left_its_wait
 from ft_launcher.node.ranks.runtime import Runtime
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.processes.proc import is_stopped
@@ -261,8 +261,14 @@ class NodeMonitors:
 
     def note_standstill(self, local_rank: int) -> None:
         """Keeps where a rank was at the last `snapshots`. Called by `hang_watch.py` for a rank that stands still:
-        another node may be about to end the rank that holds this one up."""
-        report = self.report(local_rank)
+        another node may be about to end the rank that holds this one up.
+
+        That node may have ended its rank already, and gives it time to end. Then the wait of this rank has failed, and
+        the rank may stand still somewhere else by now, for instance in a handler of the error. Where it waited is kept.
+        """
+        report, before = self.report(local_rank), self.stood_still(local_rank)
+        if before is not None and report.snapshot is not None and has_left_its_wait(before, report.snapshot):
+            return
         report.stood_still, report.stood_still_at = report.snapshot, time.monotonic()
 
     def stood_still(self, local_rank: int) -> Snapshot | None:

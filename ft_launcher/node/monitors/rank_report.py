@@ -193,3 +193,21 @@ class RankReport:
         if message.condemned or (message.limit == STALL and self.verdict is None):
             self.verdict, self.verdict_at = message, now
         return message
+
+
+def has_left_its_wait(before: Snapshot, now: Snapshot) -> bool:
+    """Returns whether a rank that waited in a collective is in none any more, and has entered no other one.
+
+    Either the collective is finished, or its wait has failed: torch's flight recorder shows both as finished.
+
+    Args:
+        before: an earlier state of the rank.
+        now: its present state.
+    """
+    if before.groups.keys() != now.groups.keys():
+        return False
+    counts = [(before.groups[name], now.groups[name]) for name in before.groups]
+    entered_none = all(earlier.get("entered") == later.get("entered") for earlier, later in counts)
+    waited = any(earlier.get("entered") != earlier.get("finished") for earlier, _ in counts)
+    waits = any(later.get("entered") != later.get("finished") for _, later in counts)
+    return entered_none and waited and not waits

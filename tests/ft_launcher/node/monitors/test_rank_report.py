@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ft_launcher.node.monitors.rank_report import RankReport
+from ft_launcher.node.monitors.rank_report import RankReport, has_left_its_wait
 from rank_monitor.contract.wire.launcher_messages import STALL, CycleStart, Snapshot, Times, Verdict
 from rank_monitor.contract.wire.messages import RankException
 from rank_monitor.contract.wire.rank_times import RankTimes
@@ -71,3 +71,36 @@ def test_a_reading_is_no_snapshot_of_the_end(report: RankReport) -> None:
 def test_a_time_ledger_is_that_of_this_process(report: RankReport, message: Times, is_kept: bool) -> None:
     assert report.take(message, SENT_NS, NOW) is None
     assert (report.times is not None) is is_kept
+
+
+def in_groups(**groups: tuple[int, int]) -> Snapshot:
+    """The state of a rank by the collectives that it has entered and finished in each group."""
+    found = {name: {"entered": entered, "finished": finished} for name, (entered, finished) in groups.items()}
+    return Snapshot(0, True, True, -1, {}, None, groups=found)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "has_left"),
+    [
+        (in_groups(world=(4, 3)), in_groups(world=(4, 4)), True),
+        (in_groups(world=(4, 3), tp=(9, 9)), in_groups(world=(4, 4), tp=(9, 9)), True),
+        (in_groups(world=(4, 3)), in_groups(world=(4, 3)), False),
+        (in_groups(world=(4, 3)), in_groups(world=(5, 4)), False),
+        (in_groups(world=(4, 3), tp=(9, 9)), in_groups(world=(4, 4), tp=(10, 9)), False),
+        (in_groups(world=(4, 4)), in_groups(world=(4, 4)), False),
+        (in_groups(world=(4, 3)), in_groups(), False),
+        (in_groups(), in_groups(), False),
+    ],
+    ids=[
+        "its wait failed",
+        "in one of two groups",
+        "still waits",
+        "in the next collective",
+        "in a collective of another group",
+        "waited in none",
+        "no answer of the recorder",
+        "no group",
+    ],
+)
+def test_a_rank_that_has_left_its_wait(before: Snapshot, now: Snapshot, has_left: bool) -> None:
+    assert has_left_its_wait(before, now) is has_left
