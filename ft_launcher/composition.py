@@ -417,8 +417,8 @@ class Rendezvous:
 def _choose_rendezvous(job: Job, signals: SignalPipe) -> Rendezvous:
     """Chooses the rendezvous of a job: one of ours where there is one.
 
-    The only node of a job needs no store to find others. Several nodes run our protocol over torch's store or etcd. A
-    backend that is none of these is used as it is.
+    The only node of a job needs no store to find others. Several nodes run our protocol over torch's store or etcd. For
+    any other backend torch makes its own handler (`job/rendezvous/foreign.py`).
 
     Raises:
         RendezvousConnectionError: there are several nodes, and the host of the endpoint does not resolve.

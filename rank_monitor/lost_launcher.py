@@ -1,8 +1,8 @@
 """Ends all processes of a monitor's job, or of one cycle, and removes its runtime folder, when the launcher was killed.
 
 Each monitor, the template and the sweeper call `MonitoredJob.end` when the launcher is gone without a goodbye. All of
-them do the same, and none waits for another: whoever is left alive is enough. A monitor calls `end_cycle` when the
-node's lease has run out.
+them do the same, and none waits for another: one survivor is enough. A monitor calls `end_cycle` when the node's lease
+has run out.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ continued. Nothing is known here of ranks.
 **Sequence.** The launcher executes `main` in a new interpreter. The template forks the sweeper, runs one monitor itself
 to warm up (below), removes runtime folders that dead launchers have left, and then serves requests (`ForkMonitor`)
 until `Bye` or until the launcher is gone. In the latter case it kills every process of the job, as each monitor does:
-whoever is left alive is enough.
+one survivor is enough.
 
 **The sweeper** kills what is left of a job when launcher, zygote, template and monitors were all killed at once. It is
 forked first of all, so that it costs no import. It leads a session of its own, and waits in one `read` on a channel

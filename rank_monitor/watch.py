@@ -194,7 +194,7 @@ class RankWatch:
         self.wrapper = WatchedWrapper()
 
     def end(self) -> None:
-        """Notes that the launcher ends the cycle: nothing is judged until the next one, whoever connects."""
+        """Notes the end of the cycle. Nothing is judged until the next cycle, even if a process connects."""
         self.ended = self._over = True
 
     def pause(self, from_ns: int, until_ns: int) -> None:

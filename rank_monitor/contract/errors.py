@@ -62,12 +62,12 @@ class ConfigError(FtError):
 
 
 class ProtocolError(FtError):
-    """A peer sent bytes that are no valid message. The author of the peer must act. Whoever receives such bytes refuses
-    them and goes on: they never end a watch."""
+    """A peer sent bytes that are no valid message. The author of the peer must act. The receiver refuses such bytes and
+    goes on: they never end a watch."""
 
 
 class StoreLost(FtError):
-    """The store of the rendezvous does not answer: its host is down or cut off. Who runs the cluster must act."""
+    """The store of the rendezvous does not answer: its host is down or cut off. The cluster's operator must act."""
 
 
 def why_refused(error: BaseException) -> str:

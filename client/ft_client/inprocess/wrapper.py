@@ -184,9 +184,9 @@ def _collective_timeout() -> datetime.timedelta | None:
 def end_as_hung(error: HungAgain, log: logging.Logger) -> None:
     """Ends this process by SIGTERM, as `hard_timeout` does, where there is no launcher. Returns if it survives that.
 
-    Each interruption freed the main thread, and each time the function hung again: another process has to take this
-    one's place. Whoever started this process sees by the signal that it hung. Under a launcher fresh processes follow
-    anyway, so nothing is done here.
+    Each interruption freed the main thread, and each time the function hung again, so another process must take the
+    place of this one. The parent process sees by the signal that this process hung. Under a launcher the rank gets a
+    fresh process anyway, so nothing is done here.
     """
     if env.IN_PROCESS_LIMITS in os.environ:
         return

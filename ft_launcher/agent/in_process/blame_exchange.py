@@ -227,7 +227,7 @@ class BlameExchange:
             if not self._is_host:
                 record = all_nodes.to_record(ranks, None, hung=True, nccl=None)
                 keys.append(f"scenes/{number}", f"{json.dumps([name, record['ranks']])}\n")
-            keys.add(f"nodes/{number}", 1)  # After the scene, so that whoever reads the count finds all scenes.
+            keys.add(f"nodes/{number}", 1)  # After the scene: a node that reads the count finds all scenes.
         if self._is_host:
             if self._made_no_progress(keys, number, this_round, until):
                 own = NodeScene(name, rank_view.views(ranks or [], None), {})

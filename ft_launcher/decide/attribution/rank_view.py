@@ -281,7 +281,7 @@ def of_record(record: Any) -> RankView:
     """Returns the rank in a record of another node.
 
     Raises:
-        ProtocolError: the record is not one of `to_record`; whoever receives it goes on without that node's ranks.
+        ProtocolError: `to_record` did not make the record. The caller goes on without the ranks of that node.
     """
     try:
         groups = {

@@ -6,7 +6,7 @@ the page of the job and `ft_launcher stacks --all-nodes`. What questions and ans
     1. The node that asks increases the counter of a topic: the new count is the number of the question.
     2. Each node reads the counters of all topics in place of every second beat. Coordinator and deputies read them with
        the beats. So a question costs nothing while nobody asks, and reaches each node within two beats.
-    3. A node that finds a larger count calls `Questions.heard`; whoever listens there answers.
+    3. A node that finds a larger count calls `Questions.heard`, and the user of the topic on that node answers.
     4. The answer is at a key of its own, by topic and node rank, and contains the number of the question. The answer to
        the next question replaces it.
     5. The node that asked reads the answers of the nodes of the cycle, again and again until it has what it needs.

@@ -16,8 +16,8 @@ What the marks mean here:
     PART_OR_TEXT   as PART; with `--with-texts` as WHOLE
     NEVER          the field does not pass, and neither does one without a mark
 
-Whoever adds a field with values inside adds a function to `_PARTS`, which names the keys that pass. Anyone may have
-written a journal, so each function takes any value and returns an empty one where the value does not fit.
+A new field with values inside needs a function in `_PARTS`, which names the keys that pass. Anyone may have written a
+journal, so each function takes any value and returns an empty one where the value does not fit.
 """
 
 from __future__ import annotations

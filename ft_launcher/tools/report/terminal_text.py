@@ -28,7 +28,7 @@ _RANK_HOURS_S = 36.0
 
 
 def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
-    """Returns the lines of the report. Words of ranks are in them as they are: whoever prints escapes them."""
+    """Returns the lines of the report. Texts of ranks are in them unchanged: the caller escapes control characters."""
     lines = [verdict(findings), *of_advice(advice), "", "Time by category"]
     lines += [f"  {name:<24} {as_text(spent_s):>14} {share:>7.1%}" for name, spent_s, share in findings.shares()]
     lines += _of_faults(findings)

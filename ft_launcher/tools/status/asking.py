@@ -6,7 +6,7 @@ over. The agent's thread (`status_feed.py`) finds `fileno` readable, calls `drai
 
    server thread: ask() --ticket n, eventfd--> agent's thread: drain() -> n ... monitors ... answer(n) --> ask() returns
 
-Requests are counted, not queued: whoever asked before `drain` is answered by one round of questions. The types of what
+Requests are counted, not queued: one round of questions answers all requests made before `drain`. The types of what
 other nodes say (`NodeSeen`, `OtherStacks`) and the protocol `OtherNodes` are here too, so that `answers.py` needs no
 rendezvous; `job_nodes.py` implements the protocol.
 """

@@ -281,8 +281,8 @@ class NodeAnswers:
 def _is_started(work: Callable[[], None], name: str, otherwise: str) -> bool:
     """Starts a daemon thread. Returns whether it could be started, and logs `otherwise` where not.
 
-    On a host that can start no more threads, whoever asks goes on without an answer. So does the link's thread, which
-    must survive this.
+    On a host that can start no more threads the caller goes on without an answer. One caller is the link's thread,
+    which must survive this.
     """
     try:
         threading.Thread(target=work, name=name, daemon=True).start()

@@ -91,8 +91,8 @@ class StatusFeed(EventSource):
         """Asks the monitors if somebody wants to know, and publishes their answers when they are complete. Returns no
         event.
 
-        An error here must not end the cycle, so it is contained. Whoever waits is then released by the limit of
-        `Asking.ask`.
+        An error here must not end the cycle, so it is contained. A thread that waits for an answer then goes on at the
+        limit of `Asking.ask`.
         """
         with contained("the status of the ranks cannot be read"):
             if self._asking.fileno() in ready:

@@ -1,8 +1,8 @@
 """Answers GET requests at one listening socket, of TCP or in the file system, by the standard library's HTTP server.
 
 `listening.py` makes one server for each place at which a job can be asked. This file knows connections, tokens and
-codes; `answers.py` knows what to answer. Whoever reaches the port may be anybody, a web page in the user's browser
-included, so each request is checked here before a handler sees it.
+codes; `answers.py` knows what to answer. Any program may reach the port, a web page in the user's browser included, so
+each request is checked here before a handler sees it.
 
 A job must never be slower because somebody asks: connections and threads are bounded, and no other part of the launcher
 waits for them.

@@ -27,7 +27,7 @@ _FAULT, _OFF = "fault", "off"
 
 
 class LogFeed(EventSource):
-    """Hands each finding about printed lines to whoever needs it, in every cycle of this node.
+    """Hands each finding about printed lines to the part that needs it, in every cycle of this node.
 
     A `LogStep` or `LogOverdue` goes to the rank's monitor. A `BadLoss` goes to the journal and, with
     `--ft-watch-log-nan fault`, fails the cycle. A `StepsMissing` becomes one warning.

@@ -161,7 +161,7 @@ class Round:
             end_reason: called on the last rank; returns why there is no further round, empty if there is one.
         """
         if self.start.complete(entry, entry.world_size):
-            # A rank that was stopped for long may lower the number: whoever reads it then follows more ends of rounds.
+            # A rank that was stopped for long may lower the number. A reader then follows the ends of more rounds.
             self._store.set(_CURRENT, str(self.number))
             reason = end_reason()
             store_address = self._store.get(self.store_address).decode()

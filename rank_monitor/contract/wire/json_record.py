@@ -1,7 +1,7 @@
 """Makes a dataclass from a JSON object, checking each field against its type, and a JSON object from a dataclass.
 
-Whoever reads what another process wrote calls it: for messages, keys of stores, files and journals. None of these is
-known here. A value that is returned has the types that its class declares, so nobody behind it needs to check again.
+All code that reads what another process wrote calls it: for messages, keys of stores, files and journals. None of these
+is known here. A returned value has the types that its class declares, so no caller needs to check them again.
 
 Example: `from_json(ControlRequest, {"action": "restart", "description": ""})`.
 

@@ -27,11 +27,6 @@ DEADLINE_S = patient(20.0)
 
 
 @pytest.fixture
-def server() -> TCPStore:
-    return TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=DEADLINE_S))
-
-
-@pytest.fixture
 def said() -> list[str]:
     return []
 

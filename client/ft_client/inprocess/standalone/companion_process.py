@@ -54,7 +54,7 @@ def become(order: AgentOrder, make_store: MakeStore | None = None) -> NoReturn:
     """
     try:
         os.setsid()
-        # The fork inherits the name: whoever looks for the agent finds the name as soon as there is a pid.
+        # Set before the fork, which inherits the name: `ps` shows it from the first moment of the new process.
         proc.name_this_process(COMPANION)
         pid = fork()
         if pid == 0:

@@ -140,7 +140,7 @@ def _ends(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]]:
     """Returns address and port of both ends of an established TCP connection: of this end, and of the other.
 
     Raises:
-        OSError: the descriptor is none of such a connection.
+        OSError: the descriptor is not that of an established TCP connection.
     """
     with socket_copy(descriptor) as connection:
         if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:

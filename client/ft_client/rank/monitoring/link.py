@@ -1,9 +1,9 @@
 """The one connection of this process to its monitor. It never blocks the training, counts lost messages and reconnects
 by itself.
 
-The client sends through it, and so do the in-process wrapper and whoever else has something to report; the watchdog
-receives. No message is queued: one that cannot be sent at once is lost and noted (`dirty`, `stale`). After a loss or a
-reconnection the whole state is sent again instead, as a `StateSource` gives it.
+The client, the in-process wrapper and all other parts of the rank that report send through the link; the watchdog
+receives. No message is queued: a message that cannot be sent at once is lost, and the loss is noted (`dirty`, `stale`).
+After a loss or a reconnection the whole state is sent again, as a `StateSource` gives it.
 
 **A connection** is made by `reconnect`, which `process.py` calls first and every failed send again: connect, send the
 hello and the whole state, and only then let other threads send.

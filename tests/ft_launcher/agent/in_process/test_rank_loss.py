@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -22,11 +21,6 @@ from tests.patience import patient, until
 PREFIX = "call/0"
 HOST = "127.0.0.1"
 DEADLINE_S = patient(20.0)
-
-
-@pytest.fixture
-def server() -> TCPStore:
-    return TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=DEADLINE_S))
 
 
 @pytest.fixture
