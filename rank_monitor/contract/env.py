@@ -28,6 +28,9 @@ IN_PROCESS_LIMITS = "FT_IN_PROCESS_LIMITS"
 """JSON of `escalation.LimitsSet`: the limits of restarts in process that the launcher's user has set."""
 SAVE_INTERVAL = "FT_CHOSEN_SAVE_INTERVAL"
 """Seconds between two saves, as the launcher of this node chose them for this cycle (`--ft-save-interval auto`)."""
+MEMORY_FILES = "FT_MEMORY_FILES"
+"""JSON of `memory_files.MemoryFiles`: where the ranks of this node write the training's state, and within which bounds.
+Without it no state is kept in memory."""
 REJOIN = "FT_REJOIN"
 """Set for a rank that was started again alone: its wrapper joins the others at their next restart."""
 
@@ -66,6 +69,7 @@ SET_FOR_RANKS = frozenset(
         RESULT_IN_DOUBT,
         IN_PROCESS_LIMITS,
         SAVE_INTERVAL,
+        MEMORY_FILES,
         REJOIN,
     },
 )

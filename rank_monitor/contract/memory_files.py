@@ -1,0 +1,170 @@
+"""The files of the training's state in memory: where they lie, how they are named, which are complete. Pure.
+
+The launcher of a node owns a folder in a tmpfs, and its ranks write the files in it. So the files survive every rank.
+Both sides know only what is written here.
+
+**The launcher** makes the folder (`folder_name`, mode 0700, below `--ft-memory-dir`) before it starts ranks, and passes
+it as a `MemoryFiles` record in `env.MEMORY_FILES`. It writes no file in the folder and changes none. Between two
+cycles, when none of its ranks lives, it may remove files; at the end of the job it removes the folder. A launcher that
+finds a folder of the same key may adopt it: `complete_generations` of the folder's listing says which steps are there.
+
+**The ranks** write one file each for a step, mode 0600:
+
+- A file that is being written, or that is free to be used again, is named by `unfinished_name(rank, slot)`. Its content
+  means nothing.
+- When all its bytes are there and their checksums are known, the rank renames it to `StateFile.name`. A file with such
+  a name is whole. Before it is written again, it is renamed back.
+- A file's name has the step, the rank, how many ranks the job and this node have, and the series. A *series* is what
+  was saved between two calls of `load()`: eight hexadecimal digits that all ranks agree upon in that call. Files of two
+  series are never one generation: the same step may have been computed twice, with different results.
+- A **generation** is complete on a node when each rank of the node has its file: as many different ranks as the names
+  say the node has.
+- `LOCK_NAME` is an empty file; a rank holds a lock (`flock`) on it while it makes files or makes them larger.
+- A folder of a step, for a user's own files (`ft.memory_folder`), has a name by `StateFolder.name`. It is complete
+  when it has this name. Until then its name is that with `UNFINISHED` appended, and its content means nothing.
+
+All else about a file, its checksums too, is inside: a file with a good name may still be damaged, and only the rank
+that loads it finds out. Names that fit none of these forms are not ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+FOLDER_PREFIX = "ft_memory_"
+"""Begins the name of each job's folder, so that sweeps and users recognise them."""
+LOCK_NAME = "lock"
+UNFINISHED = ".unfinished"
+"""Ends the name of what is not whole."""
+AUTO = 0
+"""The interval that the ranks choose themselves, by what a save costs them."""
+
+_STATE_FILE = re.compile(
+    r"step-(\d{1,18})_rank-(\d{1,9})-of-(\d{1,9})_node-(\d{1,9})_series-([0-9a-f]{8})\.safetensors", re.ASCII
+)
+_STATE_FOLDER = re.compile(r"step-(\d{1,18})_world-(\d{1,9})_series-([0-9a-f]{8})\.folder", re.ASCII)
+
+
+@dataclass(frozen=True)
+class MemoryFiles:
+    """What the launcher tells its ranks, as JSON in `env.MEMORY_FILES` (`json_record.write_record`).
+
+    Attributes:
+        folder: absolute path of this node's folder for the job; it exists when ranks start.
+        keep: how many complete generations are kept; one more is being written beside them.
+        limit: bytes that all files in the folder may have together.
+        interval: steps between two saves; AUTO: the ranks choose.
+    """
+
+    folder: str
+    keep: int
+    limit: int
+    interval: int = AUTO
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """The name of a whole file: the state of one rank after one step.
+
+    Attributes:
+        step: how many steps the training had done.
+        rank: of the rank that wrote it.
+        world: how many ranks the job had.
+        node_ranks: how many of them the node had.
+        series: see above.
+    """
+
+    step: int
+    rank: int
+    world: int
+    node_ranks: int
+    series: str
+
+    @property
+    def name(self) -> str:
+        return (
+            f"step-{self.step}_rank-{self.rank}-of-{self.world}_node-{self.node_ranks}_series-{self.series}.safetensors"
+        )
+
+
+@dataclass(frozen=True)
+class StateFolder:
+    """The name of a whole folder of a step. All ranks of a node write into one folder. Fields as in `StateFile`."""
+
+    step: int
+    world: int
+    series: str
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step}_world-{self.world}_series-{self.series}.folder"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A step whose files are all there on one node.
+
+    `ranks`: the ranks of the node, ascending.
+    """
+
+    step: int
+    world: int
+    series: str
+    ranks: tuple[int, ...]
+
+
+def folder_name(key: str) -> str:
+    """Returns the name of a job's folder. `key`: tells this job from others; letters, digits, `-`, `_` and `.`."""
+    return FOLDER_PREFIX + key
+
+
+def unfinished_name(rank: int, slot: int) -> str:
+    """Returns the name of a rank's file that is not whole. `slot` tells the rank's files from each other."""
+    return f"rank-{rank}_slot-{slot}{UNFINISHED}"
+
+
+def state_file(name: str) -> StateFile | None:
+    """Returns what the name of a whole file says; None: the name is not one."""
+    found = _STATE_FILE.fullmatch(name)
+    if found is None:
+        return None
+    step, rank, world, node_ranks = map(int, found.groups()[:4])
+    return StateFile(step, rank, world, node_ranks, found[5])
+
+
+def state_folder(name: str) -> StateFolder | None:
+    """Returns what the name of a whole folder of a step says; None: the name is not one."""
+    found = _STATE_FOLDER.fullmatch(name)
+    if found is None:
+        return None
+    return StateFolder(int(found[1]), int(found[2]), found[3])
+
+
+def complete_generations(names: Iterable[str]) -> list[Generation]:
+    """Returns the generations that are complete on a node, the newest step first.
+
+    A step may be there more than once, in several series; nothing says which of these is newer.
+
+    Args:
+        names: the listing of the node's folder.
+    """
+    ranks: dict[tuple[int, int, str, int], set[int]] = defaultdict(set)
+    for name in names:
+        file = state_file(name)
+        if file is not None:
+            ranks[file.step, file.world, file.series, file.node_ranks].add(file.rank)
+    found = [
+        Generation(step, world, series, tuple(sorted(ranks_of)))
+        for (step, world, series, node_ranks), ranks_of in ranks.items()
+        if len(ranks_of) == node_ranks
+    ]
+    return sorted(found, key=lambda generation: (generation.step, generation.series), reverse=True)
+
+
+def complete_folders(names: Iterable[str]) -> list[StateFolder]:
+    """Returns the whole folders of steps in the listing of a node's folder, the newest step first."""
+    found = [folder for folder in map(state_folder, names) if folder is not None]
+    return sorted(found, key=lambda folder: (folder.step, folder.series), reverse=True)
