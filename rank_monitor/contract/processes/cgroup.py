@@ -15,24 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rank_monitor.contract.memory_room import MemoryRoom
+
 ROOT = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _NO_LIMIT = 1 << 60
 """Bytes. Version 1 says "no limit" by the largest multiple of a page below 2**63."""
-
-
-@dataclass(frozen=True)
-class MemoryRoom:
-    """How much memory this process' cgroup may use, or the machine where no group has a limit. All in bytes.
-
-    Attributes:
-        limit: the smallest limit of the group and its parents, and of the machine.
-        free: what may still be used before the kernel must kill: the least of the group, its parents and the machine.
-            The page cache of files counts as free, since the kernel drops it; files in a tmpfs are no such cache.
-    """
-
-    limit: int
-    free: int
 
 
 @dataclass(frozen=True)

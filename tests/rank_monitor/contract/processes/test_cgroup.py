@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rank_monitor.contract.memory_room import MemoryRoom
 from rank_monitor.contract.processes import cgroup
-from rank_monitor.contract.processes.cgroup import MemoryRoom, memory_room, oom_kills
+from rank_monitor.contract.processes.cgroup import memory_room, oom_kills
 
 OWN = Path("/proc/self/cgroup").read_text()
 MIB = 1 << 20
