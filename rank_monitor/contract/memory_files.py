@@ -3,10 +3,11 @@
 The launcher of a node owns a folder in a tmpfs, and its ranks write the files in it. So the files survive every rank.
 Both sides know only what is written here.
 
-**The launcher** makes the folder (`folder_name`, mode 0700, below `--ft-memory-dir`) before it starts ranks, and passes
-it as a `MemoryFiles` record in `env.MEMORY_FILES`. It writes one file in the folder, `OWNER_NAME`, and changes no other.
-Between two cycles, when none of its ranks lives, it may remove files; at the end of the job it removes the folder. A launcher that
-finds a folder of the same key may adopt it: `complete_generations` of the folder's listing says which steps are there.
+**The launcher** makes the folder (`folder_name`, mode 0700, below `--ft-memory-dir`) before it starts ranks, and
+passes it as a `MemoryFiles` record in `env.MEMORY_FILES`. It writes one file in the folder, `OWNER_NAME`, and changes
+no other. Between two cycles, when none of its ranks lives, it may remove files; at the end of the job it removes the
+folder. A launcher that finds a folder of the same key may adopt it: `complete_generations` of the folder's listing says
+which steps are there.
 
 **The ranks** write one file each for a step, mode 0600:
 
