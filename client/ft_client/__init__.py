@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ft_client.control import WorkloadAction as WorkloadAction
     from ft_client.control import WorkloadControlRequest as WorkloadControlRequest
     from ft_client.errors import RankMonitorClientError as RankMonitorClientError
+    from ft_client.memory.memory_checkpoint import MemoryCheckpoint as MemoryCheckpoint
     from ft_client.rank_monitor_client import RankMonitorClient as RankMonitorClient
     from ft_client.short_forms import init as init
     from ft_client.short_forms import monitored as monitored
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ft_client.short_forms import steps as steps
 
 _HOMES = {
+    "MemoryCheckpoint": ".memory.memory_checkpoint",
     "RankMonitorClient": ".rank_monitor_client",
     "RankMonitorClientError": ".errors",
     "WorkloadAction": ".control",
