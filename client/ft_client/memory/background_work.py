@@ -7,36 +7,37 @@ same time, also where an in-process restart has cut off a save, and another `Mem
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 
 class BackgroundWork:
-    """Runs one piece of work at a time in a thread of its own. Called by the main thread alone."""
+    """Runs one piece of work after the other in one thread, which starts with the first. Called by the main thread
+    alone.
+
+    The thread is no daemon: where the program ends in order, the last save still gets its name. The work needs no other
+    process, so it ends.
+    """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ft_memory")
         self._problem: Exception | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Runs `work` in the thread, once what ran before is over. Does not wait for `work`."""
-        self.wait()
-        # Not a daemon: where the program ends in order, the last save still gets its name. The work needs no other
-        # process and no lock, so it ends.
-        self._thread = threading.Thread(target=self._run, args=(work,), name="ft_memory")
-        self._thread.start()
+        """Has `work` run in the thread. Does not wait."""
+        self._executor.submit(self._run, work)
 
     def wait(self) -> None:
-        """Waits until the thread has nothing to do: for as long as a checksum takes."""
-        thread = self._thread
-        # An interrupt may have come between the two lines of `start`; that thread never runs.
-        if thread is not None and thread.ident is not None:
-            thread.join()
-        self._thread = None
+        """Waits until the thread has nothing to do: for as long as a checksum takes.
+
+        It asks the thread, and no object of `start`: an interrupt may have come before such an object was stored.
+        """
+        self._executor.submit(int).result()
 
     def pop_problem(self) -> Exception | None:
         """Returns what the last work raised, once."""
-        problem, self._problem = self._problem, None
+        problem = self._problem
+        self._problem = None
         return problem
 
     def _run(self, work: Callable[[], None]) -> None:

@@ -32,17 +32,37 @@ class KeptState:
 
     Attributes:
         parts: name -> plain tensor, those of the training itself.
-        plain: what is no tensor, and what is needed to make the tensors again.
-        others: path -> value that torch's weights-only reader may not admit.
+        objects: name of an object -> its state without tensors, and the notes about its tensors.
+        random: the state of the generators.
+        others: path -> value that torch's weights-only reader may not admit. All other values in `objects` are
+            immutable, or copies that nobody else has.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)
-    plain: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    random: rng.RngState = field(default_factory=rng.save)
     others: dict[str, Any] = field(default_factory=dict)
+
+    def signature(self) -> list[Any]:
+        """Returns what the specs follow from: two states with the same signature have the same layout."""
+        return [(name, part.dtype, part.shape) for name, part in self.parts.items()]
 
     def specs(self) -> dict[str, TensorSpec]:
         """Returns what the header says of each tensor. Raises CannotBeKept."""
         return {name: tensor_parts.spec(name, part) for name, part in self.parts.items()}
+
+    def plain(self) -> dict[str, Any]:
+        """Returns all that is no tensor."""
+        return {"form": _FORM, "random": rng.to_json(self.random), "objects": self.objects}
+
+    def mesh_notes(self) -> dict[str, Any]:
+        """Returns mesh, placements and shape of each DTensor by the name of its first part."""
+        return {
+            note["parts"][0]: {key: note[key] for key in ("mesh", "placements", "shape")}
+            for kept in self.objects.values()
+            for note in kept["notes"]
+            if "mesh" in note
+        }
 
 
 def check_object(name: str, kept: Any) -> None:
@@ -68,7 +88,7 @@ def collect(objects: Mapping[str, Any], without_tensors: frozenset[str]) -> Kept
     Raises:
         CannotBeKept: a tensor has no form in a file.
     """
-    found = KeptState(plain={"form": _FORM, "random": rng.to_json(rng.save()), "objects": {}})
+    found = KeptState()
     for name, kept in objects.items():
         if name in without_tensors:
             continue
@@ -77,8 +97,8 @@ def collect(objects: Mapping[str, Any], without_tensors: frozenset[str]) -> Kept
         for path, tensor in apart.tensors.items():
             parts, note = tensor_parts.parts_of(path, tensor)
             found.parts |= parts
-            notes.append({**note, "parts": list(parts)})
-        found.plain["objects"][name] = {"rest": apart.rest, "notes": notes}
+            notes.append(_with_parts(note, list(parts)))
+        found.objects[name] = {"rest": apart.rest, "notes": notes}
         found.others |= apart.others
     return found
 
@@ -177,7 +197,17 @@ def _parameters(kept: Any) -> Iterator[Any]:
             yield from group["params"]
 
 
-def _assembled(known: KnownTensors, note: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
+def _with_parts(note: Any, names: list[str]) -> Any:
+    """Returns a note that also names the parts; of a plain tensor only the name."""
+    if not note:
+        return names[0]
+    return {**note, "parts": names}
+
+
+def _assembled(known: KnownTensors, note: Any, parts: Mapping[str, Any]) -> Any:
+    """Returns a tensor by its note, as `_with_parts` made it."""
+    if isinstance(note, str):
+        return parts[note]
     names = note["parts"]
     return known.assemble(str(names[0]), note, iter([parts[name] for name in names]))
 

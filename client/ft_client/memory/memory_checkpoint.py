@@ -197,15 +197,13 @@ class MemoryCheckpoint:
         earlier = BACKGROUND.pop_problem()
         if earlier is not None:
             self._note_failure(earlier)
+            if self._reason_off is not None:
+                return
         name = StateFile(step, group.rank(), group.size(), len(self._agreed.node_ranks), self._agreed.series)
         more = {**identity(name), "run_id": os.environ.get("TORCHELASTIC_RUN_ID", "")}
         try:
             copied = self._writer.copy(self._objects, self._without_tensors, name, more)
             BACKGROUND.start(functools.partial(self._writer.finish, copied))
-        except (CannotBeKept, NoRoom) as problem:
-            self.failures += 1
-            self._reason_off = str(problem)
-            _say(f"no state is kept in memory: {problem}")
         except Exception as problem:
             self._note_failure(problem)
         else:
@@ -216,6 +214,10 @@ class MemoryCheckpoint:
         """Counts a save that has failed, and says why."""
         self.failures += 1
         self._failed_in_a_row += 1
+        if isinstance(problem, (CannotBeKept, NoRoom)):
+            self._reason_off = str(problem)
+            _say(f"no state is kept in memory: {problem}")
+            return
         text = f"{type(problem).__name__}: {problem}"
         if self._failed_in_a_row < MAX_FAILURES:
             _say(f"the state was not saved in memory, which is tried again: {text}")

@@ -62,13 +62,14 @@ class StoredFile:
         """
         # Of a large file even a look at pages that are there takes time, so it is done once.
         if size > self._allocated:
-            os.posix_fallocate(self.descriptor, 0, size)
+            os.posix_fallocate(self.descriptor, self._allocated, size - self._allocated)
             self._allocated = size
 
     def truncate(self, size: int) -> None:
-        """Cuts off what is behind the first `size` bytes."""
-        os.ftruncate(self.descriptor, size)
-        self._allocated = min(self._allocated, size)
+        """Cuts off what is behind the first `size` bytes: what a larger state has left."""
+        if self.size() != size:
+            os.ftruncate(self.descriptor, size)
+            self._allocated = min(self._allocated, size)
 
     def map(self, size: int) -> mmap.mmap:
         """Returns a mapping of at least the first `size` bytes, which must be allocated."""
@@ -247,10 +248,13 @@ class RankFiles:
     def _check_room(self, size: int) -> None:
         """Raises NoRoom unless all files of this rank fit. Called under the lock."""
         promised = allocated = own = 0
-        for entry in os.scandir(self._folder):
-            status = entry.stat(follow_symlinks=False)
-            file = memory_files.state_file(entry.name)
-            if self._slot_of(entry.name) is not None or (file is not None and file.rank == self._rank):
+        for name in self._names():
+            try:
+                status = (self._folder / name).lstat()
+            except FileNotFoundError:
+                continue  # another rank has just renamed its file; this sum misses it, and `allocate` finds out
+            file = memory_files.state_file(name)
+            if self._slot_of(name) is not None or (file is not None and file.rank == self._rank):
                 own += status.st_blocks * 512
             else:
                 promised += status.st_size

@@ -4,7 +4,8 @@
 
 The header has an entry for each tensor, and `__metadata__`, which maps texts to texts. Ours has fixed room: the bytes
 of the tensors begin at the same offset whatever the metadata say, so the tensors can be written before the checksum of
-their bytes is known. The last entry, `PLAIN_STATE`, is the state that is no tensor, as bytes.
+their bytes is known. The last entry, `PLAIN_STATE`, is the state that is no tensor, as bytes; it has fixed room too, so
+that the size of a file does not change from save to save, and the metadata say how many of its bytes count.
 
 Two checksums (CRC-32) are in the metadata: of all bytes behind the header, and of the header itself, computed while its
 own place holds zeros.
@@ -23,13 +24,14 @@ from rank_monitor.contract.wire.foreign import parse_json
 
 PLAIN_STATE = "__plain_state__"
 DATA_CHECKSUM = "data_crc32"
+_PLAIN_BYTES = "plain_bytes"
 _HEADER_CHECKSUM = "header_crc32"
 _UNKNOWN = "00000000"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 4096
 """The tensors begin on a page, so that a mapped tensor is as well aligned as one of torch's own."""
 _SPARE = 512
-"""Room for what may become longer from save to save: numbers in the metadata, and the offsets of the last entry."""
+"""Room for what may become longer from save to save: numbers in the metadata, and the room of the plain state."""
 MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors library, which refuses longer headers."""
 
@@ -72,27 +74,35 @@ class FileLayout:
         tensors: name -> place, in the order of the file.
         data_offset: of the first byte behind the header.
         tensors_end: offset behind the last tensor; the plain state begins there.
+        plain_room: bytes of the plain state at most.
     """
 
     tensors: Mapping[str, PlacedTensor]
     data_offset: int
     tensors_end: int
+    plain_room: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.tensors_end + self.plain_room
 
 
-def plan(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> FileLayout:
+def plan(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str], plain_room: int) -> FileLayout:
     """Returns where each tensor lies. Tensors with large elements come first, so each is aligned to its elements.
 
     Args:
         specs: name -> what is to be stored.
         metadata: as for `header`; a later header has room for values that are longer by a few hundred characters in
             all.
+        plain_room: bytes of the plain state at most.
     """
     ordered = sorted(specs.items(), key=lambda item: -ITEM_BYTES[item[1].kind])
-    text = _header_text(_entries(ordered, 0), {**metadata, DATA_CHECKSUM: _UNKNOWN}, 0, 0)
+    known = {**metadata, DATA_CHECKSUM: _UNKNOWN, _PLAIN_BYTES: str(plain_room)}
+    end = sum(spec.size for spec in specs.values())
+    text = _header_text(FileLayout(_entries(ordered, 0), 0, end, plain_room), known)
     data_offset = -(-(_LENGTH_BYTES + len(text) + _SPARE) // _ALIGNMENT) * _ALIGNMENT
-    tensors = _entries(ordered, data_offset)
-    end = data_offset + sum(spec.size for spec in specs.values())
-    return FileLayout(tensors, data_offset, end)
+    return FileLayout(_entries(ordered, data_offset), data_offset, data_offset + end, plain_room)
 
 
 def header(layout: FileLayout, metadata: Mapping[str, str], plain_bytes: int, data_checksum: int) -> bytes:
@@ -101,14 +111,14 @@ def header(layout: FileLayout, metadata: Mapping[str, str], plain_bytes: int, da
     Args:
         layout: of the file.
         metadata: names -> texts.
-        plain_bytes: the length of the plain state.
+        plain_bytes: how many bytes of the plain state count.
         data_checksum: of all bytes behind the header.
 
     Raises:
         ValueError: the metadata became too long for the header's room.
     """
-    known = {**metadata, DATA_CHECKSUM: f"{data_checksum:08x}"}
-    text = _header_text(layout.tensors, known, layout.data_offset, layout.tensors_end, plain_bytes)
+    known = {**metadata, DATA_CHECKSUM: f"{data_checksum:08x}", _PLAIN_BYTES: str(plain_bytes)}
+    text = _header_text(layout, known)
     room = layout.data_offset - _LENGTH_BYTES
     if len(text) > room:
         raise ValueError(f"the header has {len(text)} bytes, and there is room for {room}")
@@ -166,12 +176,13 @@ def parse(beginning: bytes, file_bytes: int) -> ParsedHeader:
         metadata = entries.pop("__metadata__")
         places = {name: _place(entry, len(beginning)) for name, entry in entries.items()}
         plain = places.pop(PLAIN_STATE)
+        plain_bytes = int(metadata[_PLAIN_BYTES])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
         raise DamagedFile(f"its header is not one of ours ({type(problem).__name__})") from None
     end = max(place.offset + place.spec.size for place in (plain, *places.values()))
     if end != file_bytes:
         raise DamagedFile(f"it has {file_bytes} bytes, and its header says {end}")
-    return ParsedHeader(metadata, places, (plain.offset, plain.offset + plain.spec.size), len(beginning))
+    return ParsedHeader(metadata, places, (plain.offset, plain.offset + plain_bytes), len(beginning))
 
 
 def _place(entry: Mapping[str, Any], data_offset: int) -> PlacedTensor:
@@ -192,25 +203,20 @@ def _entries(ordered: Sequence[tuple[str, TensorSpec]], offset: int) -> dict[str
     return places
 
 
-def _header_text(
-    tensors: Mapping[str, PlacedTensor],
-    metadata: Mapping[str, str],
-    data_offset: int,
-    tensors_end: int,
-    plain_bytes: int = 0,
-) -> bytes:
+def _header_text(layout: FileLayout, metadata: Mapping[str, str]) -> bytes:
     """Returns the JSON of a header, with zeros in the place of its own checksum, which comes first."""
     entries: dict[str, Any] = {"__metadata__": {_HEADER_CHECKSUM: _UNKNOWN, **metadata}}
-    for name, place in tensors.items():
-        begin = place.offset - data_offset
-        entries[name] = {
-            "dtype": place.spec.kind,
-            "shape": place.spec.shape,
-            "data_offsets": [begin, begin + place.spec.size],
-        }
-    begin = tensors_end - data_offset
-    entries[PLAIN_STATE] = {"dtype": "U8", "shape": [plain_bytes], "data_offsets": [begin, begin + plain_bytes]}
+    for name, place in layout.tensors.items():
+        entries[name] = _entry(place, layout.data_offset)
+    plain = PlacedTensor(TensorSpec("U8", (layout.plain_room,)), layout.tensors_end)
+    entries[PLAIN_STATE] = _entry(plain, layout.data_offset)
     return json.dumps(entries, separators=(",", ":")).encode()
+
+
+def _entry(place: PlacedTensor, data_offset: int) -> dict[str, Any]:
+    """Returns the JSON of one tensor: offsets count from the first byte behind the header."""
+    begin = place.offset - data_offset
+    return {"dtype": place.spec.kind, "shape": place.spec.shape, "data_offsets": [begin, begin + place.spec.size]}
 
 
 _BEFORE_CHECKSUM = f'{{"__metadata__":{{"{_HEADER_CHECKSUM}":"'.encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from ft_client.memory.safetensors_layout import DamagedFile, PlacedTensor
 from ft_client.memory.tensor_parts import TYPES
 from rank_monitor.contract.memory_files import StateFile
 from rank_monitor.contract.wire.foreign import open_regular
+
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ of Linux 5.14: maps all pages at once, as they are read anyway. An older kernel refuses it."""
 
 
 class StateReader:
@@ -43,6 +47,8 @@ class StateReader:
             length = safetensors_layout.header_bytes(beginning, status.st_size)
             parsed = safetensors_layout.parse(beginning + file.read(length - len(beginning)), status.st_size)
             self._mapping = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_COPY)
+        with suppress(OSError):
+            self._mapping.madvise(_POPULATE_READ)
         self._verify(parsed.metadata, parsed.data_offset, name)
         begin, end = parsed.plain_state
         self.plain = plain_state.load(self._mapping[begin:end], safe_types)
