@@ -8,7 +8,6 @@ all ranks call them, in the same order, and none leaves one early, whatever fail
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from ft_client.memory import kept_state
 from ft_client.memory.agreed_steps import AgreedSteps, Offer, agree
 from ft_client.memory.kept_state import LoadedState
+from ft_client.memory.node_folder import names_in, node_of
 from ft_client.memory.safetensors_layout import DamagedFile
 from ft_client.memory.state_reader import StateReader
 from ft_client.memory.tensor_parts import OtherState
@@ -28,16 +28,9 @@ from rank_monitor.contract.wire.json_record import from_json, to_json
 
 def exchange(folder: Path, newer_than: int) -> AgreedSteps:
     """Returns the steps that all nodes have, and the new series. Collective."""
-    try:
-        names = [path.name for path in folder.iterdir()]
-        status = folder.stat()
-        node = f"{socket.gethostname()} {status.st_dev} {status.st_ino}"
-    except OSError:
-        # The other ranks wait for this one. It offers nothing, so none is loaded.
-        names = []
-        node = f"{socket.gethostname()} without a folder, rank {group.rank()}"
-    generations = memory_files.complete_generations(names)
-    offer = Offer(node, generations, newer_than, os.urandom(4).hex())
+    # The other ranks wait for this one: where the folder is gone it offers nothing.
+    generations = memory_files.complete_generations(names_in(folder))
+    offer = Offer(node_of(folder, group.rank()), generations, newer_than, os.urandom(4).hex())
     offers = [from_json(Offer, value) for value in group.gather_json(to_json(offer))]
     return agree(offers, group.rank())
 

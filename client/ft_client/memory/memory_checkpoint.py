@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from ft_client.memory import agreed_load, kept_state
 from ft_client.memory.agreed_load import FoundState
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
+from ft_client.memory.node_folder import say, told
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
@@ -21,10 +21,7 @@ from ft_client.memory.state_reader import identity
 from ft_client.memory.state_writer import StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
 from ft_client.rank.agreement import group
-from rank_monitor.contract import env
-from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.memory_files import MemoryFiles, StateFile
-from rank_monitor.contract.wire.json_record import read_record
 
 MAX_FAILURES = 3
 """Saves in a row that may fail. What fails so often will go on to, and each try costs time."""
@@ -98,7 +95,7 @@ class MemoryCheckpoint:
             RuntimeError: the job has several ranks and no process group yet.
         """
         self._is_loaded = False
-        self._told = _told()
+        self._told = told()
         if self._told is None or not self._may_start():
             return 0
         if group.size() == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -107,7 +104,7 @@ class MemoryCheckpoint:
         folder = Path(self._told.folder)
         agreed = self._agreed = agreed_load.exchange(folder, newer_than)
         replicated = kept_state.replicated(self._objects, group.size())
-        found = agreed_load.find(folder, agreed, self._objects, replicated, self._safe_types, _say)
+        found = agreed_load.find(folder, agreed, self._objects, replicated, self._safe_types, say)
         if found is not None:
             kept_state.give_back(self._objects, found.state)
         step = self._start_saving(found, replicated, max(newer_than, agreed.newer_than))
@@ -123,7 +120,7 @@ class MemoryCheckpoint:
         if not self._is_loaded:
             return
         if step < self._last_step:
-            _say(f"step {step} follows step {self._last_step}: it is not saved in memory")
+            say(f"step {step} follows step {self._last_step}: it is not saved in memory")
         self._last_step = max(step, self._last_step)
         began = time.monotonic()
         if not self._steps.is_due(step, began):
@@ -136,7 +133,7 @@ class MemoryCheckpoint:
             self._steps.agree(int(interval))
             if is_off and self._reason_off is None:
                 self._reason_off = "another rank cannot save"
-                _say("no state is kept in memory from now on: another rank cannot save its own")
+                say("no state is kept in memory from now on: another rank cannot save its own")
         if self._reason_off is not None:
             self._stop()
 
@@ -144,7 +141,7 @@ class MemoryCheckpoint:
         """Returns whether the objects can be kept. The other ranks have objects of the same kinds, and say the same."""
         if self._reason_off is None:
             return True
-        _say(f"no state is kept in memory: {self._reason_off}")
+        say(f"no state is kept in memory: {self._reason_off}")
         return False
 
     def _take_over(self) -> None:
@@ -183,7 +180,7 @@ class MemoryCheckpoint:
             self._files.keep_only(kept)
         except OSError as problem:
             self._reason_off = str(problem)
-            _say(f"no state is kept in memory: {problem}")
+            say(f"no state is kept in memory: {problem}")
         else:
             self._writer = StateWriter(self._files, self._safe_types)
         self._is_loaded = True
@@ -216,14 +213,14 @@ class MemoryCheckpoint:
         self._failed_in_a_row += 1
         if isinstance(problem, (CannotBeKept, NoRoom)):
             self._reason_off = str(problem)
-            _say(f"no state is kept in memory: {problem}")
+            say(f"no state is kept in memory: {problem}")
             return
         text = f"{type(problem).__name__}: {problem}"
         if self._failed_in_a_row < MAX_FAILURES:
-            _say(f"the state was not saved in memory, which is tried again: {text}")
+            say(f"the state was not saved in memory, which is tried again: {text}")
             return
         self._reason_off = text
-        _say(f"no state is kept in memory from now on, after {self._failed_in_a_row} saves that failed: {text}")
+        say(f"no state is kept in memory from now on, after {self._failed_in_a_row} saves that failed: {text}")
 
     def _tell(self, found: FoundState | None, agreed: AgreedSteps) -> None:
         """Says on rank 0 where the training goes on."""
@@ -233,24 +230,8 @@ class MemoryCheckpoint:
         if agreed.newer_than:
             on_disk = f" (the checkpoint on disk has step {agreed.newer_than})"
         if found is not None:
-            _say(f"the training goes on from step {found.generation.step} in memory{on_disk}")
+            say(f"the training goes on from step {found.generation.step} in memory{on_disk}")
         elif agreed.older:
-            _say(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
+            say(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
         elif agreed.candidates:
-            _say(f"no state in memory can be used{on_disk}")
-
-
-def _told() -> MemoryFiles | None:
-    """Returns what the launcher says of this node's folder; None: it says nothing, or there is no launcher."""
-    text = os.environ.get(env.MEMORY_FILES)
-    if text is None:
-        return None
-    try:
-        return read_record(MemoryFiles, text)
-    except ProtocolError as problem:
-        _say(f"no state is kept in memory: {problem}")
-        return None
-
-
-def _say(text: str) -> None:
-    print(f"ft_client: {text}", file=sys.stderr, flush=True)
+            say(f"no state in memory can be used{on_disk}")
