@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ft_client.control import WorkloadAction as WorkloadAction
     from ft_client.control import WorkloadControlRequest as WorkloadControlRequest
     from ft_client.errors import RankMonitorClientError as RankMonitorClientError
+    from ft_client.memory.memory_checkpoint import MemoryCheckpoint as MemoryCheckpoint
+    from ft_client.memory.memory_folders import latest_memory_folder as latest_memory_folder
+    from ft_client.memory.memory_folders import memory_folder as memory_folder
     from ft_client.rank_monitor_client import RankMonitorClient as RankMonitorClient
     from ft_client.short_forms import init as init
     from ft_client.short_forms import monitored as monitored
@@ -23,11 +26,14 @@ if TYPE_CHECKING:
     from ft_client.short_forms import steps as steps
 
 _HOMES = {
+    "MemoryCheckpoint": ".memory.memory_checkpoint",
     "RankMonitorClient": ".rank_monitor_client",
     "RankMonitorClientError": ".errors",
     "WorkloadAction": ".control",
     "WorkloadControlRequest": ".control",
     "init": ".short_forms",
+    "latest_memory_folder": ".memory.memory_folders",
+    "memory_folder": ".memory.memory_folders",
     "monitored": ".short_forms",
     "report_iteration": ".short_forms",
     "section": ".short_forms",

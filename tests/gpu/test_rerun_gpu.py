@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ft_client.rerun import RerunStateMachine, rng
+from ft_client.rank import rng
+from ft_client.rerun import RerunStateMachine
 from ft_client.rerun.unexpected_result import current_device
 
 pytestmark = pytest.mark.gpu

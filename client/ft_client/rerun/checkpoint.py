@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ft_client.rerun import rng
+from ft_client.rank import rng
 from ft_client.rerun.data_iterator import RerunDataIterator
 from ft_client.rerun.transitions import IN_DOUBT, RerunState
 from ft_client.rerun.unexpected_result import UnexpectedResult

@@ -26,8 +26,9 @@ from typing import Any
 
 import torch
 
+from ft_client.rank import rng
 from ft_client.rank.agreement import group
-from ft_client.rerun import checkpoint, rng, unexpected_result
+from ft_client.rerun import checkpoint, unexpected_result
 from ft_client.rerun.checkpoint import Checkpoint
 from ft_client.rerun.data_iterator import RerunDataIterator, as_iterators, keep_microbatches
 from ft_client.rerun.injector import RerunErrorInjector

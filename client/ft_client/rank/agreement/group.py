@@ -79,20 +79,27 @@ def from_rank0(value: float) -> float:
 
 
 def union_over_ranks(names: Iterable[str]) -> list[str]:
-    """Returns all names that any rank gives, sorted. Collective: one all-reduce of a length, one all-gather of
-    bytes."""
-    own = sorted(set(names))
+    """Returns all names that any rank gives, sorted. Collective, as `gather_json`."""
+    return sorted({name for row in gather_json(sorted(set(names))) for name in row})
+
+
+def gather_json(value: Any) -> list[Any]:
+    """Returns what each rank gives, by rank, on every rank. Collective: one all-reduce of a length, one all-gather of
+    bytes.
+
+    `value`: what JSON can hold. Tuples come back as lists.
+    """
+    text = json.dumps(value).encode()
     dist = _distributed()
     if dist is None:
-        return own
-    text = json.dumps(own).encode()
+        return [json.loads(text)]
     torch = sys.modules["torch"]
     length = int(max_over_ranks([len(text)])[0])
     tensor = torch.tensor(list(text.ljust(length)), dtype=torch.uint8, device=_device(dist))
     gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     _kept([tensor, *gathered])
     dist.all_gather(gathered, tensor)
-    return sorted({name for row in gathered for name in json.loads(bytes(row.tolist()))})
+    return [json.loads(bytes(row.tolist())) for row in gathered]
 
 
 def _reduced(values: Sequence[float], operation: str) -> list[float]:

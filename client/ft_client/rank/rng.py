@@ -1,8 +1,9 @@
 """The random numbers of a step: the state of every generator, kept, restored, and written down as JSON.
 
-A rerun must draw the same numbers as the first run, for dropout and data, or every result would differ.
-`state_machine.py` saves the state before each step and restores it before a rerun; `checkpoint.py` writes it for a step
-in doubt. This file draws no numbers itself. The generators are:
+A step that is computed again must draw the same numbers as the first time, for dropout and data, or every result would
+differ. The rerun machine saves the state before each step and restores it before a rerun; `rerun/checkpoint.py` writes
+it for a step in doubt; `memory/` keeps it with the training's state. This file draws no numbers itself. The generators
+are:
 
 - Python's `random`;
 - numpy's, when `numpy.random` is loaded: numpy loads it when it is first used, and its state takes 30 us to read;

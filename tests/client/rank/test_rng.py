@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ft_client.rerun import rng
+from ft_client.rank import rng
 
 
 def draw() -> list[float]:

@@ -1,0 +1,223 @@
+"""The state of one rank, as plain tensors and bytes: taken from the user's objects, and given back to them.
+
+`collect` asks each object for its `state_dict()` and takes that apart. Nothing is copied: the tensors are the
+training's own. `give_back` makes the states again and calls `load_state_dict`.
+
+An object whose state is the same on all ranks (DDP's module, and an optimizer of its parameters) is *replicated*: of
+the ranks of a node only one writes its tensors, and the others read that rank's file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ft_client.memory import tensor_parts
+from ft_client.memory.safetensors_layout import TensorSpec
+from ft_client.memory.state_tree import put_together, take_apart
+from ft_client.memory.tensor_parts import CannotBeKept, KnownTensors, OtherState
+from ft_client.rank import rng
+
+_FORM = 1
+"""Of what `KeptState.plain` holds. Another release with another form counts it up."""
+
+
+@dataclass
+class KeptState:
+    """What goes into one rank's file.
+
+    Attributes:
+        parts: name -> plain tensor, those of the training itself.
+        objects: name of an object -> its state without tensors, and the notes about its tensors.
+        random: the state of the generators.
+        others: path -> value that torch's weights-only reader may not admit. All other values in `objects` are
+            immutable, or copies that nobody else has.
+    """
+
+    parts: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    random: rng.RngState = field(default_factory=rng.save)
+    others: dict[str, Any] = field(default_factory=dict)
+
+    def signature(self) -> list[Any]:
+        """Returns what the specs follow from: two states with the same signature have the same layout."""
+        return [(name, part.dtype, part.shape) for name, part in self.parts.items()]
+
+    def specs(self) -> dict[str, TensorSpec]:
+        """Returns what the header says of each tensor. Raises CannotBeKept."""
+        return {name: tensor_parts.spec(name, part) for name, part in self.parts.items()}
+
+    def plain(self) -> dict[str, Any]:
+        """Returns all that is no tensor."""
+        return {"form": _FORM, "random": rng.to_json(self.random), "objects": self.objects}
+
+    def mesh_notes(self) -> dict[str, Any]:
+        """Returns mesh, placements and shape of each DTensor by the name of its first part."""
+        return {
+            note["parts"][0]: {key: note[key] for key in ("mesh", "placements", "shape")}
+            for kept in self.objects.values()
+            for note in kept["notes"]
+            if "mesh" in note
+        }
+
+
+def check_object(name: str, kept: Any) -> None:
+    """Raises TypeError or CannotBeKept where an object cannot be kept whatever its state is."""
+    if not callable(getattr(kept, "state_dict", None)) or not callable(getattr(kept, "load_state_dict", None)):
+        raise TypeError(f"MemoryCheckpoint({name}=...) has no state_dict and load_state_dict: {type(kept).__name__}")
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    modules: list[Any] = []
+    if fsdp is not None and isinstance(kept, torch.nn.Module):
+        modules = list(kept.modules())
+    for module in modules:
+        if isinstance(module, fsdp.FullyShardedDataParallel):  # type: ignore[union-attr]
+            raise CannotBeKept(f"{name} is a FullyShardedDataParallel, whose shards have no names: use fully_shard")
+
+
+def collect(objects: Mapping[str, Any], without_tensors: frozenset[str]) -> KeptState:
+    """Returns the present state of a rank. Copies nothing.
+
+    Args:
+        objects: name -> what has `state_dict`.
+        without_tensors: names of objects that another rank of the node writes.
+
+    Raises:
+        CannotBeKept: a tensor has no form in a file.
+    """
+    found = KeptState()
+    for name, kept in objects.items():
+        if name in without_tensors:
+            continue
+        apart = take_apart(kept.state_dict(), tensor_parts.is_tensor, name)
+        notes = []
+        for path, tensor in apart.tensors.items():
+            parts, note = tensor_parts.parts_of(path, tensor)
+            found.parts |= parts
+            notes.append(_with_parts(note, list(parts)))
+        found.objects[name] = {"rest": apart.rest, "notes": notes}
+        found.others |= apart.others
+    return found
+
+
+@dataclass(frozen=True)
+class LoadedState:
+    """The states of objects, made again: name -> state. `random`: of the generators, as `rng.to_json` wrote it."""
+
+    states: Mapping[str, Any]
+    random: Mapping[str, Any]
+
+
+def make_again(
+    objects: Mapping[str, Any],
+    sources: Mapping[str, tuple[Any, Mapping[str, Any]]],
+    own: Any,
+    safe_types: Sequence[type],
+) -> LoadedState:
+    """Returns the states of all objects, and checks that they fit the objects. Changes none of these.
+
+    Args:
+        objects: name -> what has `load_state_dict`.
+        sources: name of an object -> the plain state and the tensors of the file that holds its state.
+        own: the plain state of this rank's file.
+        safe_types: classes of tensors that are admitted beside those that the objects have.
+
+    Raises:
+        OtherState: the file is of another state.
+    """
+    present = {name: kept.state_dict() for name, kept in objects.items() if isinstance(kept, torch.nn.Module)}
+    tensors = list(take_apart(present, tensor_parts.is_tensor).tensors.values())
+    tensors += [parameter for kept in objects.values() for parameter in _parameters(kept)]
+    known = KnownTensors(tensors, safe_types)
+    states = {}
+    try:
+        if own["form"] != _FORM:
+            raise OtherState(f"its form is {own['form']}, which this release does not read")
+        for name in objects:
+            plain, parts = sources[name]
+            kept = plain["objects"][name]
+            made = [_assembled(known, note, parts) for note in kept["notes"]]
+            states[name] = put_together(kept["rest"], made)
+            if name in present:
+                _check_module(name, present[name], states[name])
+        return LoadedState(states, own["random"])
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as problem:
+        raise OtherState(f"it does not have the state of this job: {type(problem).__name__}: {problem}") from None
+
+
+def give_back(objects: Mapping[str, Any], loaded: LoadedState) -> None:
+    """Sets all objects and the random numbers to a state.
+
+    The tensors of the state lie in a file that will be written again, so what does not copy them gets copies.
+    """
+    for name, kept in objects.items():
+        state = loaded.states[name]
+        if not isinstance(kept, torch.nn.Module):
+            apart = take_apart(state, tensor_parts.is_tensor)
+            state = put_together(apart.rest, [tensor.clone() for tensor in apart.tensors.values()])
+        kept.load_state_dict(state)
+    rng.restore(rng.from_json(dict(loaded.random)))
+
+
+def replicated(objects: Mapping[str, Any], world: int) -> frozenset[str]:
+    """Returns the names of the objects whose state is the same on all ranks: modules of DDP over the whole job, and
+    optimizers of nothing but their parameters.
+
+    Where DDP does not broadcast buffers, each rank has its own.
+    """
+    parallel = sys.modules.get("torch.nn.parallel")
+    if parallel is None or world == 1:
+        return frozenset()
+    names = set()
+    parameters: set[int] = set()
+    for name, kept in objects.items():
+        if isinstance(kept, parallel.DistributedDataParallel) and _is_alike_everywhere(kept, world):
+            names.add(name)
+            parameters |= {id(parameter) for parameter in kept.parameters()}
+    for name, kept in objects.items():
+        of_optimizer = {id(parameter) for parameter in _parameters(kept)}
+        # ZeroRedundancyOptimizer has a part of the state on each rank; it is a subclass outside `torch.optim`.
+        if of_optimizer and of_optimizer <= parameters and type(kept).__module__.startswith("torch.optim."):
+            names.add(name)
+    return frozenset(names)
+
+
+def _is_alike_everywhere(module: Any, world: int) -> bool:
+    """Returns whether a module of DDP is the same on all ranks."""
+    return module.process_group.size() == world and (module.broadcast_buffers or not list(module.buffers()))
+
+
+def _parameters(kept: Any) -> Iterator[Any]:
+    """Yields the parameters of an optimizer; nothing for other objects."""
+    if isinstance(kept, torch.optim.Optimizer):
+        for group in kept.param_groups:
+            yield from group["params"]
+
+
+def _with_parts(note: Any, names: list[str]) -> Any:
+    """Returns a note that also names the parts; of a plain tensor only the name."""
+    if not note:
+        return names[0]
+    return {**note, "parts": names}
+
+
+def _assembled(known: KnownTensors, note: Any, parts: Mapping[str, Any]) -> Any:
+    """Returns a tensor by its note, as `_with_parts` made it."""
+    if isinstance(note, str):
+        return parts[note]
+    names = note["parts"]
+    return known.assemble(str(names[0]), note, iter([parts[name] for name in names]))
+
+
+def _check_module(name: str, present: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Raises OtherState unless a module has the same keys, shapes and types as the state: `load_state_dict` would
+    change some of its tensors before it finds out."""
+    if set(present) != set(loaded):
+        different = sorted(set(present) ^ set(loaded))
+        raise OtherState(f"{name} has other keys, such as {different[0]}")
+    for key, value in loaded.items():
+        if tensor_parts.is_tensor(value) and (value.shape, value.dtype) != (present[key].shape, present[key].dtype):
+            raise OtherState(f"{name}.{key} is {tuple(value.shape)} of {value.dtype} there, and not here")

@@ -1,0 +1,237 @@
+"""The user's object that keeps the training's state in memory: `ft.MemoryCheckpoint`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ft_client.memory import agreed_load, kept_state
+from ft_client.memory.agreed_load import FoundState
+from ft_client.memory.agreed_steps import AgreedSteps
+from ft_client.memory.background_work import BACKGROUND
+from ft_client.memory.node_folder import say, told
+from ft_client.memory.rank_files import RankFiles
+from ft_client.memory.room import NoRoom
+from ft_client.memory.save_steps import SaveSteps
+from ft_client.memory.state_reader import identity
+from ft_client.memory.state_writer import StateWriter
+from ft_client.memory.tensor_parts import CannotBeKept
+from ft_client.rank.agreement import group
+from rank_monitor.contract.memory_files import MemoryFiles, StateFile
+
+MAX_FAILURES = 3
+"""Saves in a row that may fail. What fails so often will go on to, and each try costs time."""
+
+
+class MemoryCheckpoint:
+    """Keeps the state of a training in the node's memory, where it outlives the ranks.
+
+    Without the launcher every call does nothing, and `load()` returns 0. A save that fails never ends the training: one
+    line on stderr says why. After three in a row, or when another try cannot help, no more saves are made.
+
+    Example:
+
+        keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer, scheduler=scheduler)
+        for step in range(keep.load(newer_than=step_on_disk), STEPS):
+            train_step()
+            keep.step(step + 1)
+
+    Each rank's random numbers (Python, numpy, torch, the present CUDA device) are kept too. `load` and `step` are
+    collective: all ranks of the process group call them after the same steps, `load` after `init_process_group`.
+
+    Args:
+        safe_types: types that may be in the objects' states beside those that torch's weights-only reader admits.
+        objects: name -> what has `state_dict` and `load_state_dict`: modules (also in DDP, and after `fully_shard`),
+            optimizers, schedulers, loaders.
+
+    Raises:
+        TypeError: an object lacks one of these methods.
+
+    Attributes:
+        failures: how many saves have failed on this rank.
+    """
+
+    _active: ClassVar[MemoryCheckpoint | None] = None
+    """The object of this process that was loaded last: it alone uses the rank's files."""
+
+    def __init__(self, *, safe_types: Sequence[type] = (), **objects: Any) -> None:
+        self.failures = 0
+        self._objects: Mapping[str, Any] = objects
+        self._safe_types = safe_types
+        self._files: RankFiles | None = None
+        self._writer: StateWriter | None = None
+        """None: this rank cannot save."""
+        self._is_loaded = False
+        """Whether `step` has something to do; the same on all ranks."""
+        self._failed_in_a_row = 0
+        self._last_step = 0
+        self._told: MemoryFiles | None = None
+        self._agreed: AgreedSteps | None = None
+        self._steps = SaveSteps(1, 0)
+        self._without_tensors: frozenset[str] = frozenset()
+        if not objects:
+            raise TypeError("MemoryCheckpoint() needs what it shall keep, such as model=..., optimizer=...")
+        try:
+            for name, kept in objects.items():
+                kept_state.check_object(name, kept)
+        except CannotBeKept as problem:
+            self._reason_off: str | None = str(problem)
+        else:
+            self._reason_off = None
+
+    def load(self, newer_than: int = 0) -> int:
+        """Gives the newest state that all ranks have back to the objects. Returns its step; 0: there is none, and no
+        object was changed. Collective; called once before the training's loop, again in each in-process restart.
+
+        Args:
+            newer_than: the step of the newest checkpoint on disk: an older state in memory is not used. The largest
+                value of all ranks counts.
+
+        Raises:
+            RuntimeError: the job has several ranks and no process group yet.
+        """
+        self._is_loaded = False
+        self._told = told()
+        if self._told is None or not self._may_start():
+            return 0
+        if group.size() == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise RuntimeError("MemoryCheckpoint.load() must be called after torch.distributed.init_process_group")
+        self._take_over()
+        folder = Path(self._told.folder)
+        agreed = self._agreed = agreed_load.exchange(folder, newer_than)
+        replicated = kept_state.replicated(self._objects, group.size())
+        found = agreed_load.find(folder, agreed, self._objects, replicated, self._safe_types, say)
+        if found is not None:
+            kept_state.give_back(self._objects, found.state)
+        step = self._start_saving(found, replicated, max(newer_than, agreed.newer_than))
+        self._tell(found, agreed)
+        return step
+
+    def step(self, step: int) -> None:
+        """Saves the state when that is due. Blocks while the state is copied. Collective; called after each step, once
+        the optimizer has changed the parameters.
+
+        `step`: how many steps the training has done, which becomes the step that `load` returns.
+        """
+        if not self._is_loaded:
+            return
+        if step < self._last_step:
+            say(f"step {step} follows step {self._last_step}: it is not saved in memory")
+        self._last_step = max(step, self._last_step)
+        began = time.monotonic()
+        if not self._steps.is_due(step, began):
+            return
+        self._save(step)
+        wish = self._steps.wish(step, began, time.monotonic())
+        if self._steps.is_auto:
+            # All ranks are here, also those whose save has failed, so this is the moment to agree.
+            interval, is_off = group.max_over_ranks([wish, float(self._reason_off is not None)])
+            self._steps.agree(int(interval))
+            if is_off and self._reason_off is None:
+                self._reason_off = "another rank cannot save"
+                say("no state is kept in memory from now on: another rank cannot save its own")
+        if self._reason_off is not None:
+            self._stop()
+
+    def _may_start(self) -> bool:
+        """Returns whether the objects can be kept. The other ranks have objects of the same kinds, and say the same."""
+        if self._reason_off is None:
+            return True
+        say(f"no state is kept in memory: {self._reason_off}")
+        return False
+
+    def _take_over(self) -> None:
+        """Makes this object the one that uses the rank's files."""
+        BACKGROUND.wait()
+        BACKGROUND.pop_problem()
+        active, MemoryCheckpoint._active = MemoryCheckpoint._active, self
+        if active is not None:
+            active._stop()
+
+    def _stop(self) -> None:
+        """Saves nothing any more."""
+        self._is_loaded = False
+        self._writer = None
+        files, self._files = self._files, None
+        if files is not None:
+            BACKGROUND.wait()
+            files.close()
+
+    def _start_saving(self, found: FoundState | None, replicated: frozenset[str], disk_step: int) -> int:
+        """Makes all ready for saves. Returns the step that `load` returns."""
+        assert self._told is not None and self._agreed is not None
+        step = 0
+        kept = []
+        if found is not None:
+            step = found.generation.step
+            kept = [generation for generation in self._agreed.candidates if generation.step <= step]
+        self._last_step = max(step, disk_step)
+        self._failed_in_a_row = 0
+        self._steps = SaveSteps(self._told.interval, self._last_step)
+        self._without_tensors = frozenset()
+        if group.rank() != self._agreed.node_ranks[0]:
+            self._without_tensors = replicated
+        try:
+            self._files = RankFiles(self._told, group.rank())
+            self._files.keep_only(kept)
+        except OSError as problem:
+            self._reason_off = str(problem)
+            say(f"no state is kept in memory: {problem}")
+        else:
+            self._writer = StateWriter(self._files, self._safe_types)
+        self._is_loaded = True
+        return step
+
+    def _save(self, step: int) -> None:
+        """Saves the state of a step. Raises nothing but what is not an Exception, such as an in-process restart."""
+        if self._writer is None or self._agreed is None:
+            return
+        BACKGROUND.wait()
+        earlier = BACKGROUND.pop_problem()
+        if earlier is not None:
+            self._note_failure(earlier)
+            if self._reason_off is not None:
+                return
+        name = StateFile(step, group.rank(), group.size(), len(self._agreed.node_ranks), self._agreed.series)
+        more = {**identity(name), "run_id": os.environ.get("TORCHELASTIC_RUN_ID", "")}
+        try:
+            copied = self._writer.copy(self._objects, self._without_tensors, name, more)
+            BACKGROUND.start(functools.partial(self._writer.finish, copied))
+        except Exception as problem:
+            self._note_failure(problem)
+        else:
+            if earlier is None:
+                self._failed_in_a_row = 0
+
+    def _note_failure(self, problem: Exception) -> None:
+        """Counts a save that has failed, and says why."""
+        self.failures += 1
+        self._failed_in_a_row += 1
+        if isinstance(problem, (CannotBeKept, NoRoom)):
+            self._reason_off = str(problem)
+            say(f"no state is kept in memory: {problem}")
+            return
+        text = f"{type(problem).__name__}: {problem}"
+        if self._failed_in_a_row < MAX_FAILURES:
+            say(f"the state was not saved in memory, which is tried again: {text}")
+            return
+        self._reason_off = text
+        say(f"no state is kept in memory from now on, after {self._failed_in_a_row} saves that failed: {text}")
+
+    def _tell(self, found: FoundState | None, agreed: AgreedSteps) -> None:
+        """Says on rank 0 where the training goes on."""
+        if group.rank() != 0:
+            return
+        on_disk = ""
+        if agreed.newer_than:
+            on_disk = f" (the checkpoint on disk has step {agreed.newer_than})"
+        if found is not None:
+            say(f"the training goes on from step {found.generation.step} in memory{on_disk}")
+        elif agreed.older:
+            say(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
+        elif agreed.candidates:
+            say(f"no state in memory can be used{on_disk}")

@@ -1,0 +1,51 @@
+"""What the launcher tells this rank about the node's folder, and which node that is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from rank_monitor.contract import env
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.memory_files import MemoryFiles
+from rank_monitor.contract.wire.json_record import read_record
+
+
+def told() -> MemoryFiles | None:
+    """Returns what the launcher says; None: it says nothing, or there is no launcher."""
+    text = os.environ.get(env.MEMORY_FILES)
+    if text is None:
+        return None
+    try:
+        return read_record(MemoryFiles, text)
+    except ProtocolError as problem:
+        say(f"no state is kept in memory: {problem}")
+        return None
+
+
+def node_of(folder: Path, rank: int) -> str:
+    """Returns what tells the node of a folder from others: the same for all ranks that see the same folder.
+
+    A rank that cannot see its folder is a node of its own.
+    """
+    try:
+        status = folder.stat()
+    except OSError:
+        return f"{socket.gethostname()} rank {rank}"
+    return f"{socket.gethostname()} {status.st_dev} {status.st_ino}"
+
+
+def names_in(folder: Path) -> list[str]:
+    """Returns the listing of the folder; an empty one where it cannot be read. The other ranks of an exchange wait for
+    this one, so it must not fail."""
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def say(text: str) -> None:
+    """Prints a line to stderr, which the launcher shows with the rank's number."""
+    print(f"ft_client: {text}", file=sys.stderr, flush=True)

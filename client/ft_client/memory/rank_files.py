@@ -1,0 +1,285 @@
+"""The files of one rank in the node's folder: which one is written next, and their mappings.
+
+A rank has `keep + 1` files: so many complete generations, and the one that is being written. Files are used again and
+again, and stay mapped: a new file costs 7 to 12 times as much as the copy of the same bytes into a kept mapping, since
+the kernel must find and clear each page. A rank also takes over the files that a process before it with the same number
+has left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import re
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ft_client.memory import room
+from rank_monitor.contract import memory_files
+from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
+
+_PERMISSIONS = 0o600
+_PATIENCE_S = 30.0
+"""The checksum of 50 GB takes 20 s by zlib, and ranks of a node may have files of very different sizes. The wait is a
+part of what a save costs, so an automatic interval grows by it."""
+_POLL_S = 0.005
+_SLOT = re.compile(r"rank-(\d{1,9})_slot-(\d{1,9})" + re.escape(memory_files.UNFINISHED))
+"""What `memory_files.unfinished_name` makes."""
+
+
+class AllFilesInUse(Exception):
+    """No file may be written now: each one belongs to a generation that other ranks of the node have not finished."""
+
+
+class StoredFile:
+    """One file of this rank, which is open.
+
+    Args:
+        path: of the file, which is made where there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self.descriptor = os.open(path, flags, _PERMISSIONS)
+        self.mapping: mmap.mmap | None = None
+        """The file's bytes; None: the file is not mapped yet."""
+        self._allocated = 0
+        """So many bytes are known to have memory behind them."""
+
+    def size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def allocate(self, size: int) -> None:
+        """Makes sure that the file has `size` bytes, with memory behind each, so that no write into the mapping is ever
+        a SIGBUS.
+
+        Raises:
+            OSError: there is no room.
+        """
+        # Of a large file even a look at pages that are there takes time, so it is done once.
+        if size > self._allocated:
+            os.posix_fallocate(self.descriptor, self._allocated, size - self._allocated)
+            self._allocated = size
+
+    def truncate(self, size: int) -> None:
+        """Cuts off what is behind the first `size` bytes: what a larger state has left."""
+        if self.size() != size:
+            os.ftruncate(self.descriptor, size)
+            self._allocated = min(self._allocated, size)
+
+    def map(self, size: int) -> mmap.mmap:
+        """Returns a mapping of at least the first `size` bytes, which must be allocated."""
+        if self.mapping is None or len(self.mapping) < size:
+            # The pages are mapped at once, not by one fault for each.
+            self.mapping = mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        return self.mapping
+
+    def rename(self, name: str) -> None:
+        """Gives the file another name in its folder."""
+        path = self.path.with_name(name)
+        self.path.rename(path)
+        self.path = path
+
+    def close(self) -> None:
+        """Closes the file. The mapping ends with the last tensor that lies in it."""
+        os.close(self.descriptor)
+        self.mapping = None
+
+
+class RankFiles:
+    """The files of this rank.
+
+    Args:
+        told: what the launcher says.
+        rank: of this rank in the job.
+    """
+
+    def __init__(self, told: MemoryFiles, rank: int) -> None:
+        self._told = told
+        self._folder = Path(told.folder)
+        self._rank = rank
+        self._open: dict[str, StoredFile] = {}
+        """By present name."""
+
+    def keep_only(self, generations: Collection[Generation]) -> None:
+        """Takes the name of each whole file of this rank that is of no generation given.
+
+        Called once all ranks have agreed where they go on, before the first save. A file of a later step would be mixed
+        with what others save of that step now.
+        """
+        kept = {(generation.step, generation.series) for generation in generations}
+        for file in self._whole(self._names()):
+            if (file.step, file.series) not in kept:
+                self._take_name(file.name)
+        names = self._names()
+        own = sorted(name for name in names if self._slot_of(name) is not None)
+        own += [file.name for file in self._whole(names)]
+        # There are more of them than needed where the launcher was started again with a smaller `--ft-memory-keep`.
+        for name in own[: -(self._told.keep + 1)]:
+            (self._folder / name).unlink()
+
+    def next_file(self, size: int, patience_s: float = _PATIENCE_S) -> StoredFile:
+        """Returns a file to write into, which has no good name any more.
+
+        Args:
+            size: bytes that will be written.
+            patience_s: how long other ranks may take to finish their last saves.
+
+        Raises:
+            AllFilesInUse: as the class says; it may help to ask again.
+            NoRoom: the files do not fit.
+            OSError: the folder is gone, or the like.
+        """
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._file_now(size)
+            except AllFilesInUse:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_S)
+
+    def _file_now(self, size: int) -> StoredFile:
+        names = self._names()
+        unfinished = sorted(name for name in names if self._slot_of(name) is not None)
+        whole = self._whole(names)
+        if unfinished:
+            return self._opened(unfinished[0])
+        if len(whole) <= self._told.keep:
+            return self._make_files(self._told.keep + 1 - len(whole), size)
+        complete = {(found.step, found.series) for found in memory_files.complete_generations(names)}
+        newest = sorted(complete)[-self._told.keep :]
+        oldest = min(whole, key=lambda file: file.step)
+        if len(newest) < self._told.keep or (oldest.step, oldest.series) in newest:
+            raise AllFilesInUse(f"step {whole[-1].step} is not complete on this node yet")
+        return self._opened(self._take_name(oldest.name))
+
+    def grow(self, file: StoredFile, size: int) -> None:
+        """Makes sure that a file that was used before has room for `size` bytes.
+
+        Raises:
+            NoRoom: the files do not fit.
+            OSError: there is no memory.
+        """
+        if file.size() < size:
+            with self._lock():
+                self._check_room(size)
+                os.ftruncate(file.descriptor, size)
+        file.allocate(size)
+
+    def map_all(self, size: int) -> None:
+        """Maps each file of this rank that is not mapped yet, so that later saves find all pages there.
+
+        `size`: of the files that will be written.
+
+        Raises:
+            NoRoom: the files do not fit.
+            OSError: there is no memory.
+        """
+        names = self._names()
+        own = [name for name in names if self._slot_of(name) is not None]
+        for name in [*own, *(file.name for file in self._whole(names))]:
+            file = self._opened(name)
+            if name in own:
+                self.grow(file, size)
+            if file.mapping is None:
+                file.map(file.size())
+
+    def give_name(self, file: StoredFile, name: StateFile) -> None:
+        """Renames a file whose content is whole."""
+        del self._open[file.path.name]
+        file.rename(name.name)
+        self._open[name.name] = file
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def _make_files(self, count: int, size: int) -> StoredFile:
+        """Makes `count` files and returns one of them. They have their size at once, and memory when they are written:
+        so other ranks see how much is promised."""
+        with self._lock():
+            self._check_room(size)
+            for _ in range(count):
+                file = self._opened(memory_files.unfinished_name(self._rank, self._free_slot()))
+                os.ftruncate(file.descriptor, size)
+        return file
+
+    def _names(self) -> list[str]:
+        return [path.name for path in self._folder.iterdir()]
+
+    def _whole(self, names: list[str]) -> list[StateFile]:
+        """Returns the whole files of this rank, ascending by step."""
+        found = [file for file in map(memory_files.state_file, names) if file is not None and file.rank == self._rank]
+        return sorted(found, key=lambda file: file.step)
+
+    def _slot_of(self, name: str) -> int | None:
+        """Returns the slot in the name of an unfinished file of this rank; None: the name is not one."""
+        found = _SLOT.fullmatch(name)
+        if found is None or int(found[1]) != self._rank:
+            return None
+        return int(found[2])
+
+    def _free_slot(self) -> int:
+        taken = {self._slot_of(name) for name in self._names()}
+        return min(set(range(len(taken) + 1)) - taken)
+
+    def _take_name(self, name: str) -> str:
+        """Renames a whole file to an unfinished one. Returns its name then."""
+        unfinished = memory_files.unfinished_name(self._rank, self._free_slot())
+        file = self._open.pop(name, None)
+        if file is None:
+            (self._folder / name).rename(self._folder / unfinished)
+        else:
+            file.rename(unfinished)
+            self._open[unfinished] = file
+        return unfinished
+
+    def _opened(self, name: str) -> StoredFile:
+        if name not in self._open:
+            self._open[name] = StoredFile(self._folder / name)
+        return self._open[name]
+
+    def _check_room(self, size: int) -> None:
+        """Raises NoRoom unless all files of this rank fit. Called under the lock."""
+        promised = allocated = own = 0
+        for name in self._names():
+            try:
+                status = (self._folder / name).lstat()
+            except FileNotFoundError:
+                continue  # another rank has just renamed its file; this sum misses it, and `allocate` finds out
+            file = memory_files.state_file(name)
+            if self._slot_of(name) is not None or (file is not None and file.rank == self._rank):
+                own += status.st_blocks * 512
+            else:
+                promised += status.st_size
+                allocated += status.st_blocks * 512
+        mount = os.statvfs(self._folder)
+        room.check(
+            room.Room(
+                limit=self._told.limit,
+                promised=promised,
+                promised_unwritten=max(0, promised - allocated),
+                mount_size=mount.f_blocks * mount.f_frsize,
+                mount_free=mount.f_bavail * mount.f_frsize + own,
+            ),
+            size,
+            self._told.keep,
+        )
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Holds the lock of the folder: two ranks must not count on the same room."""
+        descriptor = os.open(
+            self._folder / memory_files.LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _PERMISSIONS
+        )
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

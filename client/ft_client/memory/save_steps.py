@@ -1,0 +1,84 @@
+"""Decides after which steps a save is due, the same on all ranks. Pure.
+
+With a fixed interval, a save is due after each step whose number the interval divides. With AUTO, the interval follows
+from what a save costs: the first save is due after the first step, the second one `_SECOND_AFTER` steps later, since
+the first one also makes the files and so costs much more than the others. From then on the interval is the smallest
+with which saves take less than `MAX_SHARE` of the time. Each rank measures its own cost, so the ranks agree upon the
+largest interval (`Agreement` is the caller's).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+from rank_monitor.contract.memory_files import AUTO
+
+MAX_SHARE = 0.01
+"""The part of the training's time that saves may take."""
+_SECOND_AFTER = 10
+_COSTS = 3
+"""The median of so many saves counts: one save that met a busy machine does not change the interval."""
+
+
+class SaveSteps:
+    """Counts the steps of one training, from a call of `load` on.
+
+    Args:
+        interval: steps between two saves; AUTO: by the cost.
+        start: the step from which the training goes on.
+    """
+
+    def __init__(self, interval: int, start: int) -> None:
+        self.is_auto = interval == AUTO
+        self._interval = interval
+        if self.is_auto:
+            self._interval = 1
+        self._last = start
+        """The step of the last save, or the start."""
+        self._saves = 0
+        self._costs_s: deque[float] = deque(maxlen=_COSTS)
+        self._since: float | None = None
+        """When the training went on after the last save, or was first seen (monotonic seconds)."""
+        self._first_step = start
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Returns whether to save after `step`. The same on all ranks.
+
+        `now`: monotonic seconds of this rank.
+        """
+        if self._since is None:
+            self._since = now
+            self._first_step = step
+        if self.is_auto:
+            return step >= self._last + self._interval
+        return step > self._last and step % self._interval == 0
+
+    def wish(self, step: int, began: float, ended: float) -> int:
+        """Returns the interval that this rank would choose after a save.
+
+        Args:
+            step: after which the save was.
+            began: when the save began (monotonic seconds).
+            ended: when the training went on.
+        """
+        self._saves += 1
+        if self._saves > 1:
+            self._costs_s.append(ended - began)
+        assert self._since is not None
+        steps = step - self._first_step
+        step_s = (began - self._since) / max(1, steps)
+        self._since = ended
+        self._first_step = step
+        self._last = step
+        if not self._costs_s:
+            return _SECOND_AFTER
+        if step_s <= 0:
+            return self._interval
+        return max(1, math.ceil(median(self._costs_s) / (MAX_SHARE * step_s)))
+
+    def agree(self, interval: int) -> None:
+        """Notes the interval that the ranks have agreed upon: the largest that any of them wished for."""
+        if self.is_auto:
+            self._interval = interval

@@ -1,0 +1,182 @@
+"""Writes a rank's state into one of its files.
+
+`StateWriter.copy` runs in the main thread and blocks the training: it takes the state and copies its tensors. `finish`
+runs behind the training (`background_work.py`): it writes the plain state, computes the checksum, writes the header,
+and gives the file its name, last of all. A file that is not finished never has a name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ft_client.memory import checksum, kept_state, plain_state, safetensors_layout
+from ft_client.memory.kept_state import KeptState
+from ft_client.memory.rank_files import RankFiles, StoredFile
+from ft_client.memory.safetensors_layout import FileLayout
+from ft_client.memory.tensor_parts import TYPES
+from rank_monitor.contract.memory_files import StateFile
+
+_PLAIN_ROOM = 64 * 1024
+"""Room for the plain state is a multiple of this: twice what is needed, so that a file need not grow for a list that
+becomes longer."""
+
+
+@dataclass(frozen=True)
+class CopiedState:
+    """A state whose tensors are in their file.
+
+    Attributes:
+        file: the file.
+        layout: of the file.
+        state: where it is taken from. Its tensors have changed since.
+        plain: the plain state as bytes; None: it is not written yet.
+        metadata: for the header.
+        name: that the file gets in the end.
+    """
+
+    file: StoredFile
+    layout: FileLayout
+    state: KeptState
+    plain: bytes | None
+    metadata: Mapping[str, str]
+    name: StateFile
+
+
+class StateWriter:
+    """Saves one rank's state again and again.
+
+    Args:
+        files: of this rank.
+        safe_types: as for `MemoryCheckpoint`.
+    """
+
+    def __init__(self, files: RankFiles, safe_types: Sequence[type]) -> None:
+        self._files = files
+        self._safe_types = safe_types
+        self._signature: list[Any] = []
+        self._mesh_notes: dict[str, Any] = {}
+        self._mesh_text = "{}"
+        self._layout: FileLayout | None = None
+        self._plain_room = _PLAIN_ROOM
+        self._is_checked = False
+        """Whether plain state of basic types has been read back."""
+        self._targets: dict[int, tuple[FileLayout, Any, list[Any]]] = {}
+        """By descriptor of a file: the layout and mapping for which its target tensors were made, and these."""
+
+    def copy(
+        self, objects: Mapping[str, Any], without_tensors: frozenset[str], name: StateFile, more: Mapping[str, str]
+    ) -> CopiedState:
+        """Copies the present state into a file. Returns what `finish` needs.
+
+        Args:
+            objects: as for `kept_state.collect`.
+            without_tensors: as for `kept_state.collect`.
+            name: that the file gets in the end.
+            more: further texts for the header's metadata.
+
+        Raises:
+            CannotBeKept, NoRoom: it will not help to try again.
+            AllFilesInUse, OSError: it may help.
+        """
+        state = kept_state.collect(objects, without_tensors)
+        plain = None
+        if state.others:
+            # What these values hold may change as soon as the training goes on.
+            plain = plain_state.dump(state.plain())
+        notes = state.mesh_notes()
+        if notes != self._mesh_notes:
+            self._mesh_notes = notes
+            self._mesh_text = json.dumps(notes)
+            self._layout = None
+        metadata = {**more, "meshes": self._mesh_text}
+        layout = self._layout_of(state, metadata)
+        file = self._files.next_file(layout.size)
+        if file.mapping is None:
+            _write_all(file, layout, state.parts)
+        else:
+            self._copy_all(file, layout, state.parts)
+        return CopiedState(file, layout, state, plain, metadata, name)
+
+    def finish(self, copied: CopiedState) -> None:
+        """Makes a file whole, and the rank's other files ready for the next saves. Runs in the background's thread.
+
+        Raises:
+            CannotBeKept: torch's weights-only reader does not admit the state.
+            OSError: there is no room.
+        """
+        file, layout = copied.file, copied.layout
+        plain = copied.plain
+        if plain is None:
+            plain = plain_state.dump(copied.state.plain())
+        if copied.state.others or not self._is_checked:
+            plain_state.check_readable(plain, copied.state.others, self._safe_types)
+            self._is_checked = True
+        if len(plain) > layout.plain_room:
+            self._plain_room = _PLAIN_ROOM * (2 * len(plain) // _PLAIN_ROOM + 1)
+            layout = replace(layout, plain_room=self._plain_room)
+        self._files.grow(file, layout.size)
+        _write(file.descriptor, plain.ljust(layout.plain_room, b"\0"), layout.tensors_end)
+        content = memoryview(file.map(layout.size))
+        try:
+            data_checksum = checksum.crc32(content[layout.data_offset : layout.size])
+        finally:
+            content.release()
+        _write(file.descriptor, safetensors_layout.header(layout, copied.metadata, len(plain), data_checksum), 0)
+        file.truncate(layout.size)
+        self._files.give_name(file, copied.name)
+        self._files.map_all(layout.size)
+
+    def _layout_of(self, state: KeptState, metadata: Mapping[str, str]) -> FileLayout:
+        """Returns the layout for a state; the one of the last save where nothing but values has changed."""
+        signature = state.signature()
+        is_same = self._layout is not None and self._layout.plain_room == self._plain_room
+        if self._layout is None or not is_same or signature != self._signature:
+            self._layout = safetensors_layout.plan(state.specs(), metadata, self._plain_room)
+            self._signature = signature
+        return self._layout
+
+    def _copy_all(self, file: StoredFile, layout: FileLayout, parts: Mapping[str, Any]) -> None:
+        """Copies all tensors into a mapping."""
+        self._files.grow(file, layout.size)
+        mapping = file.map(layout.size)
+        known = self._targets.get(file.descriptor)
+        if known is None or known[0] is not layout or known[1] is not mapping:
+            targets = [_target(mapping, layout, name) for name in parts]
+            self._targets[file.descriptor] = known = (layout, mapping, targets)
+        with torch.no_grad():
+            for target, part in zip(known[2], parts.values(), strict=True):
+                target.copy_(part)
+
+
+def _target(mapping: Any, layout: FileLayout, name: str) -> Any:
+    """Returns the tensor that lies in the mapping at the place of a tensor of the state."""
+    place = layout.tensors[name]
+    dtype = TYPES[place.spec.kind]
+    if not place.spec.size:
+        return torch.empty(place.spec.shape, dtype=dtype)
+    count = place.spec.size // dtype.itemsize
+    return torch.frombuffer(mapping, dtype=dtype, count=count, offset=place.offset).view(place.spec.shape)
+
+
+def _write_all(file: StoredFile, layout: FileLayout, parts: Mapping[str, Any]) -> None:
+    """Writes all tensors into a file that is not mapped: faster than a new mapping, of which each page is a fault."""
+    for name, part in parts.items():
+        place = layout.tensors[name]
+        if place.spec.size:
+            flat = part.cpu().contiguous().view(-1).view(torch.uint8)
+            _write(file.descriptor, flat.numpy(), place.offset)
+
+
+def _write(descriptor: int, content: Any, offset: int) -> None:
+    """Writes bytes at an offset. Raises OSError where there is no room."""
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(descriptor, left, offset)
+        left = left[written:]
+        offset += written

@@ -1,0 +1,192 @@
+"""Takes a tensor apart into plain tensors, which can lie in a file, and puts the tensor together again.
+
+- A plain strided tensor is its own only part.
+- A DTensor's part is its local shard. The note about it has the mesh and the placements: a rank loads its own shard,
+  and the mesh must be one that the job has now.
+- Another subclass is taken apart by `__tensor_flatten__`, as torch's compiler does it.
+
+A *note* is plain data: what is needed beside the parts to make the tensor again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ft_client.memory.safetensors_layout import TensorSpec
+
+PLAIN: dict[str, Any] = {}
+"""The note about a plain tensor."""
+
+_KINDS: dict[Any, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+TYPES: Mapping[str, Any] = {kind: dtype for dtype, kind in _KINDS.items()}
+"""Name of a type in safetensors -> torch's type."""
+
+
+class CannotBeKept(Exception):
+    """A value for which this release has no form in a file. The text names the value; it will not help to try again."""
+
+
+class OtherState(Exception):
+    """The file is whole, but of a state that this job does not have: another model, other meshes, another release."""
+
+
+def is_tensor(value: Any) -> bool:
+    """Returns whether a value is a tensor of any class."""
+    return isinstance(value, torch.Tensor)
+
+
+def spec(name: str, part: Any) -> TensorSpec:
+    """Returns what a file's header says of a plain tensor.
+
+    Raises:
+        CannotBeKept: it has a layout or a type that a file cannot hold.
+    """
+    if part.dtype not in _KINDS or part.layout != torch.strided or part.is_meta or part.is_quantized:
+        raise CannotBeKept(f"tensor {name} of {part.dtype}, {part.layout} on {part.device} cannot be kept")
+    return TensorSpec(_KINDS[part.dtype], tuple(part.shape))
+
+
+def parts_of(name: str, tensor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the parts of a tensor by name, and the note about it. Copies nothing.
+
+    Raises:
+        CannotBeKept: it is of a subclass that has no `__tensor_flatten__`.
+    """
+    tensor = tensor.detach()
+    if type(tensor) is torch.Tensor:
+        return {name: tensor}, PLAIN
+    if _is_dtensor(tensor):
+        parts, inner = parts_of(name, tensor.to_local())
+        note = {
+            "mesh": _mesh_key(tensor.device_mesh),
+            "placements": [repr(placement) for placement in tensor.placements],
+            "shape": list(tensor.shape),
+            "stride": list(tensor.stride()),
+            "local": inner,
+        }
+        return parts, note
+    if not hasattr(tensor, "__tensor_flatten__"):
+        raise CannotBeKept(f"tensor subclass {class_name(type(tensor))} of {name} cannot be kept")
+    attributes, context = tensor.__tensor_flatten__()
+    found: dict[str, Any] = {}
+    inner_notes = {}
+    for attribute in attributes:
+        parts, inner_notes[attribute] = parts_of(f"{name}.{attribute}", getattr(tensor, attribute))
+        found |= parts
+    note = {
+        "class": class_name(type(tensor)),
+        "inner": inner_notes,
+        "context": context,
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+    }
+    return found, note
+
+
+def class_name(kind: type) -> str:
+    """Returns the full name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class KnownTensors:
+    """Meshes, placements and subclasses that this process has now, by what a note says of them.
+
+    Nothing is imported or made by a name that stands in a file.
+
+    Args:
+        tensors: all tensors of the job's present state.
+        classes: further classes that are admitted.
+    """
+
+    def __init__(self, tensors: Iterable[Any], classes: Iterable[type] = ()) -> None:
+        self._meshes: dict[str, Any] = {}
+        self._placements: dict[str, Any] = {}
+        self._classes = {class_name(kind): kind for kind in classes}
+        for tensor in tensors:
+            self._note(tensor.detach())
+        if "torch.distributed.tensor" in sys.modules:
+            from torch.distributed.tensor import Replicate
+
+            self._placements[repr(Replicate())] = Replicate()
+
+    def _note(self, tensor: Any) -> None:
+        if _is_dtensor(tensor):
+            self._meshes[repr(_mesh_key(tensor.device_mesh))] = tensor.device_mesh
+            self._placements |= {repr(placement): placement for placement in tensor.placements}
+            self._note(tensor.to_local())
+        elif type(tensor) is not torch.Tensor:
+            self._classes[class_name(type(tensor))] = type(tensor)
+            for attribute in tensor.__tensor_flatten__()[0]:
+                self._note(getattr(tensor, attribute))
+
+    def assemble(self, name: str, note: Mapping[str, Any], parts: Iterator[Any]) -> Any:
+        """Returns a tensor made of its parts.
+
+        Args:
+            name: of the tensor, for errors.
+            note: as from `parts_of`.
+            parts: gives the parts in the order in which `parts_of` names them; those of this tensor are taken.
+
+        Raises:
+            OtherState: the note names a mesh, a placement or a class that the job does not have now.
+        """
+        if "class" in note:
+            return self._of_class(name, note, parts)
+        if "mesh" not in note:
+            return next(parts)
+        mesh = self._meshes.get(repr(note["mesh"]))
+        placements = [self._placements.get(text) for text in note["placements"]]
+        if mesh is None or None in placements:
+            raise OtherState(f"{name} lies on mesh {note['mesh']} with {note['placements']}, which this job has not")
+        from torch.distributed.tensor import DTensor
+
+        return DTensor.from_local(
+            self.assemble(name, note["local"], parts),
+            mesh,
+            placements,
+            run_check=False,
+            shape=torch.Size(note["shape"]),
+            stride=tuple(note["stride"]),
+        )
+
+    def _of_class(self, name: str, note: Mapping[str, Any], parts: Iterator[Any]) -> Any:
+        kind = self._classes.get(note["class"])
+        if kind is None:
+            raise OtherState(f"{name} is of class {note['class']}, which this job has not")
+        inner = {attribute: self.assemble(name, one, parts) for attribute, one in note["inner"].items()}
+        return kind.__tensor_unflatten__(inner, note["context"], torch.Size(note["shape"]), tuple(note["stride"]))  # type: ignore[attr-defined]
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    """Returns whether a tensor is a DTensor. Loads nothing: where the module is not loaded, there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _mesh_key(mesh: Any) -> list[Any]:
+    """Returns what tells a mesh from others: the names of its dimensions, and its ranks."""
+    names = mesh.mesh_dim_names
+    if names is not None:
+        names = list(names)
+    return [names, mesh.mesh.tolist()]

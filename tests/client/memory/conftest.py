@@ -1,0 +1,36 @@
+"""A node's folder for one rank, and a training that uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ft_client.memory.background_work import BACKGROUND
+from rank_monitor.contract import env
+from rank_monitor.contract.memory_files import MemoryFiles
+from rank_monitor.contract.wire.json_record import write_record
+
+Tell = Callable[..., Path]
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
+    """Makes a folder and says so in the environment, as the launcher does. Takes fields of `MemoryFiles`."""
+    folder = tmp_path / "ft_memory_test"
+
+    def told(keep: int = 2, limit: int = 1 << 30, interval: int = 1) -> Path:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        monkeypatch.setenv(env.MEMORY_FILES, write_record(MemoryFiles(str(folder), keep, limit, interval)))
+        return folder
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return told
+
+
+@pytest.fixture(autouse=True)
+def no_work_is_left() -> None:
+    """What the test before has started in the background has ended."""
+    BACKGROUND.wait()
+    BACKGROUND.pop_problem()

@@ -1,0 +1,63 @@
+"""Which steps the whole job can put together."""
+
+from __future__ import annotations
+
+import pytest
+
+from ft_client.memory.agreed_steps import Offer, agree
+from rank_monitor.contract.memory_files import Generation
+
+A, B = "aaaaaaaa", "bbbbbbbb"
+
+
+def generations(*steps: int, ranks: tuple[int, ...] = (0, 1), world: int = 2, series: str = A) -> list[Generation]:
+    return [Generation(step, world, series, ranks) for step in steps]
+
+
+def offers(*of_ranks: list[Generation], nodes: str = "xx", newer_than: int = 0) -> list[Offer]:
+    return [Offer(node, found, newer_than, B) for node, found in zip(nodes, of_ranks, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (offers([], []), []),
+        (offers(generations(10), generations(10)), [10]),
+        (offers(generations(10, 20), generations(10, 20)), [20, 10]),
+        # A rank listed the folder before the last file got its name.
+        (offers(generations(10), generations(10, 20)), [10]),
+        (offers(generations(10), generations(20)), []),
+        (offers(generations(10), generations(10, series=B)), []),
+        # Of another world, or of ranks that lay otherwise on the nodes.
+        (offers(generations(10, world=4), generations(10, world=4)), []),
+        (offers(generations(10, ranks=(0,)), generations(10, ranks=(0,))), []),
+        # Two nodes with one rank each.
+        (offers(generations(10, ranks=(0,)), generations(10, ranks=(1,)), nodes="xy"), [10]),
+        (offers(generations(10, 20, ranks=(0,)), generations(10, ranks=(1,)), nodes="xy"), [10]),
+        (offers(generations(10, ranks=(0,)), [], nodes="xy"), []),
+        # The ranks changed nodes.
+        (offers(generations(10, ranks=(1,)), generations(10, ranks=(0,)), nodes="xy"), []),
+        # Not newer than the disk's.
+        (offers(generations(10, 20), generations(10, 20), newer_than=10), [20]),
+        (offers(generations(10, 20), generations(10, 20), newer_than=20), []),
+    ],
+)
+def test_what_all_nodes_have_is_agreed(given: list[Offer], expected: list[int]) -> None:
+    for rank in range(len(given)):
+        assert [found.step for found in agree(given, rank).candidates] == expected
+
+
+def test_the_largest_step_on_disk_counts_and_the_series_of_rank_0() -> None:
+    given = [
+        Offer("x", generations(10, 20), 5, A),
+        Offer("x", generations(10, 20), 15, B),
+    ]
+    agreed = agree(given, 1)
+    assert [found.step for found in agreed.candidates] == [20]
+    assert agreed.older == (10,)
+    assert (agreed.newer_than, agreed.series, agreed.node_ranks) == (15, A, (0, 1))
+
+
+def test_each_rank_knows_the_ranks_of_its_node() -> None:
+    given = offers([], [], [], [], nodes="xyxy")
+    assert [agree(given, rank).node_ranks for rank in range(4)] == [(0, 2), (1, 3), (0, 2), (1, 3)]

@@ -1,0 +1,513 @@
+"""One rank keeps its state in memory and goes on from it."""
+
+from __future__ import annotations
+
+import fractions
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors import safe_open
+
+import ft_client as ft
+from ft_client.memory import memory_checkpoint, plain_state
+from ft_client.memory.background_work import BACKGROUND
+from rank_monitor.contract import env, memory_files
+from tests.client.memory.conftest import Tell
+
+STEPS = 12
+
+
+class Training:
+    """A small model with Adam, dropout, a schedule and data from three generators.
+
+    Its weights after some steps depend on all of the kept state.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        torch.manual_seed(1)
+        random.seed(1)
+        numpy.random.seed(1)
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.BatchNorm1d(8))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+        self.keep = ft.MemoryCheckpoint(model=self.model, optimizer=self.optimizer, schedule=self.schedule, **more)
+
+    def run(self, start: int, end: int) -> None:
+        for step in range(start, end):
+            batch = torch.randn(4, 8) * random.random() + float(numpy.random.rand())
+            self.optimizer.zero_grad()
+            self.model(batch).square().mean().backward()
+            self.optimizer.step()
+            self.schedule.step()
+            self.keep.step(step + 1)
+        BACKGROUND.wait()
+
+    def values(self) -> list[Any]:
+        return [value.clone() for value in self.model.state_dict().values()]
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.fixture
+def undisturbed() -> list[Any]:
+    """The weights of a training that nothing interrupts."""
+    training = Training()
+    training.run(0, STEPS)
+    return training.values()
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [found.step for found in memory_files.complete_generations(names_in(folder))]
+
+
+def test_a_training_goes_on_where_it_was(tell: Tell, undisturbed: list[Any]) -> None:
+    folder = tell()
+    first = Training()
+    assert first.keep.load() == 0
+    first.run(0, 7)
+    assert steps_in(folder) == [7, 6, 5]
+    second = Training()
+    assert second.keep.load() == 7
+    assert same(first.values(), second.values())
+    second.run(7, STEPS)
+    assert same(second.values(), undisturbed)
+    assert first.keep.failures == second.keep.failures == 0
+
+
+def test_without_a_launcher_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(env.MEMORY_FILES, raising=False)
+    monkeypatch.chdir(tmp_path)
+    training = Training()
+    assert training.keep.load() == 0
+    training.run(0, 2)
+    assert names_in(tmp_path) == []
+
+
+def test_files_are_private_and_used_again(tell: Tell) -> None:
+    folder = tell(keep=1)
+    training = Training()
+    training.keep.load()
+    training.run(0, 2)
+    inodes = {file.stat().st_ino for file in folder.glob("step-*")}
+    assert len(inodes) == 2
+    training.run(2, 9)
+    assert {file.stat().st_ino for file in folder.glob("step-*")} == inodes
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+    assert steps_in(folder) == [9, 8]
+
+
+def test_the_safetensors_library_reads_the_files(tell: Tell) -> None:
+    folder = tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 3)
+    (file,) = folder.glob("step-3_*")
+    with safe_open(file, "pt") as content:
+        assert content.metadata()["step"] == "3"
+        assert torch.equal(content.get_tensor("model.0.weight"), training.model[0].weight)
+        moment = training.optimizer.state[training.model[0].weight]["exp_avg"]
+        assert torch.equal(content.get_tensor("optimizer.state.0.exp_avg"), moment)
+
+
+def test_a_flipped_byte_anywhere_costs_one_generation(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 4)
+    files = {file.name: file.read_bytes() for file in folder.glob("step-*")}
+    (newest,) = folder.glob("step-4_*")
+    for place in (3, 200, 4096, len(files[newest.name]) // 2, len(files[newest.name]) - 1):
+        for old in folder.iterdir():
+            old.unlink()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        damaged = bytearray(files[newest.name])
+        damaged[place] ^= 4
+        newest.write_bytes(damaged)
+        again = Training()
+        assert again.keep.load() == 3, place
+        assert f"step 4 in memory is not used: {newest.name}: " in capfd.readouterr().err
+        assert steps_in(folder) == [3, 2], "the damaged one is not offered again"
+
+
+def test_all_generations_damaged_is_a_start_from_zero(tell: Tell) -> None:
+    folder = tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 4)
+    for file in folder.glob("step-*"):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    again = Training()
+    before = again.values()
+    assert again.keep.load() == 0
+    assert same(again.values(), before)
+    again.run(0, 5)
+    assert steps_in(folder)[0] == 5
+
+
+def test_a_file_with_another_files_name_is_refused(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 2)
+    (file,) = folder.glob("step-2_*")
+    file.rename(folder / file.name.replace("step-2_", "step-9_"))
+    assert Training().keep.load() == 1
+    assert "its header is of another file" in capfd.readouterr().err
+
+
+def test_memory_that_is_not_newer_than_the_disk_is_not_used(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 5)
+    again = Training()
+    before = again.values()
+    assert again.keep.load(newer_than=5) == 0
+    assert same(again.values(), before)
+    assert "step 5 in memory is not newer than the checkpoint on disk" in capfd.readouterr().err
+
+
+def test_the_console_names_both_steps(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 5)
+    assert Training().keep.load(newer_than=3) == 5
+    told = "goes on from step 5 in memory (the checkpoint on disk has step 3)"
+    assert told in capfd.readouterr().err
+
+
+def test_files_of_later_steps_are_not_mixed_with_what_is_saved_now(tell: Tell) -> None:
+    folder = tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 8)
+    again = Training()
+    again.keep.load(newer_than=100)
+    assert steps_in(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda training: training.model.append(torch.nn.Linear(8, 8)), "model has other keys, such as 3."),
+        (lambda training: setattr(training.model, "0", torch.nn.Linear(8, 9)), "model.0.weight is (8, 8)"),
+        (lambda training: training.model.double(), "model.0.weight is (8, 8) of torch.float32 there"),
+    ],
+)
+def test_the_state_of_another_model_is_not_loaded(
+    tell: Tell, change: Callable[[Training], Any], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 2)
+    other = Training()
+    change(other)
+    before = other.values()
+    assert other.keep.load() == 0
+    assert same(other.values(), before)
+    assert says in capfd.readouterr().err
+
+
+class Loader:
+    """What a user's own object may have as its state."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def kept(state: Any, empty: Any, **more: Any) -> Any:
+    """The state as another process would get it back."""
+    first = ft.MemoryCheckpoint(loader=Loader(state), **more)
+    first.load()
+    first.step(1)
+    BACKGROUND.wait()
+    loader = Loader(empty)
+    assert ft.MemoryCheckpoint(loader=loader, **more).load() == 1
+    return loader.state
+
+
+TYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e5m2),
+    *(torch.float8_e4m3fn, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16),
+    *(torch.uint32, torch.uint64, torch.bool),
+]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_tensors_of_every_type_come_back(tell: Tell, dtype: Any) -> None:
+    tell()
+    tensor = torch.arange(6).to(dtype)
+    state = {"whole": tensor, "turned": tensor.view(2, 3).t(), "one": tensor[1], "none": tensor[:0]}
+    found = kept(state, {})
+    for name, value in state.items():
+        assert found[name].dtype == dtype
+        assert found[name].shape == value.shape
+        assert found[name].tolist() == value.tolist()
+
+
+def test_what_is_no_tensor_comes_back(tell: Tell) -> None:
+    tell()
+    state = {"text": "\0tensor 0", 3: [1, (2.5, None)], "bytes": b"\0", "large": 1 << 80, "": {"nested": True}}
+    assert kept(state, {}) == state
+
+
+def test_a_type_that_is_not_safe_ends_the_saves_and_names_its_place(
+    tell: Tell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tell()
+    keep = ft.MemoryCheckpoint(loader=Loader({"epoch": 1, "part": fractions.Fraction(1, 3)}))
+    keep.load()
+    for step in (1, 2, 3):
+        keep.step(step)
+    assert keep.failures == 1
+    assert steps_in(folder) == []
+    assert "loader.part is a fractions.Fraction, which cannot be read back safely" in capfd.readouterr().err
+
+
+def test_a_type_that_the_user_admits_comes_back(tell: Tell) -> None:
+    tell()
+    state = {"part": fractions.Fraction(1, 3)}
+    assert kept(state, {}, safe_types=[fractions.Fraction]) == state
+
+
+class Harmful:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_nothing_in_a_file_is_run(tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tell()
+    keep = ft.MemoryCheckpoint(loader=Loader({"value": 1}))
+    keep.load()
+    trap = tmp_path / "trap"
+    monkeypatch.setattr(plain_state, "dump", lambda state: pickle.dumps(Harmful(trap), protocol=2))
+    monkeypatch.setattr(plain_state, "check_readable", lambda *of: None)
+    keep.step(1)
+    BACKGROUND.wait()
+    assert steps_in(folder) == [1]
+    assert ft.MemoryCheckpoint(loader=Loader({})).load() == 0
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (torch.zeros(2, 2).to_sparse(), "tensor loader.value of torch.float32, torch.sparse_coo on cpu cannot be kept"),
+        (torch.zeros(2, device="meta"), "tensor loader.value of torch.float32, torch.strided on meta cannot be kept"),
+        (torch.zeros(2, dtype=torch.complex128), "tensor loader.value of torch.complex128"),
+        (torch.zeros(2).as_subclass(type("Own", (torch.Tensor,), {})), "tensor subclass"),
+    ],
+)
+def test_a_tensor_that_cannot_be_kept_ends_the_saves(
+    tell: Tell, tensor: Any, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tell()
+    keep = ft.MemoryCheckpoint(loader=Loader({"value": tensor}))
+    keep.load()
+    for step in (1, 2, 3, 4):
+        keep.step(step)
+    assert keep.failures == 1
+    told = capfd.readouterr().err
+    assert told.count("no state is kept in memory") == 1
+    assert says in told
+
+
+def test_a_state_that_grows_and_shrinks_comes_back(tell: Tell) -> None:
+    folder = tell(keep=1)
+    loader = Loader({})
+    keep = ft.MemoryCheckpoint(loader=loader)
+    keep.load()
+    for step, size in enumerate((10, 100_000, 20, 300_000, 5), start=1):
+        loader.state = {"tensor": torch.full((size,), step), "list": list(range(size)), "text": "x" * size}
+        keep.step(step)
+        BACKGROUND.wait()
+        assert steps_in(folder)[0] == step
+        again = Loader({})
+        other = ft.MemoryCheckpoint(loader=again)
+        assert other.load() == step
+        assert torch.equal(again.state.pop("tensor"), loader.state.pop("tensor"))
+        assert again.state == loader.state
+        keep = ft.MemoryCheckpoint(loader=loader)
+        keep.load()
+    assert keep.failures == 0
+
+
+def test_a_folder_that_is_gone_never_ends_the_training(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 2)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    training.run(2, 8)
+    told = capfd.readouterr().err
+    assert told.count("which is tried again") == memory_checkpoint.MAX_FAILURES - 1
+    assert told.count("no state is kept in memory from now on, after 3 saves that failed") == 1
+    assert Training().keep.load() == 0
+
+
+def test_a_limit_that_is_too_small_is_said_once(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tell(limit=200_000)
+    training = Training()
+    training.keep.load()
+    training.run(0, 3)
+    told = capfd.readouterr().err
+    assert told.count("do not fit into the 195.3 KiB that are left") == 1
+    assert "--ft-memory-keep 1 would fit" in told
+    assert list(folder.glob("step-*")) == []
+    assert training.keep.failures == 1
+
+
+def test_a_step_that_goes_backwards_is_said_and_not_saved(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 3)
+    training.keep.step(1)
+    BACKGROUND.wait()
+    assert steps_in(folder) == [3, 2, 1]
+    assert "step 1 follows step 3" in capfd.readouterr().err
+
+
+def test_a_smaller_keep_removes_files(tell: Tell) -> None:
+    folder = tell(keep=3)
+    training = Training()
+    training.keep.load()
+    training.run(0, 5)
+    assert steps_in(folder) == [5, 4, 3, 2]
+    tell(keep=1)
+    assert Training().keep.load() == 5
+    assert steps_in(folder) == [5, 4]
+
+
+def test_a_save_that_was_cut_off_leaves_no_generation(
+    tell: Tell, undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 5)
+
+    class Cut(BaseException):
+        """As the exception by which an in-process restart interrupts the training."""
+
+    copy = torch.Tensor.copy_
+    copied: list[Any] = []
+
+    def cut(target: Any, source: Any) -> Any:
+        copied.append(target)
+        if len(copied) == 5:
+            raise Cut
+        return copy(target, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", cut)
+    with pytest.raises(Cut):
+        training.run(5, 6)
+    monkeypatch.undo()
+    folder = tell()
+    assert steps_in(folder) == [5, 4]
+    again = Training()
+    assert again.keep.load() == 5
+    again.run(5, STEPS)
+    assert same(again.values(), undisturbed)
+
+
+def test_only_the_object_that_was_loaded_last_saves(tell: Tell) -> None:
+    folder = tell()
+    first, second = Training(), Training()
+    first.keep.load()
+    first.run(0, 2)
+    second.keep.load()
+    first.run(2, 4)
+    assert steps_in(folder) == [2, 1]
+
+
+def test_what_has_no_state_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"MemoryCheckpoint\(model=...\) has no state_dict"):
+        ft.MemoryCheckpoint(model=object())
+    with pytest.raises(TypeError, match="needs what it shall keep"):
+        ft.MemoryCheckpoint()
+
+
+def test_a_job_of_several_ranks_needs_its_process_group(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="after torch\\.distributed\\.init_process_group"):
+        Training().keep.load()
+
+
+class TwoPlanes(torch.Tensor):
+    """A subclass that holds two tensors, as quantised weights do."""
+
+    @staticmethod
+    def __new__(cls, high: Any, low: Any) -> TwoPlanes:
+        return torch.Tensor._make_wrapper_subclass(cls, high.shape, dtype=high.dtype)
+
+    def __init__(self, high: Any, low: Any) -> None:
+        self.high = high
+        self.low = low
+
+    def __tensor_flatten__(self) -> Any:
+        return ["high", "low"], {"scale": 2}
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> TwoPlanes:
+        assert context == {"scale": 2}
+        return cls(inner["high"], inner["low"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return cls(function(args[0].high), function(args[0].low))
+        raise NotImplementedError(function)
+
+
+def test_a_tensor_subclass_comes_back_where_its_class_is_admitted(tell: Tell) -> None:
+    tell()
+    tensor = TwoPlanes(torch.arange(4.0), torch.ones(4))
+    found = kept({"value": tensor}, {}, safe_types=[TwoPlanes])
+    assert isinstance(found["value"], TwoPlanes)
+    assert torch.equal(found["value"].high, tensor.high)
+    assert torch.equal(found["value"].low, tensor.low)
+
+
+def test_a_tensor_subclass_that_the_job_does_not_have_is_not_loaded(
+    tell: Tell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tell()
+    tensor = TwoPlanes(torch.arange(4.0), torch.ones(4))
+    first = ft.MemoryCheckpoint(loader=Loader({"value": tensor}))
+    first.load()
+    first.step(1)
+    BACKGROUND.wait()
+    assert ft.MemoryCheckpoint(loader=Loader({})).load() == 0
+    assert "TwoPlanes, which this job has not" in capfd.readouterr().err

@@ -1,0 +1,99 @@
+"""Folders of a step in memory, for one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ft_client as ft
+from rank_monitor.contract import env, memory_files
+from tests.client.memory.conftest import Tell
+
+
+def save(step: int, text: str = "state") -> None:
+    with ft.memory_folder(step) as folder:
+        (folder / "file").write_text(f"{text} {step}")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_newest_folder_is_found_again(tell: Tell) -> None:
+    tell()
+    assert ft.latest_memory_folder() is None
+    save(9)
+    save(10)
+    found = ft.latest_memory_folder()
+    assert found is not None
+    assert (found / "file").read_text() == "state 10"
+    assert found.stat().st_mode & 0o777 == 0o700
+
+
+def test_so_many_folders_are_kept(tell: Tell) -> None:
+    folder = tell(keep=2)
+    for step in range(1, 6):
+        save(step)
+    assert [found.step for found in memory_files.complete_folders(names_in(folder))] == [5, 4]
+    assert len(names_in(folder)) == 2
+
+
+def test_a_body_that_fails_leaves_no_folder_and_the_training_goes_on(
+    tell: Tell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tell()
+    save(1)
+    with ft.memory_folder(2) as path:
+        (path / "file").write_text("half")
+        raise RuntimeError("no room")
+    assert len(names_in(folder)) == 1
+    assert "step 2 was not saved in memory: RuntimeError: no room" in capfd.readouterr().err
+    found = ft.latest_memory_folder()
+    assert found is not None
+    assert (found / "file").read_text() == "state 1"
+
+
+def test_what_a_dead_process_left_is_removed(tell: Tell) -> None:
+    folder = tell()
+    with pytest.raises(KeyboardInterrupt), ft.memory_folder(1) as path:
+        (path / "file").write_text("half")
+        raise KeyboardInterrupt
+    assert names_in(folder) == [path.name]
+    assert ft.latest_memory_folder() is None
+    save(2)
+    assert len(names_in(folder)) == 1
+
+
+def test_a_folder_that_is_too_large_does_not_stay(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    tell(limit=1000)
+    save(1)
+    save(2, "x" * 2000)
+    found = ft.latest_memory_folder()
+    assert found is not None
+    assert (found / "file").read_text() == "state 1"
+    assert "more than the limit" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_not_newer_than_the_disk_is_not_returned(tell: Tell) -> None:
+    tell()
+    save(5)
+    assert ft.latest_memory_folder(newer_than=5) is None
+    assert ft.latest_memory_folder(newer_than=4) is not None
+
+
+def test_without_a_launcher_the_folder_is_a_temporary_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(env.MEMORY_FILES, raising=False)
+    with ft.memory_folder(3) as folder:
+        (folder / "file").write_text("state")
+    assert not folder.exists()
+    assert ft.latest_memory_folder() is None
+    with pytest.raises(ZeroDivisionError), ft.memory_folder(3):
+        raise ZeroDivisionError
+
+
+def test_a_folder_of_the_launcher_that_is_gone_ends_nothing(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    tell().rmdir()
+    save(1)
+    assert "step 1 was not saved in memory: FileNotFoundError" in capfd.readouterr().err
+    assert ft.latest_memory_folder() is None

@@ -1,0 +1,54 @@
+"""Whether files fit, and what is said where they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from ft_client.memory import room
+from ft_client.memory.room import NoRoom, Room
+
+MiB = 1 << 20
+
+
+def made(limit: int = 1000, promised: int = 0, unwritten: int = 0, size: int = 10_000, free: int = 10_000) -> Room:
+    return Room(limit * MiB, promised * MiB, unwritten * MiB, size * MiB, free * MiB)
+
+
+@pytest.mark.parametrize(
+    ("there", "left"),
+    [
+        (made(), 1000),
+        (made(promised=400), 600),
+        (made(promised=1400), 0),
+        # Of the mount a twentieth stays free, and what others have promised to themselves is theirs.
+        (made(free=900), 400),
+        (made(free=900, promised=100, unwritten=100), 300),
+        (made(free=500), 0),
+    ],
+)
+def test_what_is_left(there: Room, left: int) -> None:
+    assert there.left() == left * MiB
+
+
+def test_files_that_fit_pass() -> None:
+    room.check(made(limit=300), 100 * MiB, keep=2)
+
+
+@pytest.mark.parametrize(
+    ("limit", "keep", "says"),
+    [
+        (299, 2, "3 files of 100.0 MiB do not fit into the 299.0 MiB that are left (1.0 MiB are missing; the limit of"),
+        (299, 2, "; --ft-memory-keep 1 would fit"),
+        (450, 4, "; --ft-memory-keep 3 would fit"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_numbers(limit: int, keep: int, says: str) -> None:
+    with pytest.raises(NoRoom) as refused:
+        room.check(made(limit=limit), 100 * MiB, keep)
+    assert says in str(refused.value)
+
+
+def test_no_advice_is_given_where_nothing_would_fit() -> None:
+    with pytest.raises(NoRoom) as refused:
+        room.check(made(limit=150), 100 * MiB, keep=2)
+    assert "would fit" not in str(refused.value)

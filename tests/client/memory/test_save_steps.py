@@ -1,0 +1,64 @@
+"""After which steps a save is due."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ft_client.memory.save_steps import MAX_SHARE, SaveSteps
+from rank_monitor.contract.memory_files import AUTO
+
+
+def run(steps: SaveSteps, start: int, end: int, step_s: float, cost_s: float, first_cost_s: float) -> list[int]:
+    """The steps after which there was a save, in a training with such times."""
+    now, saves = 0.0, []
+    for step in range(start + 1, end + 1):
+        now += step_s
+        if not steps.is_due(step, now):
+            continue
+        began = now
+        now += cost_s if saves else first_cost_s
+        saves.append(step)
+        steps.agree(steps.wish(step, began, now))
+    return saves
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, [5, 10, 15, 20]), (7, [10, 15, 20]), (10, [15, 20])])
+def test_a_fixed_interval_divides_the_steps(start: int, expected: list[int]) -> None:
+    assert run(SaveSteps(5, start), start, 22, 1.0, 100.0, 100.0) == expected
+
+
+def test_the_interval_by_cost_keeps_saves_below_one_percent() -> None:
+    saves = run(SaveSteps(AUTO, 0), 0, 10_000, step_s=0.1, cost_s=0.05, first_cost_s=0.5)
+    assert saves[:2] == [1, 11]
+    later = [after - before for before, after in itertools.pairwise(saves[1:])]
+    assert later
+    assert all(0.05 / (interval * 0.1) <= MAX_SHARE for interval in later)
+    assert all(0.05 / ((interval - 2) * 0.1) > MAX_SHARE for interval in later), "and not rarer than it must be"
+
+
+def test_a_cheap_save_is_made_after_every_step() -> None:
+    saves = run(SaveSteps(AUTO, 0), 0, 100, step_s=1.0, cost_s=0.001, first_cost_s=0.01)
+    assert saves == [1, *range(11, 101)]
+
+
+def test_one_slow_save_does_not_change_the_interval() -> None:
+    steps = SaveSteps(AUTO, 0)
+    wishes = []
+    for step, cost_s in [(1, 0.5), (11, 0.1), (31, 0.1), (51, 9.0), (71, 0.1)]:
+        assert steps.is_due(step, now=step)
+        wishes.append(steps.wish(step, step, step + cost_s))
+        steps.agree(10)
+    assert wishes[0] == 10
+    assert all(wish <= 20 for wish in wishes), wishes
+
+
+def test_a_step_that_goes_backwards_is_not_due() -> None:
+    steps = SaveSteps(5, 20)
+    assert not steps.is_due(15, 1.0)
+    assert not steps.is_due(20, 2.0)
+    assert steps.is_due(25, 3.0)
+    auto = SaveSteps(AUTO, 20)
+    assert not auto.is_due(19, 1.0)
+    assert auto.is_due(21, 2.0)
