@@ -1,17 +1,13 @@
-"""Reads how much room a node has for files in a tmpfs: of the mount, and of the cgroup that its pages count against.
+"""Reads what file system a folder is in, and how much memory the files in a folder of a tmpfs take.
 
-A launcher reads it when it makes the job's folder, and a rank before it writes the training's state there
-(`contract/memory_room.py` decides). Nothing blocks: a tmpfs is memory, and the kind of another file system is read from
-the kernel's table of mounts.
+The launcher asks when it makes and removes folders with the training's state. Nothing blocks: the kind of a file system
+is read from the kernel's table of mounts.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-
-from rank_monitor.contract.memory_room import Room
-from rank_monitor.contract.processes.cgroup import memory_room
 
 KIND = "tmpfs"
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -38,28 +34,6 @@ def kind_of(folder: str) -> str:
         if before.split()[2:3] == [wanted]:
             return after.partition(" ")[0]
     return ""
-
-
-def look(folder: str, limit: int) -> Room:
-    """Returns the room that a node has for the files in a folder.
-
-    Args:
-        folder: the job's folder in a tmpfs.
-        limit: bytes, of `--ft-memory-limit`.
-
-    Raises:
-        OSError: the folder is gone.
-    """
-    mount = os.statvfs(folder)
-    return Room(
-        folder=folder,
-        limit=limit,
-        held=bytes_in(folder),
-        tmpfs_size=mount.f_blocks * mount.f_frsize,
-        # `f_bavail` and not `f_bfree`: what a user without privileges can still write.
-        tmpfs_free=mount.f_bavail * mount.f_frsize,
-        memory=memory_room(),
-    )
 
 
 def bytes_in(folder: str) -> int:

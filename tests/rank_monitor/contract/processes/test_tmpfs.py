@@ -1,4 +1,4 @@
-"""The room for files in a tmpfs, of a real one."""
+"""Which file system a folder is in, and how much memory its files take, in a real tmpfs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ def test_the_kind_of_a_file_system(folder: Path) -> None:
         tmpfs.kind_of(str(folder / "missing"))
 
 
-def test_room_counts_what_is_held(folder: Path) -> None:
-    before = tmpfs.look(str(folder), limit=77)
-    assert (before.limit, before.held, before.folder) == (77, 0, str(folder))
-    assert 0 < before.tmpfs_free <= before.tmpfs_size
+def test_the_memory_of_files(folder: Path) -> None:
+    assert tmpfs.bytes_in(str(folder)) == 0
     (folder / "below").mkdir()
     for path in (folder / "file", folder / "below" / "file"):
         path.write_bytes(bytes(1 << 20))
     # A hole takes no memory.
     os.truncate(folder / "file", 1 << 30)
-    assert tmpfs.look(str(folder), limit=77).held == 2 << 20
+    assert tmpfs.bytes_in(str(folder)) == 2 << 20
     assert tmpfs.bytes_in(str(folder / "missing")) == 0
