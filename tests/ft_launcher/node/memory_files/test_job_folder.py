@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -164,9 +164,11 @@ def test_folders_of_others_are_removed_once_their_time_is_over(top: Path, runtim
     ],
     ids=["a link", "a file"],
 )
-def test_what_is_not_ours_is_refused_and_left(top: Path, runtime: Path, prepare: object, says: str) -> None:
+def test_what_is_not_ours_is_refused_and_left(
+    top: Path, runtime: Path, prepare: Callable[[Path], object], says: str
+) -> None:
     path = top / folder_name(KEY)
-    prepare(path)  # type: ignore[operator]
+    prepare(path)
     folder = opened(top, runtime)
     assert folder.path is None and says in folder.refused and str(path) in folder.refused
     assert "\n" not in folder.refused and "--ft-memory-dir" in folder.refused
