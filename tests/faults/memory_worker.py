@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,21 +127,22 @@ def flips_a_byte_and_dies(folder: Path) -> None:
     die()
 
 
-def raises_while_it_copies(folder: Path) -> None:
-    """In the next save, as an exception that a save cannot swallow."""
-
-    class Cut(BaseException):
-        pass
-
+def waits_while_it_copies(folder: Path) -> None:
+    """In the next save, until something interrupts it."""
     copy, count = torch.Tensor.copy_, iter(range(5))
 
-    def cut(target: Any, source: Any) -> Any:
-        if next(count, None) is None:
-            torch.Tensor.copy_ = copy
-            raise Cut
-        return copy(target, source)
+    def wait(target: Any, source: Any) -> Any:
+        if next(count, None) is not None:
+            return copy(target, source)
+        torch.Tensor.copy_ = copy
+        while True:
+            time.sleep(0.01)
 
-    torch.Tensor.copy_ = cut
+    torch.Tensor.copy_ = wait
+
+
+def fails(folder: Path) -> None:
+    raise RuntimeError("on purpose")
 
 
 def run(plan: dict[str, Any], out: Path, cycle: int) -> None:

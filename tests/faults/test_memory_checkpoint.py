@@ -101,10 +101,9 @@ def test_state_in_replicas_lies_in_memory_once_per_node(start_job: StartJob, tmp
     assert max(sizes[1]) < 100_000
 
 
-def test_an_exception_in_the_middle_of_a_save_and_a_restart_in_process(
-    start_job: StartJob, tmp_path: Path, folder: Path
-) -> None:
-    write_plan(tmp_path, folder, [(0, 22, [0], "raises_while_it_copies")], in_process=True)
+def test_a_restart_in_process_in_the_middle_of_a_save(start_job: StartJob, tmp_path: Path, folder: Path) -> None:
+    faults = [(0, 22, [0], "waits_while_it_copies"), (0, 25, [1], "fails")]
+    write_plan(tmp_path, folder, faults, in_process=True)
     job = start_job(Plan(), 2, "--max-restarts=0", IMPORTS, script=WORKER)
     ends(job, 2, start=20)
 

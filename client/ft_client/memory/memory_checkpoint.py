@@ -260,5 +260,9 @@ class MemoryCheckpoint:
             say(f"the training goes on from step {found.generation.step} in memory{on_disk}")
         elif agreed.older:
             say(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
-        elif agreed.candidates:
-            say(f"no state in memory can be used{on_disk}")
+        elif agreed.left_out:
+            other = agreed.left_out[0]
+            where = f"it is of {other.world} ranks and not on all nodes of a job of {group.size()}"
+            if other.world == group.size():
+                where = "not all nodes have it, or their ranks have moved"
+            say(f"step {other.step} in memory cannot be used: {where}{on_disk}")
