@@ -24,7 +24,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +42,7 @@ from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.hang_warnings import limits_set
 from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
+from ft_launcher.agent.periodic import Periodic
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.times import NodeTimes
 from ft_launcher.agent.torch_launch import agent_arguments, run_agent, worker_spec
@@ -50,6 +51,8 @@ from ft_launcher.job.rendezvous.cycle_store import PortHolder, shares_store
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.health.memory_reclaim import MemoryReclaim
 from ft_launcher.node.health.node_health import NodeHealth
+from ft_launcher.node.memory_files.adoption import job_key
+from ft_launcher.node.memory_files.job_folder import JobFolder
 from ft_launcher.node.processes import descriptor_limit
 from ft_launcher.node.processes.end_limit import EndLimit
 from ft_launcher.node.processes.process_tree import become_subreaper
@@ -78,7 +81,8 @@ from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
 from rank_monitor.contract.processes import local_address, peer_names, resolver
-from rank_monitor.contract.settings.config import Settings
+from rank_monitor.contract.settings.config import MemorySettings, Settings
+from rank_monitor.contract.settings.declaration import declarations
 from rank_monitor.contract.settings.kinds import AUTO
 from rank_monitor.contract.wire.own_file import open_own
 
@@ -90,6 +94,9 @@ _OWN_STORE = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is not needed here, where each cycle has a fresh store. It has rank 0 make "
     "the ranks' store, and a rank that looks for it too early waits 0.3 to 0.8 s longer: about one restart in three"
 )
+_ALIVE_S = 30.0
+"""Seconds from one note in the folder of state in memory that this launcher lives to the next. By so much the time may
+be too long that the files have after everything was killed at once."""
 _LAST_FILES_S = 1.0
 """Seconds at the end for lines of the log file. Journal and logs have been closed by then."""
 
@@ -225,6 +232,7 @@ def _run_recorded(
     recorder.job_started(
         config.run_id, job.name, job.command, config.max_restarts, config.nproc_per_node, job.settings.monitor
     )
+    memory = _state_in_memory(job, runtime, recorder)
     agents: list[NodeAgent] = []
 
     def launch() -> Mapping[int, Any]:
@@ -260,8 +268,8 @@ def _run_recorded(
             cycle_info=CycleInfo(job.settings.record, os.environ),
             limits_set=limits_set(job.settings.monitor, job.sources),
             in_process_limits=job.settings.restart.in_process_limits_set(keys_set(job.sources)),
-            more_sources=partial(_more_sources, *asked),
-            more_environment=_more_environment(job.settings, recorder),
+            more_sources=partial(_more_sources, *asked, memory),
+            more_environment=_more_environment(job.settings, recorder, memory),
             nccl_bound=nccl_bound,
             several_nodes=rendezvous.has_several_nodes,
             named_signals=job.named_signals,
@@ -279,8 +287,12 @@ def _run_recorded(
             text = console_text.failed_ranks(error.name, error.failures, recorder.shown, hidden)
         return text
 
-    # Inside a user's program nothing is printed and no reply is written: the caller raises the error.
-    outcome = _outcome(launch, (lambda text: None) if within else console_text.show_lines, summary)
+    try:
+        # Inside a user's program nothing is printed and no reply is written: the caller raises the error.
+        outcome = _outcome(launch, (lambda text: None) if within else console_text.show_lines, summary)
+    finally:
+        if memory is not None:
+            memory.close()
     if outcome.error is not None and not within:
         write_reply(outcome.error)
     # Where an agent was made, its exit code counts: it knows preemption, and what all nodes agreed on.
@@ -289,16 +301,39 @@ def _run_recorded(
     return outcome
 
 
+def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolder | None:
+    """Returns the folder in which ranks may keep the training's state in memory; None: the user wants none
+    (`--ft-memory-interval none`). Blocks for a moment where an earlier start left something."""
+    settings = job.settings.memory
+    if settings.memory_interval is None:
+        return None
+    command = job.command
+    if not isinstance(job.entrypoint, str):
+        # The text of a function object has an address, which differs in each start.
+        function = job.entrypoint
+        command = [getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__)]
+    key = job_key(job.chosen_run_id, os.geteuid(), str(Path.cwd()), command, job.node_rank)
+    memory = JobFolder.open(settings, key, runtime.tag, runtime.folder)
+    if memory.refused:
+        is_wanted = bool(declarations(MemorySettings).keys() & keys_set(job.sources))
+        recorder.no_state_in_memory(memory.refused, is_wanted)
+    elif memory.found is not None:
+        recorder.state_found_in_memory(memory.found.step, memory.found.reason, asdict(memory.found.left))
+    return memory
+
+
 def _more_sources(
-    status: NodeStatus, asking: Asking, ranks: Ranks, rendezvous: NodeRendezvous | None
+    status: NodeStatus, asking: Asking, memory: JobFolder | None, ranks: Ranks, rendezvous: NodeRendezvous | None
 ) -> list[EventSource]:
-    """Plugs the tools into the agent: returns the event sources by which status and `--ft-watch-log` see the ranks.
+    """Plugs the tools into the agent: returns the event sources by which status and `--ft-watch-log` see the ranks, and
+    what is done now and then.
 
     Called once by the node agent, when it is made.
 
     Args:
         status: gets the readings of ranks.
         asking: has the requests of the status servers.
+        memory: the folder with the training's state in memory; None: there is none.
         ranks: the ranks of this node.
         rendezvous: None where it is not ours; then other nodes cannot be asked.
     """
@@ -308,6 +343,8 @@ def _more_sources(
         rendezvous.heard = NodeAnswers(status, asking, parts.times, rendezvous).on_question
         asking.other_nodes = JobNodes(rendezvous)
     sources: list[EventSource] = [StatusFeed(status, asking, ranks)]
+    if memory is not None and memory.path is not None:
+        sources.append(Periodic(memory.note_alive, _ALIVE_S))
     if parts.settings.record.watch_log is not None:
         from ft_launcher.tools.training_log.log_feed import LogFeed  # 10 ms, which other jobs need not wait
 
@@ -315,19 +352,25 @@ def _more_sources(
     return sources
 
 
-def _more_environment(settings: Settings, recorder: Recorder) -> Callable[[int, bool], Mapping[str, str]]:
-    """Returns a function that says which variables the tools add for the ranks of a cycle.
+def _more_environment(
+    settings: Settings, recorder: Recorder, memory: JobFolder | None
+) -> Callable[[int, bool], Mapping[str, str]]:
+    """Returns a function that says which variables the ranks of a cycle get by which they keep state in memory, and
+    those that the tools add.
 
     Its arguments: the cycle, and whether rank 0 starts on this node.
     """
+    of_memory: Mapping[str, str] = {}
+    if memory is not None:
+        of_memory = memory.variables()
     if settings.monitor.save_interval != AUTO:
-        return lambda cycle, has_rank0: {}
+        return lambda cycle, has_rank0: of_memory
     from ft_launcher.tools.report.save_intervals import SaveIntervals  # 12 ms, which other jobs need not wait
 
     intervals = SaveIntervals(settings.record.journal_dir, recorder)
     # Every node chooses, though only the choice for rank 0 counts: a restart in process may make another rank rank 0
     # later.
-    return lambda cycle, has_rank0: {env.SAVE_INTERVAL: str(intervals.choose(cycle, has_rank0))}
+    return lambda cycle, has_rank0: {**of_memory, env.SAVE_INTERVAL: str(intervals.choose(cycle, has_rank0))}
 
 
 def write_reply(error: BaseException) -> None:

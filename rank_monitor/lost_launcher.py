@@ -45,10 +45,16 @@ class MonitoredJob:
         """Kills every process of the job on this machine and removes its runtime folder. Blocks for up to 10 s.
 
         The other monitors see the same end and exit by themselves. A monitor that was stopped is continued, so that it
-        does not stay for ever.
+        does not stay for ever. The training's state in memory stays for its time (`memory_linger.py`).
         """
+        in_memory = runtime_folder.state_in_memory(Path(self.runtime_dir))
         self._sweep(log)
         runtime_folder.remove(Path(self.runtime_dir))
+        if in_memory is not None:
+            # Imported here: a monitor needs it only when its launcher was killed, and would pay for it in memory.
+            from rank_monitor.memory_linger import after_death
+
+            after_death(in_memory, self.tag)
         for pid in processes_of(self.tag, key=env.SIDECAR_OF):
             kill(pid, self.tag, signal.SIGCONT, key=env.SIDECAR_OF)
 

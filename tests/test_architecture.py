@@ -92,6 +92,7 @@ ROOMS: dict[str, set[str]] = {
         *("node.processes", "node.zygote", "record", "record.journal", "record.logs", "settings"),
     },
     "ft_launcher.node.monitors": {"node.ranks"},
+    "ft_launcher.node.memory_files": {"node.processes"},
     "ft_launcher.node.health": {"decide.health", "node.processes", "settings"},
     "ft_launcher.agent.cycle": {
         *("decide.attribution", "job.coordinator", "node.monitors", "node.processes", "node.ranks", "node.zygote"),
@@ -118,16 +119,26 @@ ROOMS: dict[str, set[str]] = {
         *("agent", "agent.cycle", "decide.attribution", "record.journal", "record.logs", "settings"),
     },
     "ft_launcher.tools.replay": {
-        *("agent.in_process", "decide.attribution", "decide.health", "decide.policy", "record.events"),
-        "record.journal_reader",
+        *("agent.in_process", "decide.attribution", "decide.health", "decide.policy", "node.memory_files"),
+        *("record.events", "record.journal_reader"),
     },
     "ft_launcher.tools.commands": {
         *("node.ranks", "record.console", "record.events", "record.journal_reader", "settings", "tools.bundle"),
         *("tools.replay", "tools.report", "tools.status"),
     },
     "ft_launcher": {
-        *("agent", "agent.cycle", "decide.policy", "job.rendezvous", "node.health", "node.processes", "node.ranks"),
-        *("node.zygote", "record", "record.console", "record.journal", "record.logs", "settings", "tools.commands"),
+        *("agent", "agent.cycle", "decide.policy", "job.rendezvous", "node.health", "node.memory_files"),
+        *(
+            "node.processes",
+            "node.ranks",
+            "node.zygote",
+            "record",
+            "record.console",
+            "record.journal",
+            "record.logs",
+            "settings",
+            "tools.commands",
+        ),
         *("tools.report", "tools.status", "tools.training_log"),
     },
     # The client.

@@ -51,8 +51,8 @@ class NodeParts:
         in_process_limits: the limits of in-process restarts that the user set.
         more_sources: called with the ranks and the rendezvous (None: it is not ours). Returns the sources of events by
             which tools see the ranks, such as the status page.
-        more_environment: called with the cycle's number and whether rank 0 starts on this node. Returns the variables
-            that tools add for the ranks.
+        more_environment: called with the cycle's number and whether rank 0 starts on this node. Returns more variables
+            for the ranks: those of tools, and where the training's state is kept in memory.
         several_nodes: whether the job may have more than one node.
         named_signals: the signals that the user named in `--signals-to-handle`.
         limits_set: the options that the user set and that act only in a training which the client watches.

@@ -26,7 +26,6 @@ from typing import Any
 
 from ft_launcher.agent.cycle import nccl_ras
 from ft_launcher.agent.cycle.cycle import Condemned, CyclePhase, Event
-from ft_launcher.agent.cycle.evidence import oom_kills
 from ft_launcher.agent.cycle.failed_programs import FailedPrograms, work_of
 from ft_launcher.agent.cycle.nccl_ras import NcclRas
 from ft_launcher.agent.cycle.zombies import Zombies
@@ -52,6 +51,7 @@ from ft_launcher.record.placement import Placement
 from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
+from rank_monitor.contract.processes.cgroup import oom_kills
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.json_record import write_record
 from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict

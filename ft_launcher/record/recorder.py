@@ -288,6 +288,33 @@ class Recorder:
         logger.info("ranks save every %s (--ft-save-interval auto)", chosen.reason)
         self.journal.write(chosen)
 
+    def state_found_in_memory(self, step: int | None, reason: str, left: Mapping[str, Any]) -> None:
+        """Records what a killed launcher of this job left in the memory of this node.
+
+        Args:
+            step: the newest complete step, which is taken over; None: nothing is.
+            reason: why.
+            left: what this was decided by.
+        """
+        if step is not None:
+            console_text.say(f"takes over the state in memory of an earlier start: step {step}; {reason}")
+        elif left["steps"]:
+            console_text.say(
+                f"the state in memory of an earlier start, step {max(left['steps'])}, is removed: {reason}"
+            )
+        self.journal.write(events.StateFoundEvent(step, reason, left))
+
+    def no_state_in_memory(self, reason: str, is_wanted: bool) -> None:
+        """Records that there is no folder for the training's state in memory.
+
+        Args:
+            reason: why, and what to do.
+            is_wanted: the user has given an option for it. Else the ranks say it where the training asks for it.
+        """
+        if is_wanted:
+            logger.warning("no state is kept in memory: %s", reason)
+        self.journal.write(events.NoStateInMemoryEvent(reason))
+
     def no_steps_printed(self, rank: int, watch_log: str, line: str, preset: str) -> None:
         """Warns that `--ft-watch-log` has found no step in a minute of output, or in all output of a cycle.
 

@@ -128,12 +128,24 @@ class Job:
         return "-".join(part[:_MAX_NAME] for part in (script, apart) if part)
 
     @property
+    def chosen_run_id(self) -> str:
+        """The run id that the user chose; empty: nobody did."""
+        run_id = str(self.launch_config.run_id)
+        if run_id == _NO_ID or _is_made_up(run_id):
+            return ""
+        return run_id
+
+    @property
     def folder_name(self) -> str:
         """The name of the folder of logs. As torchrun's, it is the run id where the user chose that and no name."""
-        run_id = str(self.launch_config.run_id)
-        if self.settings.record.job_name is None and run_id not in ("", _NO_ID) and not _is_made_up(run_id):
-            return run_id
+        if self.settings.record.job_name is None and self.chosen_run_id:
+            return self.chosen_run_id
         return self.name
+
+    @property
+    def node_rank(self) -> str:
+        """The number of this node where it is known from the start; else empty."""
+        return str(self.launch_config.rdzv_configs.get(RANK, ""))
 
     @property
     def is_script(self) -> bool:

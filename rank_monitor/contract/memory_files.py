@@ -3,10 +3,11 @@
 The launcher of a node owns a folder in a tmpfs, and its ranks write the files in it. So the files survive every rank.
 Both sides know only what is written here.
 
-**The launcher** makes the folder (`folder_name`, mode 0700, below `--ft-memory-dir`) before it starts ranks, and passes
-it as a `MemoryFiles` record in `env.MEMORY_FILES`. It writes no file in the folder and changes none. Between two
-cycles, when none of its ranks lives, it may remove files; at the end of the job it removes the folder. A launcher that
-finds a folder of the same key may adopt it: `complete_generations` of the folder's listing says which steps are there.
+**The launcher** makes the folder (`folder_name`, mode 0700, below `--ft-memory-dir`) before it starts ranks, and
+passes it as a `MemoryFiles` record in `env.MEMORY_FILES`. It writes one file in the folder, `OWNER_NAME`, and changes
+no other. Between two cycles, when none of its ranks lives, it may remove files; at the end of the job it removes the
+folder. A launcher that finds a folder of the same key may adopt it: `complete_generations` of the folder's listing says
+which steps are there.
 
 **The ranks** write one file each for a step, mode 0600:
 
@@ -37,6 +38,8 @@ from dataclasses import dataclass
 FOLDER_PREFIX = "ft_memory_"
 """Begins the name of each job's folder, so that sweeps and users recognise them."""
 LOCK_NAME = "lock"
+OWNER_NAME = "owner"
+"""The launcher's own file (`processes/memory_folder.py`): whose the folder is, and that its launcher lives."""
 UNFINISHED = ".unfinished"
 """Ends the name of what is not whole."""
 AUTO = 0
@@ -53,16 +56,19 @@ class MemoryFiles:
     """What the launcher tells its ranks, as JSON in `env.MEMORY_FILES` (`json_record.write_record`).
 
     Attributes:
-        folder: absolute path of this node's folder for the job; it exists when ranks start.
+        folder: absolute path of this node's folder for the job; it exists when ranks start. Empty: there is none.
         keep: how many complete generations are kept; one more is being written beside them.
         limit: bytes that all files in the folder may have together.
         interval: steps between two saves; AUTO: the ranks choose.
+        refused: why there is no folder, in one line for the user. The ranks say it once the training wants to keep
+            state in memory: most jobs never do, and need no line about it.
     """
 
     folder: str
     keep: int
     limit: int
     interval: int = AUTO
+    refused: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from ft_client.memory import room
 from rank_monitor.contract import memory_files
 from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
+from rank_monitor.contract.processes.cgroup import memory_room
 
 _PERMISSIONS = 0o600
 _SLOT = re.compile(r"rank-(\d{1,9})_slot-(\d{1,9})" + re.escape(memory_files.UNFINISHED))
@@ -249,7 +250,9 @@ class RankFiles:
                 promised=promised,
                 promised_unwritten=max(0, promised - allocated),
                 mount_size=mount.f_blocks * mount.f_frsize,
-                mount_free=mount.f_bavail * mount.f_frsize + own,
+                mount_free=mount.f_bavail * mount.f_frsize,
+                own=own,
+                memory=memory_room(),
             ),
             size,
             self._told.keep,

@@ -33,6 +33,7 @@ from ft_launcher.node.monitors.rank_report import RankReport
 from ft_launcher.node.ranks.rank_context import ERROR_FILES_S, RankContext, RankExit
 from ft_launcher.record.journal.contained import contained, log_contained
 from ft_launcher.record.placement import RankNumbers
+from rank_monitor.contract.processes.cgroup import oom_kills
 from rank_monitor.contract.wire.foreign import open_regular, read_file
 from rank_monitor.contract.wire.launcher_messages import HANG
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
@@ -41,8 +42,6 @@ _T = TypeVar("_T")
 
 _MAX_OUTPUT = 16384
 """Bytes at the end of a rank's output in which its last traceback is looked for."""
-_CGROUPS = Path("/sys/fs/cgroup")
-"""Where version 2 is mounted, and below it the controllers of version 1."""
 _READ_TIMEOUT_S = 5.0
 """Seconds for the file with the saved iteration: storage that hangs must not hold up the restart."""
 _TEXTS_TIMEOUT_S = 1.0
@@ -263,48 +262,11 @@ def _read_texts(files: Sequence[str], ran_s: float, texts: dict[str, str]) -> No
 # What the node shows. What cannot be read is None.
 
 
-def oom_kills() -> int | None:
-    """Returns how many processes of this process' cgroup the kernel has killed for lack of memory so far.
-
-    Reads cgroup version 2, else version 1. None: neither can be read.
-    """
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        # `HIERARCHY:CONTROLLERS:PATH`, cgroups(7). The line of version 2 has no controllers.
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            counter = _CGROUPS / path.lstrip("/") / "memory.events"
-        elif "memory" in controllers.split(","):
-            counter = _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
-        else:
-            continue
-        found = _read_counter(counter)
-        if found is not None:
-            return found
-    return None
-
-
-def _read_counter(path: Path) -> int | None:
-    """Returns the value of `oom_kill` in a file of a cgroup; None: the file has none, or cannot be read."""
-    try:
-        for line in path.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            # The same name in memory.events (version 2) and in memory.oom_control (version 1).
-            if name == "oom_kill":
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return None
-
-
 def of_node(oom_kills_before: int | None) -> NodeEvidence:
     """Returns the evidence of this node: kills for lack of memory since the cycle's start, and room in /dev/shm.
 
     Args:
-        oom_kills_before: what `oom_kills` returned before the start of the cycle.
+        oom_kills_before: what `cgroup.oom_kills` returned before the start of the cycle.
     """
     now = oom_kills()
     try:

@@ -35,7 +35,7 @@ from typing import Any
 from torch.distributed import PrefixStore
 
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
-from ft_launcher.agent.cycle.evidence import fault_in, gather, of_node, oom_kills
+from ft_launcher.agent.cycle.evidence import fault_in, gather, of_node
 from ft_launcher.agent.in_process.blame_exchange import BlameExchange, BlameOfInterruption
 from ft_launcher.agent.in_process.rank_loss import RankLossNotifier
 from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
@@ -67,6 +67,7 @@ from ft_launcher.record.in_process_recorder import InProcessRecorder
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.placement import Placement, RankNumbers
 from rank_monitor.contract import env
+from rank_monitor.contract.processes.cgroup import oom_kills
 from rank_monitor.contract.restart_phase import ENTERING
 from rank_monitor.contract.rounds.round import Round
 from rank_monitor.contract.rounds.round_stores import serve_rounds

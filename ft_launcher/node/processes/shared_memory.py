@@ -19,6 +19,8 @@ import stat
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from rank_monitor.contract.memory_room import size_in_words
+
 NAMES = {
     # aten/src/ATen/MapAllocator.cpp, `NewProcessWideShmHandle`: pid, random number, and (since 1.9) a counter. Tensors
     # of the sharing strategy "file_system" and the counters of CUDA's IPC have such a file until they are freed, those
@@ -117,16 +119,8 @@ def removable(found: Collection[SharedFile], processes: Collection[ProcessView])
 def line_about(removed: Collection[SharedFile]) -> str:
     """Returns the console's line about files that were removed, the largest ones first."""
     by_size = sorted(removed, key=lambda file: -file.size)
-    listed = ", ".join(f"{file.name} ({_size(file.size)})" for file in by_size[:_MAX_LISTED])
+    listed = ", ".join(f"{file.name} ({size_in_words(file.size)})" for file in by_size[:_MAX_LISTED])
     if len(by_size) > _MAX_LISTED:
-        all_of_it = _size(sum(file.size for file in by_size))
+        all_of_it = size_in_words(sum(file.size for file in by_size))
         listed += f" and {len(by_size) - _MAX_LISTED} more, {all_of_it} in all"
     return f"removed from /dev/shm what processes of this job that have ended left there: {listed}"
-
-
-def _size(count: int) -> str:
-    """Returns a number of bytes in words, in the largest unit that it fills."""
-    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 1 << shift:
-            return f"{count / (1 << shift):.1f} {unit}"
-    return f"{count} bytes"

@@ -18,6 +18,7 @@ from ft_launcher.decide.attribution.cycle_evidence import fault_of_json, of_reco
 from ft_launcher.decide.attribution.fault import HANGS
 from ft_launcher.decide.health.reading import Reading, changes
 from ft_launcher.decide.policy.restart_policy import Question, after_request, answer, is_known
+from ft_launcher.node.memory_files.adoption import LeftBehind, adoption
 from ft_launcher.record import events
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.restart_history import History
@@ -136,6 +137,19 @@ def health_change(facts: Facts, before: str | None) -> dict[str, Any] | None:
     if not found:
         return None
     return _facts(events.HealthChangeEvent.of(found[0], cycle=0))
+
+
+def state_found(facts: Facts) -> dict[str, Any]:
+    """Returns whether the state that an earlier start left in memory is taken over.
+
+    Args:
+        facts: the facts of the event `memory_found`.
+
+    Raises:
+        ProtocolError: they do not fit.
+    """
+    found = adoption(from_json(LeftBehind, facts.get("left")))
+    return {"step": found.step, "reason": found.reason}
 
 
 def decision_in_process(facts: Facts) -> dict[str, Any]:

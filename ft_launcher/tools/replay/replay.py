@@ -34,6 +34,7 @@ _MAX_TEXT = 300
 FAULT, DECISION, HISTORY = "fault", "decision", "history of restarts"
 IN_PROCESS_FAULT, IN_PROCESS = "fault handled in process", "decision about a restart in process"
 REQUEST, HEALTH = "request of a rank", "change of health"
+IN_MEMORY = "decision about the state in memory"
 FAULT_OF_ALL = "fault by the ranks of all nodes"
 
 # Why something is not decided again.
@@ -189,6 +190,8 @@ class Replay:
                 self._reset_fault()
             case events.HealthChangeEvent.event:
                 self._on_health_change(entry)
+            case events.StateFoundEvent.event:
+                self._compare(IN_MEMORY, entry, lambda: again.state_found(facts))
 
     def _begin(self, entry: JournalEntry) -> None:
         """Begins a new launch, of which nothing has been read yet."""
@@ -356,6 +359,7 @@ _DECIDED = {
     events.InProcessDecisionEvent.event: IN_PROCESS,
     events.InProcessFaultEvent.event: IN_PROCESS_FAULT,
     events.HealthChangeEvent.event: HEALTH,
+    events.StateFoundEvent.event: IN_MEMORY,
     events.EvidenceEvent.event: FAULT,
 }
 

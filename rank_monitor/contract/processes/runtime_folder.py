@@ -24,6 +24,8 @@ from rank_monitor.contract.processes import proc
 PREFIX = "ft-"
 _LOCK, _NEW_LOCK = "lock", ".lock"
 """The locked file, and its name until it is locked."""
+_STATE_IN_MEMORY = "state_in_memory"
+"""A link to the folder with the training's state in memory, by which those find it that outlive the launcher."""
 _MAX_BOOT_ID = 64
 """Bytes of the file that are read: the boot id is a UUID and a newline, 37 bytes."""
 
@@ -79,6 +81,23 @@ def claim(folder: Path) -> int | None:
             os.close(descriptor)
         return None
     return descriptor
+
+
+def link_state_in_memory(folder: Path, state: Path) -> None:
+    """Notes in a runtime folder where the training's state in memory is.
+
+    Raises:
+        OSError: the link cannot be made.
+    """
+    (folder / _STATE_IN_MEMORY).symlink_to(state)
+
+
+def state_in_memory(folder: Path) -> Path | None:
+    """Returns where the training's state in memory is; None: the launcher keeps none, or the runtime folder is gone."""
+    try:
+        return (folder / _STATE_IN_MEMORY).readlink()
+    except OSError:
+        return None
 
 
 def remove_abandoned(parent: Path) -> list[Path]:

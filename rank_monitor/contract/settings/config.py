@@ -164,7 +164,7 @@ class StopSettings:
         30.0,
         kinds.SECONDS_OR_NONE,
         "how long background processes of successful ranks, in sessions of their own, may go on, and a rank that has "
-        "raised and still works; none: for ever",
+        "raised and still works; none: for ever. The state in memory has another option: --ft-memory-linger",
     )
     exit_barrier_timeout: float = setting(
         300.0,
@@ -287,6 +287,34 @@ class NcclSettings:
 
 
 @dataclass(frozen=True)
+class MemorySettings:
+    """The training's state in this node's memory: how often, how much, where, and for how long after a death."""
+
+    memory_interval: int | str | None = setting(
+        kinds.AUTO,
+        kinds.MEMORY_INTERVAL,
+        "steps from one copy of the state in memory to the next, once the training makes ft.MemoryCheckpoint or "
+        "ft.memory_folder; auto: so that copies cost about 1 % of the time; none: no copies",
+    )
+    # Two: the older one is there while the newer one is being written.
+    memory_keep: int = setting(2, kinds.COUNT_ABOVE_ZERO, "complete copies of the state that are kept")
+    memory_dir: str = setting("/dev/shm", kinds.PATH, "tmpfs that the copies are in")
+    memory_limit: int | None = setting(
+        None,
+        kinds.BYTES_OR_NONE,
+        "most that all copies of this node may take; none: 40 % of the smaller one of the tmpfs and the memory that "
+        "this launcher's cgroup allows",
+    )
+    # A batch script, a scheduler or a container's restart has started the launcher again by then.
+    memory_linger: float = setting(
+        600.0,
+        kinds.SECONDS,
+        "how long the copies outlive a launcher that was killed, for the next start of the same job; 0: such a start "
+        "begins afresh. Background processes of ranks have another option: --ft-linger",
+    )
+
+
+@dataclass(frozen=True)
 class RecordSettings:
     """Journal, logs and status: what is written, and where."""
 
@@ -359,6 +387,7 @@ GROUPS: dict[str, type] = {
     "members": MemberSettings,
     "health": HealthSettings,
     "nccl": NcclSettings,
+    "memory": MemorySettings,
     "record": RecordSettings,
     "source": SourceSettings,
 }
@@ -376,6 +405,7 @@ class Settings:
     members: MemberSettings = MemberSettings()
     health: HealthSettings = HealthSettings()
     nccl: NcclSettings = NcclSettings()
+    memory: MemorySettings = MemorySettings()
     record: RecordSettings = RecordSettings()
     source: SourceSettings = SourceSettings()
 

@@ -16,6 +16,7 @@ Example: `COUNT.read("3")` returns 3; `COUNT.read("x")` raises ValueError("is no
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ _LEVELS = {
     **{"10": "DEBUG", "20": "INFO", "30": "WARNING", "40": "ERROR", "50": "CRITICAL"},
     **{"DBG": "DEBUG", "WARN": "WARNING"},
 }
+# A number, then K, M, G or T, and the rest of its unit's name.
+_SIZE = re.compile(r"([0-9.]+)\s*([kmgt]?)(?:i?b)?")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 _N = TypeVar("_N", int, float)
@@ -95,6 +99,7 @@ _limit = _within(_number, math.ulp(0.0), math.inf, "a limit must be above zero; 
 _seconds = _within(_number, 0, math.inf, "must not be negative")
 _factor = _within(_number, 1, math.inf, "must be at least 1")
 _exit_code = _within(_count, 0, 255, "exit codes lie between 0 and 255")
+_count_above_zero = _within(_count, 1, math.inf, "must be at least 1")
 _port = _within(_count, 1, 65535, "ports lie between 1 and 65535")
 
 
@@ -103,6 +108,25 @@ def _save_interval(raw: object) -> float | str:
     if isinstance(raw, str) and raw.strip().lower() == AUTO:
         return AUTO
     return _limit(raw)
+
+
+def _memory_interval(raw: object) -> int | str:
+    """Reads a number of steps, or `auto`."""
+    if isinstance(raw, str) and raw.strip().lower() == AUTO:
+        return AUTO
+    return _count_above_zero(raw)
+
+
+def _bytes(raw: object) -> int:
+    """Reads a number of bytes above 0, or one with a unit: `512MiB`, `1.5 G`. Every unit is a power of 1024, as for
+    `mount -o size=` and in Kubernetes' `Mi`."""
+    match = _SIZE.fullmatch(str(raw).strip().lower())
+    if match is None:
+        raise ValueError("is not a number of bytes like 512MiB or 8GiB")
+    count = int(_limit(match[1]) * _UNITS[match[2]])
+    if count < 1:
+        raise ValueError("must be at least one byte")
+    return count
 
 
 def _nccl_mode(raw: object) -> int | None:
@@ -148,6 +172,14 @@ def _text(raw: object) -> str:
     if not isinstance(raw, (str, int, float)) or isinstance(raw, bool):
         raise ValueError("must be text")
     return str(raw).strip()
+
+
+def _path(raw: object) -> str:
+    """Reads a path, for a setting that must have one."""
+    text = _text(raw)
+    if means_none(text):
+        raise ValueError("must be a path")
+    return text
 
 
 def _texts(raw: object) -> tuple[str, ...]:
@@ -310,6 +342,8 @@ def choice(*choices: str) -> Kind:
 SECONDS_ABOVE_ZERO = Kind("seconds above 0", _limit)
 LIMIT = _or_none(SECONDS_ABOVE_ZERO)
 SAVE_INTERVAL = _or_none(Kind("seconds above 0, auto", _save_interval))
+MEMORY_INTERVAL = _or_none(Kind("steps, auto", _memory_interval))
+BYTES_OR_NONE = _or_none(Kind("bytes, as in 8GiB", _bytes))
 LIMIT_MB = _or_none(Kind("MiB above 0", _limit))
 SECONDS = Kind("seconds", _seconds)
 SECONDS_OR_NONE = _or_none(SECONDS)
@@ -317,10 +351,12 @@ AMOUNT = Kind("number, zero or more", _seconds)
 FACTOR = Kind("number of at least 1", _factor)
 COUNT = Kind("whole number", _count)
 COUNT_OR_NONE = _or_none(COUNT)
+COUNT_ABOVE_ZERO = Kind("whole number of at least 1", _count_above_zero)
 NCCL_MODE = Kind("0|1|2|3|true|none", _nccl_mode)
 BOOLEAN = Kind("true|false", _boolean)
 REJOIN = Kind("true|false|now", _rejoin)
 TEXT_OR_NONE = _or_none(Kind("text", _text))
+PATH = Kind("path", _path)
 PATH_OR_NONE = _or_none(Kind("path", _text))
 PRELOAD = Kind("auto|none|a,b,...", _preload)
 TEXTS = _or_empty("a,b,...", _texts, tuple)

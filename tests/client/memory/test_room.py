@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ft_client.memory import room
 from ft_client.memory.room import NoRoom, Room
+from rank_monitor.contract.memory_room import MemoryRoom
 
 MiB = 1 << 20
 
 
-def made(limit: int = 1000, promised: int = 0, unwritten: int = 0, size: int = 10_000, free: int = 10_000) -> Room:
-    return Room(limit * MiB, promised * MiB, unwritten * MiB, size * MiB, free * MiB)
+def made(limit: int = 1000, promised: int = 0, unwritten: int = 0, free: int = 10_000, own: int = 0) -> Room:
+    """A node whose mount has 10,000 MiB; all in MiB."""
+    return Room(limit * MiB, promised * MiB, unwritten * MiB, 10_000 * MiB, free * MiB, own * MiB)
+
+
+def in_cgroup(limit: int, free: int, **more: int) -> Room:
+    """The same with a limit of memory."""
+    return dataclasses.replace(made(**more), memory=MemoryRoom(limit * MiB, free * MiB))
 
 
 @pytest.mark.parametrize(
@@ -24,6 +33,14 @@ def made(limit: int = 1000, promised: int = 0, unwritten: int = 0, size: int = 1
         (made(free=900), 400),
         (made(free=900, promised=100, unwritten=100), 300),
         (made(free=500), 0),
+        # The own files are written again.
+        (made(free=500, own=300), 300),
+        # The same holds for the memory of the cgroup.
+        (in_cgroup(2000, 1500), 1000),
+        (in_cgroup(2000, 700), 600),
+        (in_cgroup(2000, 700, own=50), 650),
+        (in_cgroup(2000, 700, promised=200, unwritten=200), 400),
+        (in_cgroup(2000, 50), 0),
     ],
 )
 def test_what_is_left(there: Room, left: int) -> None:
@@ -52,3 +69,8 @@ def test_no_advice_is_given_where_nothing_would_fit() -> None:
     with pytest.raises(NoRoom) as refused:
         room.check(made(limit=150), 100 * MiB, keep=2)
     assert "would fit" not in str(refused.value)
+
+
+def test_the_memory_is_named_where_it_is_known() -> None:
+    with pytest.raises(NoRoom, match=r"its memory 700\.0 MiB of 2\.0 GiB\); --ft-memory-keep 1 would fit"):
+        room.check(in_cgroup(2048, 700), 250 * MiB, keep=2)

@@ -21,13 +21,13 @@ from ft_launcher.agent.cycle.evidence import (
     iteration_in_file,
     iteration_reached,
     of_node,
-    oom_kills,
     with_own_locks,
 )
 from ft_launcher.decide.attribution import RankEvidence
 from ft_launcher.decide.attribution.hints import NodeEvidence
 from ft_launcher.decide.attribution.rank_view import views
 from ft_launcher.decide.attribution.scene import Activity
+from rank_monitor.contract.processes.cgroup import oom_kills
 from rank_monitor.contract.wire.launcher_messages import Snapshot
 from rank_monitor.contract.wire.messages import NO_ITERATION
 
@@ -128,46 +128,12 @@ def test_storage_that_hangs_leaves_the_rank_unknown(script: Path, monkeypatch: p
 
 # The node.
 
-OWN = Path("/proc/self/cgroup").read_text()
 
-
-@pytest.fixture
-def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree of cgroups in the place of the kernel's, for the group that this process is really in."""
-    monkeypatch.setattr(evidence, "_CGROUPS", tmp_path)
-    return tmp_path
-
-
-def counter(cgroups: Path, kills: object) -> Path:
-    """The counter of this process' group: of version 2, or of version 1 where the machine has that."""
-    found = [line.split(":", 2)[1:] for line in OWN.splitlines()]
-    two = next((path for controllers, path in found if not controllers), None)
-    one = next((path for controllers, path in found if "memory" in controllers.split(",")), None)
-    if two is None and one is None:
-        pytest.skip("this machine has no cgroups")
-    if two is not None:
-        file = cgroups / two.lstrip("/") / "memory.events"
-    else:
-        file = cgroups / "memory" / str(one).lstrip("/") / "memory.oom_control"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"low 0\nmax 7\noom 9\noom_kill {kills}\noom_group_kill 5\n")
-    return file
-
-
-def test_kills_since_the_cycle_began(cgroups: Path) -> None:
-    counter(cgroups, 3)
-    before = oom_kills()
-    assert before == 3
-    assert of_node(before).oom_kills == 0
-    counter(cgroups, 5)
-    assert of_node(before).oom_kills == 2
-
-
-def test_what_cannot_be_read_is_unknown(cgroups: Path) -> None:
-    assert oom_kills() is None, "no such file"
+def test_kills_count_since_the_cycle_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "oom_kills", lambda: 5)
+    assert of_node(3).oom_kills == 2
     assert of_node(None).oom_kills is None
-    counter(cgroups, "many")
-    assert oom_kills() is None
+    monkeypatch.setattr(evidence, "oom_kills", lambda: None)
     assert of_node(3).oom_kills is None
 
 

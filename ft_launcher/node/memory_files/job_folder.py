@@ -1,0 +1,234 @@
+"""Makes the folder in which ranks keep the training's state in memory, owns it, and removes it at the job's end.
+
+`composition.py` calls `JobFolder.open` before the first cycle, passes `variables` to the ranks of each cycle, has
+`note_alive` called now and then while ranks run, and calls `close` when the job has ended on this node. What the ranks
+write into the folder is theirs (`rank_monitor/contract/memory_files.py`).
+
+**A job never fails for it.** Where there can be no folder, `refused` says why, in one line with what to do, and the
+training goes on without.
+
+**After a death.** Where a launcher is killed, `close` is not called. `rank_monitor/memory_linger.py` then gives the
+files their time. `adoption.py` decides whether the next start takes them over. Before it does, it kills what is left of
+the dead launcher's processes: no rank of that job may write while a rank of this one reads.
+
+**Folders of others.** `open` also removes this user's folders of other jobs whose launchers are dead and whose time is
+over. To free their memory takes seconds, so a thread does it: `ft_memory_sweep`, which touches these folders only.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ft_launcher.node.memory_files.adoption import Adoption, adoption, is_over, left_behind, names_for, of_user
+from ft_launcher.node.processes.process_tree import start_ticks
+from rank_monitor.contract import env
+from rank_monitor.contract.memory_files import AUTO, OWNER_NAME, MemoryFiles
+from rank_monitor.contract.memory_room import default_limit, size_in_words
+from rank_monitor.contract.processes import memory_folder, proc, runtime_folder, tmpfs
+from rank_monitor.contract.processes.cgroup import memory_room
+from rank_monitor.contract.processes.memory_folder import OwnedFolder, Owner, now_s
+from rank_monitor.contract.processes.sweep import sweep
+from rank_monitor.contract.settings.config import MemorySettings
+from rank_monitor.contract.wire.json_record import write_record
+
+logger = logging.getLogger(__name__)
+
+_END_S = 10.0
+"""Seconds to wait for the end of a dead launcher's processes, which were killed. One that waits in the kernel may take
+longer."""
+_NAME_ANOTHER = "Name another tmpfs by --ft-memory-dir"
+
+
+class JobFolder:
+    """The folder of one job on this node, or the reason why there is none. Made by `open`.
+
+    Attributes:
+        refused: why there is no folder, in one line; empty: there is one.
+        found: what became of an earlier start's folder; None: there was none.
+    """
+
+    def __init__(self, settings: MemorySettings, tag: str) -> None:
+        self.refused = ""
+        self.found: Adoption | None = None
+        self._settings = settings
+        self._tag = tag
+        self._owned: OwnedFolder | None = None
+        self._limit = 0
+        self._aside: list[Path] = []
+        """Folders that are renamed already, and whose memory is to be freed."""
+
+    @classmethod
+    def open(cls, settings: MemorySettings, key: str, tag: str, runtime: Path) -> JobFolder:
+        """Makes the folder of the job, or takes over what an earlier start left.
+
+        Blocks for 0.1 s where an earlier start is taken over, and for up to 10 s where a process of it does not end.
+
+        Args:
+            settings: of this launcher.
+            key: tells the job from others (`adoption.job_key`).
+            tag: of this job's processes.
+            runtime: the runtime folder, by which the monitors find the folder after this launcher's death.
+        """
+        folder = cls(settings, tag)
+        top = Path(settings.memory_dir).absolute()
+        try:
+            folder._open(top, key, runtime)
+        except OSError as error:
+            folder.refused = f"{error.filename or top}: {_words(error)}. {_NAME_ANOTHER}"
+            folder.close()
+        folder._begin_sweep(top)
+        return folder
+
+    @property
+    def path(self) -> Path | None:
+        """Where the folder is; None: there is none."""
+        if self._owned is None:
+            return None
+        return self._owned.path
+
+    def variables(self) -> Mapping[str, str]:
+        """Returns the variables by which the ranks find the folder."""
+        interval = self._settings.memory_interval
+        if not isinstance(interval, int):
+            interval = AUTO
+        files = MemoryFiles(
+            folder=str(self.path or ""),
+            keep=self._settings.memory_keep,
+            limit=self._limit,
+            interval=interval,
+            refused=self.refused,
+        )
+        return {env.MEMORY_FILES: write_record(files)}
+
+    def note_alive(self) -> None:
+        """Notes in the folder that this launcher lives: where every process of the job is killed at once, nobody is
+        left to note when."""
+        if self._owned is not None:
+            with suppress(OSError):
+                self._owned.write(self._record())
+
+    def close(self) -> None:
+        """Removes the folder with all that is in it. Blocks while its memory is freed: 0.1 to 0.2 s for a GiB."""
+        if self._owned is not None:
+            with suppress(OSError):
+                memory_folder.remove_aside(self._owned.set_aside())
+            self._owned = None
+
+    def _open(self, top: Path, key: str, runtime: Path) -> None:
+        """Does what `open` says.
+
+        Raises:
+            OSError: there can be no folder. `filename` says which one is meant.
+        """
+        kind = tmpfs.kind_of(str(top))
+        if kind != tmpfs.KIND:
+            raise OSError(
+                0, f"it is on a file system of the kind {kind or 'unknown'}, and only a tmpfs is memory", str(top)
+            )
+        mount = os.statvfs(top)
+        size = mount.f_blocks * mount.f_frsize
+        self._limit = self._settings.memory_limit or default_limit(size, memory_room())
+        self._owned = self._claim(top, names_for(key))
+        self._owned.write(self._record())
+        with suppress(OSError):  # without the link nobody removes the folder in time after a death
+            runtime_folder.link_state_in_memory(runtime, self._owned.path)
+
+    def _claim(self, top: Path, names: Sequence[str]) -> OwnedFolder:
+        """Returns the first folder of `names` that no living launcher owns, with what is taken over in it, else empty.
+
+        Raises:
+            OSError: it cannot be made, or something else is in its place.
+        """
+        for name in names:
+            path = top / name
+            owned = memory_folder.make(path)
+            if owned is None and self._ends_left_over(path):
+                owned = memory_folder.make(path)
+            if owned is None:
+                continue
+            owner = owned.read()
+            if owner is not None:
+                sweep(owner.tag, _END_S)
+            names_there = set(owned.names()) - {OWNER_NAME}
+            if owner is None and not names_there:  # just made
+                return owned
+            self.found = adoption(left_behind(owner, names_there, _boot(), now_s(), self._settings.memory_linger))
+            if self.found.step is not None:
+                return owned
+            self._aside.append(owned.set_aside())
+            again = memory_folder.make(path)
+            if again is not None:
+                return again
+        raise OSError(errno.EBUSY, f"{len(names)} launchers of this job have a folder there already", str(top))
+
+    def _ends_left_over(self, path: Path) -> bool:
+        """Kills what a dead launcher left running, where that still holds the folder's lock: a rank that was forked has
+        the launcher's descriptors. Returns whether the launcher is dead."""
+        owner = memory_folder.read_owner(path)
+        if owner is None or start_ticks(owner.pid) == owner.started:
+            return False
+        sweep(owner.tag, _END_S)
+        return True
+
+    def _record(self) -> Owner:
+        return Owner(
+            tag=self._tag,
+            pid=os.getpid(),
+            started=int(start_ticks(os.getpid())),
+            boot=_boot(),
+            seen_s=now_s(),
+            linger_s=self._settings.memory_linger,
+        )
+
+    def _begin_sweep(self, top: Path) -> None:
+        """Starts the removal of what others left, in a thread, if there is anything. Does not wait for it."""
+        with suppress(OSError):
+            others, aside = of_user(os.listdir(top), os.geteuid())  # noqa: PTH208 - names, not paths
+            if self.path is not None:
+                others = [name for name in others if name != self.path.name]
+            self._aside += [top / name for name in aside]
+            if not others and not self._aside:
+                return
+            # A daemon: the launcher's end must not wait for it. The next launcher goes on with what is left.
+            threading.Thread(
+                target=_sweep, args=([top / name for name in others], self._aside), name="ft_memory_sweep", daemon=True
+            ).start()
+
+
+def _sweep(others: Sequence[Path], aside: Sequence[Path]) -> None:
+    """The thread's function: removes folders whose launchers are dead and whose time is over.
+
+    Args:
+        others: folders of this user that may be owned.
+        aside: folders whose removal has begun.
+    """
+    for path in others:
+        owned = memory_folder.take(path)
+        if owned is None:
+            continue
+        try:
+            if is_over(owned.read(), _boot(), now_s()):
+                gone = owned.set_aside()
+                held = tmpfs.bytes_in(str(gone))
+                memory_folder.remove_aside(gone)
+                logger.info("removed %s (%s), whose launcher is dead and whose time is over", path, size_in_words(held))
+        except OSError as error:
+            logger.warning("%s cannot be removed: %s", path, _words(error))
+        finally:
+            owned.release()
+    for path in aside:
+        memory_folder.remove_aside(path)
+
+
+def _boot() -> str:
+    return proc.boot_id().decode(errors="replace").strip()
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)
