@@ -1,33 +1,47 @@
 """What the ranks of `test_memory_checkpoint.py` run: a small training whose state lies in memory.
 
-Its result depends on the parameters, on Adam's moments, and on random numbers of each rank: it is the same as without
-faults only if all of these were kept.
+Its weights depend on the parameters, on Adam's moments, on the schedule, and on random numbers of each rank: they are
+the same as without faults only if all of these were kept. At the end the last ranks train once more, from nothing and
+without faults, and compare.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import ft_client as ft
-from rank_monitor.contract import env
+from ft_client.inprocess.wrapper import Wrapper
+from ft_client.memory.background_work import BACKGROUND
+from ft_client.memory.rank_files import RankFiles
+from ft_client.memory.state_writer import StateWriter
+from rank_monitor.contract import env, memory_files
+from rank_monitor.contract.memory_files import MemoryFiles
+from rank_monitor.contract.wire.json_record import write_record
 
-WIDTH = 32
+PLAN_FILE = "memory.json"
+"""JSON: `kind`, `width` and `steps` of the training; `told`, the fields of `MemoryFiles`; `faults`, a list of cycle,
+step, ranks, and what happens to them (a name of a function below)."""
 
 
-def made(kind: str) -> Any:
-    """A model of the kind: `ddp`, `fsdp`, `hsdp` or `tp`."""
+def model_of(kind: str, width: int) -> Any:
+    """A model that is parallel in a way: `ddp`, `fsdp`, `hsdp` or `tp`."""
     model = torch.nn.Sequential(
-        torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH)
+        torch.nn.Linear(width, width), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(width, width)
     )
     if kind == "ddp":
         return DistributedDataParallel(model)
@@ -35,53 +49,137 @@ def made(kind: str) -> Any:
         for layer in (model[0], model[3]):
             fully_shard(layer)
         return fully_shard(model)
-    from torch.distributed.device_mesh import init_device_mesh
-
     if kind == "hsdp":
-        return fully_shard(
-            model, mesh=init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("a", "b"))
-        )
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "shard"))
+        return fully_shard(model, mesh=mesh)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     return parallelize_module(model, mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()})
 
 
-def weights(model: Any) -> list[float]:
+def weights(model: Any) -> list[Any]:
     """All parameters, whole."""
-    found = []
-    for parameter in model.parameters():
-        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        found += whole.detach().flatten().tolist()
-    return found
+    return [
+        (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().clone()
+        for parameter in model.parameters()
+    ]
+
+
+def training(plan: dict[str, Any], keep_state: bool, after_step: Callable[[int], None]) -> tuple[int, Any]:
+    """Trains. Returns the step from which the training went on, and the model."""
+    torch.manual_seed(1)
+    model = model_of(plan["kind"], plan["width"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.5)
+    if plan["kind"] != "tp":  # whose ranks must draw the same numbers
+        torch.manual_seed(100 + dist.get_rank())
+    start = 0
+    if keep_state:
+        keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer, schedule=schedule)
+        start = keep.load()
+    for step in range(start + 1, plan["steps"] + 1):
+        after_step(step - 1)
+        optimizer.zero_grad()
+        model(torch.randn(8, plan["width"])).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+        if keep_state:
+            keep.step(step)
+    after_step(plan["steps"])
+    return start, model
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_at_once(folder: Path) -> None:
+    """Once the last save has its name."""
+    BACKGROUND.wait()
+    die()
+
+
+def dies_while_it_copies(folder: Path) -> None:
+    """In the next save, when some tensors are copied into a file, and others are not."""
+    copy, count = torch.Tensor.copy_, iter(range(5))
+    torch.Tensor.copy_ = lambda target, source: copy(target, source) if next(count, None) is not None else die()
+
+
+def dies_before_the_checksum(folder: Path) -> None:
+    """In the next save, when all tensors are copied and the header is the one of an older step."""
+    StateWriter.finish = lambda self, copied: die()
+
+
+def dies_before_the_name(folder: Path) -> None:
+    """In the next save, when the file is whole."""
+    RankFiles.give_name = lambda self, file, name: die()
+
+
+def flips_a_byte_and_dies(folder: Path) -> None:
+    """In its own newest file."""
+    BACKGROUND.wait()
+    found = memory_files.complete_generations(path.name for path in folder.iterdir())
+    (newest,) = folder.glob(f"step-{found[0].step}_rank-{dist.get_rank()}-*")
+    with newest.open("r+b") as file:
+        file.seek(newest.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    die()
+
+
+def waits_while_it_copies(folder: Path) -> None:
+    """In the next save, until something interrupts it."""
+    copy, count = torch.Tensor.copy_, iter(range(5))
+
+    def wait(target: Any, source: Any) -> Any:
+        if next(count, None) is not None:
+            return copy(target, source)
+        torch.Tensor.copy_ = copy
+        while True:
+            time.sleep(0.01)
+
+    torch.Tensor.copy_ = wait
+
+
+def fails(folder: Path) -> None:
+    raise RuntimeError("on purpose")
+
+
+def run(plan: dict[str, Any], out: Path, cycle: int) -> None:
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    rank = dist.get_rank()
+    folder = Path(json.loads(os.environ[env.MEMORY_FILES])["folder"])
+
+    def after_step(step: int) -> None:
+        for at_cycle, at_step, ranks, what in plan["faults"]:
+            if (at_cycle, at_step) == (cycle, step) and rank in ranks:
+                globals()[what](folder)
+
+    start, model = training(plan, True, after_step)
+    _, expected = training(plan, False, lambda step: None)
+    same = all(torch.equal(one, other) for one, other in zip(weights(model), weights(expected), strict=True))
+    (out / f"end-{rank}").write_text(json.dumps({"start": start, "same": same}))
+    BACKGROUND.wait()
+    dist.destroy_process_group()
 
 
 def main() -> None:
-    plan = json.loads((Path(sys.argv[1]) / "plan.json").read_text())
-    folder = Path(plan["folder"])
-    dist.init_process_group("gloo")
-    rank, cycle = dist.get_rank(), int(os.environ[env.CYCLE])
-    torch.manual_seed(1 if plan["kind"] in ("ddp", "fsdp", "hsdp", "tp") else rank)
-    model = made(plan["kind"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.5)
-    torch.manual_seed(1 if plan["kind"] == "tp" else 100 + rank)
-    keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer, schedule=schedule)
-    start = keep.load(newer_than=plan.get("newer_than", 0))
-    with (folder / f"starts-{rank}").open("a") as file:
-        file.write(f"{cycle} {start}\n")
-    for step in range(start, plan["steps"]):
-        optimizer.zero_grad()
-        model(torch.randn(8, WIDTH)).square().mean().backward()
-        optimizer.step()
-        schedule.step()
-        keep.step(step + 1)
-        (folder / f"step-{cycle}-{rank}").write_text(f"{step + 1} {keep.failures}")
-        victims = plan.get("kills", {}).get(f"{cycle} {step + 1}", [])
-        if rank in victims:
-            os.kill(os.getpid(), signal.SIGKILL)
-    (folder / f"weights-{rank}").write_text(json.dumps(weights(model)))
-    dist.destroy_process_group()
+    out = Path(sys.argv[-1])
+    plan = json.loads((out / PLAN_FILE).read_text())
+    told = MemoryFiles(**plan["told"])
+    Path(told.folder).mkdir(mode=0o700, exist_ok=True)
+    os.environ[env.MEMORY_FILES] = write_record(told)
+    cycle = int(os.environ[env.CYCLE])
+    if not plan.get("in_process"):
+        run(plan, out, cycle)
+        return
+    second = datetime.timedelta(seconds=1)
+
+    @Wrapper(soft_timeout=30 * second, hard_timeout=60 * second)
+    def call(call_wrapper: Any = None) -> None:
+        run(plan, out, call_wrapper.iteration)
+
+    call()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ class AgreedSteps:
         candidates: generations that all nodes have, as this rank's node has them, the newest first. The first one that
             all ranks can verify is loaded.
         older: steps that all nodes have, but which are not newer than the checkpoint on disk.
+        left_out: newer than the checkpoint on disk, and on this rank's node, but not on all nodes, or of a job with
+            another number of ranks, or with its ranks on other nodes.
         node_ranks: the ranks of this rank's node, ascending.
         newer_than: the largest that any rank says.
         series: of the saves to come.
@@ -40,6 +42,7 @@ class AgreedSteps:
 
     candidates: tuple[Generation, ...]
     older: tuple[int, ...]
+    left_out: tuple[Generation, ...]
     node_ranks: tuple[int, ...]
     newer_than: int
     series: str
@@ -70,17 +73,20 @@ def agree(offers: Sequence[Offer], rank: int) -> AgreedSteps:
             common &= fitting
     own = offers[rank]
     newer_than = max(offer.newer_than for offer in offers)
-    agreed = [
-        generation
-        for generation in sorted(own.generations, key=lambda found: (found.step, found.series), reverse=True)
-        if (generation.step, generation.series) in (common or set())
-        and generation.world == len(offers)
-        and generation.ranks == tuple(nodes[own.node])
-    ]
+    node_ranks = tuple(nodes[own.node])
+    agreed = []
+    left_out = []
+    for generation in sorted(own.generations, key=lambda found: (found.step, found.series), reverse=True):
+        is_common = (generation.step, generation.series) in (common or set())
+        if is_common and generation.world == len(offers) and generation.ranks == node_ranks:
+            agreed.append(generation)
+        elif generation.step > newer_than:
+            left_out.append(generation)
     return AgreedSteps(
         candidates=tuple(generation for generation in agreed if generation.step > newer_than),
         older=tuple(generation.step for generation in agreed if generation.step <= newer_than),
-        node_ranks=tuple(nodes[own.node]),
+        left_out=tuple(left_out),
+        node_ranks=node_ranks,
         newer_than=newer_than,
         series=offers[0].series,
     )

@@ -18,7 +18,7 @@ from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
 from ft_client.memory.state_reader import identity
-from ft_client.memory.state_writer import StateWriter
+from ft_client.memory.state_writer import CopiedState, StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
 from ft_client.rank.agreement import group
 from rank_monitor.contract.memory_files import MemoryFiles, StateFile
@@ -68,7 +68,10 @@ class MemoryCheckpoint:
         self._is_loaded = False
         """Whether `step` has something to do; the same on all ranks."""
         self._failed_in_a_row = 0
+        self._has_failed = False
+        """Whether the last save has failed on this rank."""
         self._last_step = 0
+        self._last_saved = 0
         self._told: MemoryFiles | None = None
         self._agreed: AgreedSteps | None = None
         self._steps = SaveSteps(1, 0)
@@ -125,17 +128,40 @@ class MemoryCheckpoint:
         began = time.monotonic()
         if not self._steps.is_due(step, began):
             return
-        self._save(step)
-        wish = self._steps.wish(step, began, time.monotonic())
-        if self._steps.is_auto:
-            # All ranks are here, also those whose save has failed, so this is the moment to agree.
-            interval, is_off = group.max_over_ranks([wish, float(self._reason_off is not None)])
-            self._steps.agree(int(interval))
-            if is_off and self._reason_off is None:
-                self._reason_off = "another rank cannot save"
+        if self._may_all_save():
+            self._save(step)
+            self._steps.saved(step, began, time.monotonic())
+
+    def _may_all_save(self) -> bool:
+        """Waits until all ranks have finished their last save. Returns whether this one can begin; if not, no rank will
+        ever save again. Collective.
+
+        If the last save has failed on a rank, all ranks drop their files of it.
+        """
+        BACKGROUND.wait()
+        problem = BACKGROUND.pop_problem()
+        if problem is not None:
+            self._note_failure(problem)
+        is_off = self._reason_off is not None
+        interval, has_failed, is_over = group.max_over_ranks([self._steps.wish, self._has_failed, is_off])
+        self._steps.agree(int(interval))
+        if is_over:
+            if not is_off:
                 say("no state is kept in memory from now on: another rank cannot save its own")
-        if self._reason_off is not None:
             self._stop()
+            return False
+        if has_failed:
+            self._drop_last()
+        self._has_failed = False
+        return True
+
+    def _drop_last(self) -> None:
+        """Drops this rank's file of the last save, which another rank could not finish."""
+        if self._files is not None and self._agreed is not None:
+            try:
+                self._files.drop(self._last_saved, self._agreed.series)
+            except OSError as problem:
+                self._note_failure(problem)
 
     def _may_start(self) -> bool:
         """Returns whether the objects can be kept. The other ranks have objects of the same kinds, and say the same."""
@@ -171,6 +197,7 @@ class MemoryCheckpoint:
             kept = [generation for generation in self._agreed.candidates if generation.step <= step]
         self._last_step = max(step, disk_step)
         self._failed_in_a_row = 0
+        self._has_failed = False
         self._steps = SaveSteps(self._told.interval, self._last_step)
         self._without_tensors = frozenset()
         if group.rank() != self._agreed.node_ranks[0]:
@@ -190,27 +217,27 @@ class MemoryCheckpoint:
         """Saves the state of a step. Raises nothing but what is not an Exception, such as an in-process restart."""
         if self._writer is None or self._agreed is None:
             return
-        BACKGROUND.wait()
-        earlier = BACKGROUND.pop_problem()
-        if earlier is not None:
-            self._note_failure(earlier)
-            if self._reason_off is not None:
-                return
         name = StateFile(step, group.rank(), group.size(), len(self._agreed.node_ranks), self._agreed.series)
         more = {**identity(name), "run_id": os.environ.get("TORCHELASTIC_RUN_ID", "")}
+        self._last_saved = step
         try:
             copied = self._writer.copy(self._objects, self._without_tensors, name, more)
-            BACKGROUND.start(functools.partial(self._writer.finish, copied))
         except Exception as problem:
             self._note_failure(problem)
-        else:
-            if earlier is None:
-                self._failed_in_a_row = 0
+            return
+        BACKGROUND.start(functools.partial(self._finish, copied))
+
+    def _finish(self, copied: CopiedState) -> None:
+        """Finishes a save. Runs in the background's thread."""
+        assert self._writer is not None
+        self._writer.finish(copied)
+        self._failed_in_a_row = 0
 
     def _note_failure(self, problem: Exception) -> None:
         """Counts a save that has failed, and says why."""
         self.failures += 1
         self._failed_in_a_row += 1
+        self._has_failed = True
         if isinstance(problem, (CannotBeKept, NoRoom)):
             self._reason_off = str(problem)
             say(f"no state is kept in memory: {problem}")
@@ -233,5 +260,9 @@ class MemoryCheckpoint:
             say(f"the training goes on from step {found.generation.step} in memory{on_disk}")
         elif agreed.older:
             say(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
-        elif agreed.candidates:
-            say(f"no state in memory can be used{on_disk}")
+        elif agreed.left_out:
+            other = agreed.left_out[0]
+            where = f"it is of {other.world} ranks and not on all nodes of a job of {group.size()}"
+            if other.world == group.size():
+                where = "not all nodes have it, or their ranks have moved"
+            say(f"step {other.step} in memory cannot be used: {where}{on_disk}")

@@ -12,7 +12,6 @@ import fcntl
 import mmap
 import os
 import re
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,16 +22,8 @@ from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFil
 from rank_monitor.contract.processes.cgroup import memory_room
 
 _PERMISSIONS = 0o600
-_PATIENCE_S = 30.0
-"""The checksum of 50 GB takes 20 s by zlib, and ranks of a node may have files of very different sizes. The wait is a
-part of what a save costs, so an automatic interval grows by it."""
-_POLL_S = 0.005
 _SLOT = re.compile(r"rank-(\d{1,9})_slot-(\d{1,9})" + re.escape(memory_files.UNFINISHED))
 """What `memory_files.unfinished_name` makes."""
-
-
-class AllFilesInUse(Exception):
-    """No file may be written now: each one belongs to a generation that other ranks of the node have not finished."""
 
 
 class StoredFile:
@@ -123,41 +114,33 @@ class RankFiles:
         for name in own[: -(self._told.keep + 1)]:
             (self._folder / name).unlink()
 
-    def next_file(self, size: int, patience_s: float = _PATIENCE_S) -> StoredFile:
+    def drop(self, step: int, series: str) -> None:
+        """Takes the name of this rank's file of a generation that another rank could not finish."""
+        for file in self._whole(self._names()):
+            if (file.step, file.series) == (step, series):
+                self._take_name(file.name)
+
+    def next_file(self, size: int) -> StoredFile:
         """Returns a file to write into, which has no good name any more.
+
+        Called when all ranks have finished their last saves. So each whole file belongs to a complete generation, and
+        the oldest one may be written again.
 
         Args:
             size: bytes that will be written.
-            patience_s: how long other ranks may take to finish their last saves.
 
         Raises:
-            AllFilesInUse: as the class says; it may help to ask again.
             NoRoom: the files do not fit.
             OSError: the folder is gone, or the like.
         """
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                return self._file_now(size)
-            except AllFilesInUse:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_POLL_S)
-
-    def _file_now(self, size: int) -> StoredFile:
         names = self._names()
         unfinished = sorted(name for name in names if self._slot_of(name) is not None)
-        whole = self._whole(names)
         if unfinished:
             return self._opened(unfinished[0])
+        whole = self._whole(names)
         if len(whole) <= self._told.keep:
             return self._make_files(self._told.keep + 1 - len(whole), size)
-        complete = {(found.step, found.series) for found in memory_files.complete_generations(names)}
-        newest = sorted(complete)[-self._told.keep :]
-        oldest = min(whole, key=lambda file: file.step)
-        if len(newest) < self._told.keep or (oldest.step, oldest.series) in newest:
-            raise AllFilesInUse(f"step {whole[-1].step} is not complete on this node yet")
-        return self._opened(self._take_name(oldest.name))
+        return self._opened(self._take_name(whole[0].name))
 
     def grow(self, file: StoredFile, size: int) -> None:
         """Makes sure that a file that was used before has room for `size` bytes.

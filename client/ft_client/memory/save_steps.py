@@ -1,10 +1,13 @@
 """Decides after which steps a save is due, the same on all ranks. Pure.
 
 With a fixed interval, a save is due after each step whose number the interval divides. With AUTO, the interval follows
-from what a save costs: the first save is due after the first step, the second one `_SECOND_AFTER` steps later, since
-the first one also makes the files and so costs much more than the others. From then on the interval is the smallest
-with which saves take less than `MAX_SHARE` of the time. Each rank measures its own cost, so the ranks agree upon the
-largest interval (`Agreement` is the caller's).
+from what a save costs: the smallest with which saves take less than `MAX_SHARE` of the time. Each rank measures its own
+cost, and the largest interval that a rank wishes for counts. The ranks agree upon it at the beginning of each save, so
+the cost of a save counts from the save after it on:
+
+- the first save is due after the first step: it also makes the files, and costs much more than the others;
+- the second and the third are due `_FIRST_INTERVAL` steps after the one before;
+- from then on the interval follows from the costs, without the first one's.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from rank_monitor.contract.memory_files import AUTO
 
 MAX_SHARE = 0.01
 """The part of the training's time that saves may take."""
-_SECOND_AFTER = 10
+_FIRST_INTERVAL = 10
 _COSTS = 3
 """The median of so many saves counts: one save that met a busy machine does not change the interval."""
 
@@ -31,9 +34,9 @@ class SaveSteps:
     """
 
     def __init__(self, interval: int, start: int) -> None:
-        self.is_auto = interval == AUTO
+        self._is_auto = interval == AUTO
         self._interval = interval
-        if self.is_auto:
+        if self._is_auto:
             self._interval = 1
         self._last = start
         """The step of the last save, or the start."""
@@ -42,6 +45,8 @@ class SaveSteps:
         self._since: float | None = None
         """When the training went on after the last save, or was first seen (monotonic seconds)."""
         self._first_step = start
+        self.wish = _FIRST_INTERVAL
+        """The interval that this rank would choose."""
 
     def is_due(self, step: int, now: float) -> bool:
         """Returns whether to save after `step`. The same on all ranks.
@@ -51,12 +56,12 @@ class SaveSteps:
         if self._since is None:
             self._since = now
             self._first_step = step
-        if self.is_auto:
+        if self._is_auto:
             return step >= self._last + self._interval
         return step > self._last and step % self._interval == 0
 
-    def wish(self, step: int, began: float, ended: float) -> int:
-        """Returns the interval that this rank would choose after a save.
+    def saved(self, step: int, began: float, ended: float) -> None:
+        """Notes a save, also one that has failed.
 
         Args:
             step: after which the save was.
@@ -67,18 +72,14 @@ class SaveSteps:
         if self._saves > 1:
             self._costs_s.append(ended - began)
         assert self._since is not None
-        steps = step - self._first_step
-        step_s = (began - self._since) / max(1, steps)
+        step_s = (began - self._since) / max(1, step - self._first_step)
         self._since = ended
         self._first_step = step
         self._last = step
-        if not self._costs_s:
-            return _SECOND_AFTER
-        if step_s <= 0:
-            return self._interval
-        return max(1, math.ceil(median(self._costs_s) / (MAX_SHARE * step_s)))
+        if self._costs_s and step_s > 0:
+            self.wish = max(1, math.ceil(median(self._costs_s) / (MAX_SHARE * step_s)))
 
     def agree(self, interval: int) -> None:
         """Notes the interval that the ranks have agreed upon: the largest that any of them wished for."""
-        if self.is_auto:
+        if self._is_auto:
             self._interval = interval

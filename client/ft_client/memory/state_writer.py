@@ -82,7 +82,7 @@ class StateWriter:
 
         Raises:
             CannotBeKept, NoRoom: it will not help to try again.
-            AllFilesInUse, OSError: it may help.
+            OSError: it may help.
         """
         state = kept_state.collect(objects, without_tensors)
         plain = None

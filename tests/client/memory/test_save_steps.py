@@ -17,10 +17,11 @@ def run(steps: SaveSteps, start: int, end: int, step_s: float, cost_s: float, fi
         now += step_s
         if not steps.is_due(step, now):
             continue
+        steps.agree(steps.wish)
         began = now
         now += cost_s if saves else first_cost_s
         saves.append(step)
-        steps.agree(steps.wish(step, began, now))
+        steps.saved(step, began, now)
     return saves
 
 
@@ -31,8 +32,8 @@ def test_a_fixed_interval_divides_the_steps(start: int, expected: list[int]) -> 
 
 def test_the_interval_by_cost_keeps_saves_below_one_percent() -> None:
     saves = run(SaveSteps(AUTO, 0), 0, 10_000, step_s=0.1, cost_s=0.05, first_cost_s=0.5)
-    assert saves[:2] == [1, 11]
-    later = [after - before for before, after in itertools.pairwise(saves[1:])]
+    assert saves[:3] == [1, 11, 21]
+    later = [after - before for before, after in itertools.pairwise(saves[2:])]
     assert later
     assert all(0.05 / (interval * 0.1) <= MAX_SHARE for interval in later)
     assert all(0.05 / ((interval - 2) * 0.1) > MAX_SHARE for interval in later), "and not rarer than it must be"
@@ -40,7 +41,7 @@ def test_the_interval_by_cost_keeps_saves_below_one_percent() -> None:
 
 def test_a_cheap_save_is_made_after_every_step() -> None:
     saves = run(SaveSteps(AUTO, 0), 0, 100, step_s=1.0, cost_s=0.001, first_cost_s=0.01)
-    assert saves == [1, *range(11, 101)]
+    assert saves == [1, 11, *range(21, 101)]
 
 
 def test_one_slow_save_does_not_change_the_interval() -> None:
@@ -48,8 +49,9 @@ def test_one_slow_save_does_not_change_the_interval() -> None:
     wishes = []
     for step, cost_s in [(1, 0.5), (11, 0.1), (31, 0.1), (51, 9.0), (71, 0.1)]:
         assert steps.is_due(step, now=step)
-        wishes.append(steps.wish(step, step, step + cost_s))
         steps.agree(10)
+        steps.saved(step, step, step + cost_s)
+        wishes.append(steps.wish)
     assert wishes[0] == 10
     assert all(wish <= 20 for wish in wishes), wishes
 
