@@ -23,7 +23,7 @@ OWNER = Owner(tag="t", pid=7, started=1, boot=BOOT, seen_s=DIED_S, linger_s=600.
 SERIES = "0a1b2c3d"
 WHOLE = [StateFile(step, rank, 2, 2, SERIES).name for step in (10, 20) for rank in (0, 1)]
 PART = StateFile(30, 0, 2, 2, SERIES).name
-JOB = {"run_id": "", "uid": 1000, "folder": "/home/a", "command": ("python", "-u", "t.py", "1"), "node_rank": ""}
+JOB = {"run_id": "", "uid": 1000, "folder": "/a", "command": ("python", "-u", "t.py", "1"), "node_rank": ""}
 
 
 def test_a_key_is_the_same_in_each_start() -> None:
@@ -35,7 +35,7 @@ def test_a_key_is_the_same_in_each_start() -> None:
 @pytest.mark.parametrize(
     ("changes", "is_another"),
     [
-        ({"folder": "/home/b"}, True),
+        ({"folder": "/b"}, True),
         ({"command": ("python", "-u", "t.py", "2")}, True),
         ({"command": ("python", "-u", "t.py 1")}, True),
         ({"uid": 1001}, True),

@@ -259,6 +259,35 @@ def test_changes_of_health(lines: list[Line], fields: list[Any]) -> None:
     assert [found.fields for found in replayed([START, *lines]).differences] == fields
 
 
+# State in memory.
+
+
+def in_memory(step: int | None, reason: str, **left: Any) -> Line:
+    known = {"steps": [10, 20], "age_s": 3.0, "is_of_this_boot": True, "linger_s": 600.0}
+    return line(events.StateFoundEvent(step, reason, known | left))
+
+
+@pytest.mark.parametrize(
+    ("found", "fields"),
+    [
+        (in_memory(20, "its launcher died 3.0 s ago"), []),
+        (in_memory(None, "no step was complete in it", steps=[]), []),
+        (in_memory(10, "its launcher died 3.0 s ago"), [{"step": (10, 20)}]),
+        (
+            in_memory(20, "its launcher died 3.0 s ago", linger_s=0),
+            [
+                {
+                    "step": (20, None),
+                    "reason": ("its launcher died 3.0 s ago", "--ft-memory-linger 0 begins afresh"),
+                }
+            ],
+        ),
+    ],
+)
+def test_what_an_earlier_start_left_in_memory(found: Line, fields: list[Any]) -> None:
+    assert [difference.fields for difference in replayed([START, found]).differences] == fields
+
+
 # Several nodes.
 
 WAITS = ["torch/distributed/distributed_c10d.py:3252 in all_reduce", "train.py:20 in step"]
@@ -416,7 +445,7 @@ LINES = (
     Job().fails().is_asked().lines
     + lost_rank()[2:]
     + in_process()[2:]
-    + [health("nic", "ok", "warning")]
+    + [health("nic", "ok", "warning"), in_memory(20, "its launcher died 3.0 s ago")]
     + over_three_nodes()[1]
 )
 
