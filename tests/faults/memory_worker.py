@@ -30,12 +30,10 @@ from ft_client.memory.background_work import BACKGROUND
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.state_writer import StateWriter
 from rank_monitor.contract import env, memory_files
-from rank_monitor.contract.memory_files import MemoryFiles
-from rank_monitor.contract.wire.json_record import write_record
 
 PLAN_FILE = "memory.json"
-"""JSON: `kind`, `width` and `steps` of the training; `told`, the fields of `MemoryFiles`; `faults`, a list of cycle,
-step, ranks, and what happens to them (a name of a function below)."""
+"""JSON: `kind`, `width` and `steps` of the training; `faults`, a list of cycle, step, ranks and what happens to them (a
+name of a function below)."""
 
 
 def model_of(kind: str, width: int) -> Any:
@@ -98,6 +96,13 @@ def dies_at_once(folder: Path) -> None:
     die()
 
 
+def kills_the_launcher(folder: Path) -> None:
+    """Once the last save has its name. All processes of the job end then."""
+    BACKGROUND.wait()
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
 def dies_while_it_copies(folder: Path) -> None:
     """In the next save, when some tensors are copied into a file, and others are not."""
     copy, count = torch.Tensor.copy_, iter(range(5))
@@ -158,17 +163,15 @@ def run(plan: dict[str, Any], out: Path, cycle: int) -> None:
     start, model = training(plan, True, after_step)
     _, expected = training(plan, False, lambda step: None)
     same = all(torch.equal(one, other) for one, other in zip(weights(model), weights(expected), strict=True))
-    (out / f"end-{rank}").write_text(json.dumps({"start": start, "same": same}))
     BACKGROUND.wait()
+    sizes = [file.stat().st_size for file in folder.glob(f"step-*_rank-{rank}-*")]
+    (out / f"end-{rank}").write_text(json.dumps({"start": start, "same": same, "sizes": sizes}))
     dist.destroy_process_group()
 
 
 def main() -> None:
     out = Path(sys.argv[-1])
     plan = json.loads((out / PLAN_FILE).read_text())
-    told = MemoryFiles(**plan["told"])
-    Path(told.folder).mkdir(mode=0o700, exist_ok=True)
-    os.environ[env.MEMORY_FILES] = write_record(told)
     cycle = int(os.environ[env.CYCLE])
     if not plan.get("in_process"):
         run(plan, out, cycle)

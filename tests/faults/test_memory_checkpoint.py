@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
-import uuid
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +23,30 @@ WORKER = Path(__file__).with_name("memory_worker.py")
 STEPS = 40
 EVERY = 5
 """Steps between two saves."""
-IMPORTS = "--ft-preload=torch._dynamo,torch.distributed.fsdp,torch.distributed.tensor.parallel"
+FLAGS = (
+    f"--ft-memory-interval={EVERY}",
+    "--ft-preload=torch._dynamo,torch.distributed.fsdp,torch.distributed.tensor.parallel",
+)
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """The node's folder for the job."""
-    path = Path("/dev/shm") / f"ft_memory_test_{uuid.uuid4().hex}"
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def write_plan(out: Path, folder: Path, faults: list[tuple[int, int, list[int], str]] = (), **more: Any) -> None:
-    told = {"folder": str(folder), "keep": 2, "limit": 1 << 30, "interval": EVERY, **more.pop("told", {})}
-    plan = {"kind": "ddp", "width": 32, "steps": STEPS, "told": told, "faults": list(faults), **more}
+def write_plan(out: Path, faults: Sequence[tuple[int, int, list[int], str]] = (), **more: Any) -> None:
+    """Writes what the ranks shall do. `faults`: cycle, step, ranks, and what happens to them."""
+    plan = {"kind": "ddp", "width": 32, "steps": STEPS, "faults": list(faults), **more}
     (out / PLAN_FILE).write_text(json.dumps(plan))
 
 
-def ends(job: Job, nproc: int, start: int, limit_s: float = 120.0) -> None:
-    """The job ends well, its last ranks went on from a step, and have the weights of a job without faults."""
-    assert job.finish(limit_s) == 0, job.tail()
+def ends(job: Job, nproc: int, start: int) -> list[list[int]]:
+    """The job ends well, its last ranks went on from a step, and have the weights of a job without faults.
+
+    Returns the sizes of the files in memory at the end, by rank.
+    """
+    assert job.finish(120) == 0, job.tail()
+    sizes = []
     for rank in range(nproc):
         found = json.loads((job.folder / f"end-{rank}").read_text())
+        sizes.append(found.pop("sizes"))
         assert found == {"start": start, "same": True}, job.tail()
+    return sizes
 
 
 SLOW = pytest.mark.slow
@@ -55,56 +56,55 @@ SLOW = pytest.mark.slow
     ("kind", "nproc"),
     [("ddp", 2), ("fsdp", 2), pytest.param("hsdp", 4, marks=SLOW), pytest.param("tp", 2, marks=SLOW)],
 )
-def test_one_rank_and_then_all_are_killed(
-    start_job: StartJob, tmp_path: Path, folder: Path, kind: str, nproc: int
-) -> None:
+def test_one_rank_and_then_all_are_killed(start_job: StartJob, tmp_path: Path, kind: str, nproc: int) -> None:
     faults = [(0, 13, [1], "dies_at_once"), (1, 27, list(range(nproc)), "dies_at_once")]
-    write_plan(tmp_path, folder, faults, kind=kind)
-    job = start_job(Plan(), nproc, "--max-restarts=2", IMPORTS, script=WORKER)
+    write_plan(tmp_path, faults, kind=kind)
+    job = start_job(Plan(), nproc, "--max-restarts=2", *FLAGS, script=WORKER)
     ends(job, nproc, start=25)
     assert "the training goes on from step 10 in memory" in job.output
 
 
 @pytest.mark.parametrize("what", ["dies_while_it_copies", "dies_before_the_checksum", "dies_before_the_name"])
 def test_a_rank_that_is_killed_while_it_saves_leaves_no_generation(
-    start_job: StartJob, tmp_path: Path, folder: Path, what: str
+    start_job: StartJob, tmp_path: Path, what: str
 ) -> None:
     """The save of step 25 is cut off: the job goes on from step 20."""
-    write_plan(tmp_path, folder, [(0, 22, [1], what)], kind="fsdp")
-    job = start_job(Plan(), 2, "--max-restarts=1", IMPORTS, script=WORKER)
+    write_plan(tmp_path, [(0, 22, [1], what)], kind="fsdp")
+    job = start_job(Plan(), 2, "--max-restarts=1", *FLAGS, script=WORKER)
     ends(job, 2, start=20)
 
 
-def test_a_flipped_byte_costs_one_generation(start_job: StartJob, tmp_path: Path, folder: Path) -> None:
-    write_plan(tmp_path, folder, [(0, 22, [1], "flips_a_byte_and_dies")], kind="fsdp")
-    job = start_job(Plan(), 2, "--max-restarts=1", IMPORTS, script=WORKER)
+def test_a_flipped_byte_costs_one_generation(start_job: StartJob, tmp_path: Path) -> None:
+    write_plan(tmp_path, [(0, 22, [1], "flips_a_byte_and_dies")], kind="fsdp")
+    job = start_job(Plan(), 2, "--max-restarts=1", *FLAGS, script=WORKER)
     ends(job, 2, start=15)
     assert "step 20 in memory is not used: step-20_rank-1-of-2" in job.output
     assert "the checksum of its content is wrong" in job.output
     assert "step 20 in memory is not used: another rank cannot read its file" in job.output
 
 
-def test_a_second_job_goes_on_from_the_folder_of_the_first(start_job: StartJob, tmp_path: Path, folder: Path) -> None:
-    write_plan(tmp_path, folder, [(0, 33, [0, 1], "dies_at_once")])
-    first = start_job(Plan(), 2, "--max-restarts=0", IMPORTS, script=WORKER)
-    assert first.finish(120) != 0
-    write_plan(tmp_path, folder)
-    ends(start_job(Plan(), 2, "--max-restarts=0", IMPORTS, script=WORKER, name="second"), 2, start=30)
+def test_a_launcher_that_was_killed_is_started_again(start_job: StartJob, tmp_path: Path) -> None:
+    write_plan(tmp_path, [(0, 33, [0], "kills_the_launcher")])
+    first = start_job(Plan(), 2, *FLAGS, script=WORKER)
+    assert first.finish(120) == 128 + signal.SIGKILL
+    write_plan(tmp_path)
+    second = start_job(Plan(), 2, *FLAGS, script=WORKER, name="second")
+    ends(second, 2, start=30)
+    assert "the training goes on from step 30 in memory" in second.output
 
 
-def test_state_in_replicas_lies_in_memory_once_per_node(start_job: StartJob, tmp_path: Path, folder: Path) -> None:
-    write_plan(tmp_path, folder, width=256)
-    ends(start_job(Plan(), 2, IMPORTS, script=WORKER), 2, start=0)
-    sizes = {rank: [file.stat().st_size for file in folder.glob(f"step-*_rank-{rank}-*")] for rank in (0, 1)}
-    assert len(sizes[0]) == len(sizes[1]) == 3
-    assert min(sizes[0]) > 3 * 2 * 256 * 256 * 4
-    assert max(sizes[1]) < 100_000
+def test_state_in_replicas_lies_in_memory_once_per_node(start_job: StartJob, tmp_path: Path) -> None:
+    write_plan(tmp_path, width=256)
+    first, second = ends(start_job(Plan(), 2, *FLAGS, script=WORKER), 2, start=0)
+    assert len(first) == len(second) == 3
+    assert min(first) > 3 * 2 * 256 * 256 * 4
+    assert max(second) < 100_000
 
 
-def test_a_restart_in_process_in_the_middle_of_a_save(start_job: StartJob, tmp_path: Path, folder: Path) -> None:
+def test_a_restart_in_process_in_the_middle_of_a_save(start_job: StartJob, tmp_path: Path) -> None:
     faults = [(0, 22, [0], "waits_while_it_copies"), (0, 25, [1], "fails")]
-    write_plan(tmp_path, folder, faults, in_process=True)
-    job = start_job(Plan(), 2, "--max-restarts=0", IMPORTS, script=WORKER)
+    write_plan(tmp_path, faults, in_process=True)
+    job = start_job(Plan(), 2, "--max-restarts=0", *FLAGS, script=WORKER)
     ends(job, 2, start=20)
 
 
@@ -117,10 +117,8 @@ def in_small_shm(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
-def test_a_memory_that_is_too_small_is_said_and_the_training_goes_on(
-    start_job: StartJob, tmp_path: Path, folder: Path
-) -> None:
-    write_plan(tmp_path, folder, width=400)
-    job = start_job(Plan(), 2, IMPORTS, script=WORKER, place=Place(start=in_small_shm))
+def test_a_memory_that_is_too_small_is_said_and_the_training_goes_on(start_job: StartJob, tmp_path: Path) -> None:
+    write_plan(tmp_path, width=400)
+    job = start_job(Plan(), 2, *FLAGS, script=WORKER, place=Place(start=in_small_shm))
     ends(job, 2, start=0)
     assert job.output.count("no state is kept in memory: 3 files of 3.7 MiB do not fit") == 1, job.tail()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -19,10 +20,15 @@ def told() -> MemoryFiles | None:
     if text is None:
         return None
     try:
-        return read_record(MemoryFiles, text)
+        found = read_record(MemoryFiles, text)
     except ProtocolError as problem:
-        say(f"no state is kept in memory: {problem}")
+        _say_once(f"no state is kept in memory: {problem}")
         return None
+    if found.folder:
+        return found
+    if found.refused:
+        _say_once(f"no state is kept in memory: {found.refused}")
+    return None
 
 
 def node_of(folder: Path, rank: int) -> str:
@@ -44,6 +50,13 @@ def names_in(folder: Path) -> list[str]:
         return [path.name for path in folder.iterdir()]
     except OSError:
         return []
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    """Prints a line that is the same on all ranks of a node, on the first of them."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        say(text)
 
 
 def say(text: str) -> None:

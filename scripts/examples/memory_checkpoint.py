@@ -1,0 +1,77 @@
+"""State in memory: FSDP2 on CPU, whose ranks are killed twice, and which goes on from the last step but a few.
+
+    ft_launcher --nproc-per-node=2 --max-restarts=2 scripts/examples/memory_checkpoint.py
+
+Rank 1 is killed by SIGKILL after step 45, and later both ranks after step 80. No checkpoint is on disk: the state lies
+in files of the launcher in /dev/shm. At the end the ranks train once more, without faults and without that state, and
+compare the weights bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+import ft_client as ft
+
+STEPS = 100
+WIDTH = 64
+KILLED = {0: (45, (1,)), 1: (80, (0, 1))}
+"""Cycle -> after which step which ranks are killed."""
+
+
+def train(keep_state: bool) -> list[torch.Tensor]:
+    """Trains, and returns the weights of this rank."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1)
+    )
+    for layer in (model[0], model[3]):
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    torch.manual_seed(dist.get_rank())  # each rank has its own data
+
+    start = 0
+    if keep_state:
+        keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer, schedule=schedule)
+        start = keep.load()
+        print(f"rank {dist.get_rank()}: goes on from step {start}", flush=True)
+    for step in range(start, STEPS):
+        data = torch.randn(32, WIDTH)
+        loss = (model(data) - data.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if keep_state:
+            keep.step(step + 1)
+            be_killed(step + 1)
+    return [parameter.to_local().detach().clone() for parameter in model.parameters()]
+
+
+def be_killed(step: int) -> None:
+    """Ends this process where it is its turn."""
+    at, ranks = KILLED.get(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), (0, ()))
+    if step == at and dist.get_rank() in ranks:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    dist.init_process_group("gloo")
+    kept = train(keep_state=True)
+    undisturbed = train(keep_state=False)
+    same = all(torch.equal(one, other) for one, other in zip(kept, undisturbed, strict=True))
+    print(f"rank {dist.get_rank()}: the weights are {'the same, bit for bit' if same else 'DIFFERENT'}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
