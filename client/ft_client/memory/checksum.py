@@ -1,19 +1,14 @@
-"""CRC-32, by the faster library where it is installed (extra `memory`)."""
+"""CRC-32, by the faster library where it is installed (extra `memory`). Neither library holds the GIL."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from typing import Any
 
-
-def _fastest() -> Callable[[Any], int]:
-    """Returns what computes the checksum of bytes: four times as fast with isal. Neither holds the GIL."""
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.crc32
-    return isal_zlib.crc32
-
-
-crc32 = _fastest()
+try:
+    from isal import isal_zlib
+except ImportError:
+    LIBRARY = "zlib (isal is four times as fast: pip install 'ft-launcher[memory]')"
+    crc32 = zlib.crc32
+else:
+    LIBRARY = "isal"
+    crc32 = isal_zlib.crc32

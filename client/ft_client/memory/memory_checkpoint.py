@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ft_client.memory import agreed_load, kept_state
+from ft_client.memory import agreed_load, checksum, kept_state
 from ft_client.memory.agreed_load import FoundState
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
@@ -21,6 +21,7 @@ from ft_client.memory.state_writer import CopiedState, StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
 from ft_client.rank.agreement import group
 from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
+from rank_monitor.contract.memory_room import size_in_words
 
 MAX_FAILURES = 3
 """Saves in a row that may fail. What fails so often will go on to, and each try costs time."""
@@ -71,6 +72,7 @@ class MemoryCheckpoint:
         """Whether the last save has failed on this rank."""
         self._last_step = 0
         self._last_saved = 0
+        self._has_saved = False
         self._told: MemoryFiles | None = None
         self._agreed: AgreedSteps | None = None
         self._steps = SaveSteps(1, 0)
@@ -127,7 +129,7 @@ class MemoryCheckpoint:
         began = time.monotonic()
         if not self._steps.is_due(step, began):
             return
-        if self._may_all_save():
+        if self._may_all_save(step):
             self._save(step)
             self._steps.saved(step, began, time.monotonic())
 
@@ -143,18 +145,20 @@ class MemoryCheckpoint:
             self._files.remove_others(self._agreed.node_ranks)
         self._writer = StateWriter(self._files, self._safe_types)
 
-    def _may_all_save(self) -> bool:
-        """Waits until all ranks have finished their last save. Returns whether this one can begin; if not, no rank will
-        ever save again. Collective.
+    def _may_all_save(self, step: int) -> bool:
+        """Waits until all ranks have finished their last save. Returns whether this one can begin. Collective.
 
-        If the last save has failed on a rank, all ranks drop their files of it.
+        If the last save has failed on a rank, all ranks drop their files of it. If a rank cannot save at all, no rank
+        will from now on.
         """
         BACKGROUND.wait()
         problem = BACKGROUND.pop_problem()
         if problem is not None:
             self._note_failure(problem)
         is_off = self._reason_off is not None
-        interval, has_failed, is_over = group.max_over_ranks([self._steps.wish, self._has_failed, is_off])
+        interval, has_failed, is_over, last, minus_first = group.max_over_ranks(
+            [self._steps.wish, self._has_failed, is_off, step, -step]
+        )
         self._steps.agree(int(interval))
         if is_over:
             if not is_off:
@@ -164,6 +168,9 @@ class MemoryCheckpoint:
         if has_failed:
             self._drop_last()
         self._has_failed = False
+        if last != -minus_first:
+            say(f"step {step} is not saved in memory: the ranks are at different steps, {-minus_first:g} to {last:g}")
+            return False
         return True
 
     def _drop_last(self) -> None:
@@ -240,6 +247,10 @@ class MemoryCheckpoint:
         assert self._writer is not None
         self._writer.finish(copied)
         self._failed_in_a_row = 0
+        if not self._has_saved and copied.name.rank == 0 and self._told is not None:
+            files = f"{self._told.keep + 1} files of {size_in_words(copied.layout.size)}"
+            say(f"rank 0 keeps its state in memory: {files}, with checksums by {checksum.LIBRARY}")
+        self._has_saved = True
 
     def _note_failure(self, problem: Exception) -> None:
         """Counts a save that has failed, and says why."""
