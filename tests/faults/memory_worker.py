@@ -132,6 +132,17 @@ def flips_a_byte_and_dies(folder: Path) -> None:
     die()
 
 
+def fails_to_name_a_file_once(folder: Path) -> None:
+    """In the next save, behind the training."""
+    give_name = RankFiles.give_name
+
+    def fail(self: Any, file: Any, name: Any) -> None:
+        RankFiles.give_name = give_name
+        raise OSError("on purpose")
+
+    RankFiles.give_name = fail
+
+
 def waits_while_it_copies(folder: Path) -> None:
     """In the next save, until something interrupts it."""
     copy, count = torch.Tensor.copy_, iter(range(5))

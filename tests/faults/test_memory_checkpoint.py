@@ -83,6 +83,17 @@ def test_a_flipped_byte_costs_one_generation(start_job: StartJob, tmp_path: Path
     assert "step 20 in memory is not used: another rank cannot read its file" in job.output
 
 
+def test_a_save_that_fails_on_one_rank_is_dropped_by_all(start_job: StartJob, tmp_path: Path) -> None:
+    """With one complete generation besides the one in writing, none may be lost for a save that is not whole."""
+    faults = [(0, 17, [1], "fails_to_name_a_file_once"), (0, 27, [0], "dies_at_once")]
+    faults += [(1, 27, [0], "fails_to_name_a_file_once"), (1, 32, [1], "dies_at_once")]
+    write_plan(tmp_path, faults, kind="fsdp")
+    job = start_job(Plan(), 2, "--max-restarts=2", "--ft-memory-keep=1", *FLAGS, script=WORKER)
+    ends(job, 2, start=25)
+    assert job.output.count("the training goes on from step 25 in memory") == 2
+    assert "the state was not saved in memory, which is tried again: OSError: on purpose" in job.output
+
+
 def test_a_launcher_that_was_killed_is_started_again(start_job: StartJob, tmp_path: Path) -> None:
     write_plan(tmp_path, [(0, 33, [0], "kills_the_launcher")])
     first = start_job(Plan(), 2, *FLAGS, script=WORKER)
@@ -106,6 +117,42 @@ def test_a_restart_in_process_in_the_middle_of_a_save(start_job: StartJob, tmp_p
     write_plan(tmp_path, faults, in_process=True)
     job = start_job(Plan(), 2, "--max-restarts=0", *FLAGS, script=WORKER)
     ends(job, 2, start=20)
+
+
+FOLDERS = """
+import os, signal, sys
+from pathlib import Path
+import torch.distributed as dist
+import ft_client as ft
+
+dist.init_process_group("gloo")
+rank, cycle = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+found = ft.latest_memory_folder()
+if cycle == 0:
+    assert found is None
+    for step in (1, 2, 3):
+        with ft.memory_folder(step) as folder:
+            (folder / f"{rank}").write_text(f"{step}")
+            if (rank, step) == (1, 3):
+                raise RuntimeError("on purpose")
+    dist.barrier()
+    with ft.memory_folder(4) as folder:
+        (folder / f"{rank}").write_text("half")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+assert (found / f"{rank}").read_text() == "2", found
+Path(sys.argv[-1], f"end-{rank}").touch()
+dist.destroy_process_group()
+"""
+
+
+def test_a_folder_is_complete_on_all_ranks_or_never_there(start_job: StartJob, tmp_path: Path) -> None:
+    script = tmp_path / "folders.py"
+    script.write_text(FOLDERS)
+    job = start_job(Plan(), 2, "--max-restarts=1", script=script)
+    assert job.finish(120) == 0, job.tail()
+    assert {file.name for file in tmp_path.glob("end-*")} == {"end-0", "end-1"}
+    assert "step 3 was not saved in memory: RuntimeError: on purpose" in job.output
 
 
 OWN_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "-")

@@ -26,7 +26,7 @@ from rank_monitor.contract.memory_files import Generation, StateFile
 from rank_monitor.contract.wire.json_record import from_json, to_json
 
 
-def exchange(folder: Path, newer_than: int) -> AgreedSteps:
+def exchange(folder: str, newer_than: int) -> AgreedSteps:
     """Returns the steps that all nodes have, and the new series. Collective."""
     # The other ranks wait for this one: where the folder is gone it offers nothing.
     generations = memory_files.complete_generations(names_in(folder))
@@ -44,7 +44,7 @@ class FoundState:
 
 
 def find(
-    folder: Path,
+    folder: str,
     agreed: AgreedSteps,
     objects: Mapping[str, Any],
     replicated: frozenset[str],
@@ -78,7 +78,7 @@ def find(
 
 
 def _read(
-    folder: Path,
+    folder: str,
     generation: Generation,
     objects: Mapping[str, Any],
     replicated: frozenset[str],
@@ -93,7 +93,7 @@ def _read(
     for source in ranks:
         file = StateFile(generation.step, source, generation.world, len(generation.ranks), generation.series)
         try:
-            readers[source] = StateReader(folder, file, safe_types)
+            readers[source] = StateReader(Path(folder), file, safe_types)
         except (DamagedFile, OtherState) as problem:
             raise type(problem)(f"{file.name}: {problem}") from None
     sources = {}

@@ -6,7 +6,6 @@ import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ft_client.memory import agreed_load, kept_state
@@ -21,7 +20,7 @@ from ft_client.memory.state_reader import identity
 from ft_client.memory.state_writer import CopiedState, StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
 from ft_client.rank.agreement import group
-from rank_monitor.contract.memory_files import MemoryFiles, StateFile
+from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
 
 MAX_FAILURES = 3
 """Saves in a row that may fail. What fails so often will go on to, and each try costs time."""
@@ -104,7 +103,7 @@ class MemoryCheckpoint:
         if group.size() == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise RuntimeError("MemoryCheckpoint.load() must be called after torch.distributed.init_process_group")
         self._take_over()
-        folder = Path(self._told.folder)
+        folder = self._told.folder
         agreed = self._agreed = agreed_load.exchange(folder, newer_than)
         replicated = kept_state.replicated(self._objects, group.size())
         found = agreed_load.find(folder, agreed, self._objects, replicated, self._safe_types, say)
@@ -131,6 +130,18 @@ class MemoryCheckpoint:
         if self._may_all_save():
             self._save(step)
             self._steps.saved(step, began, time.monotonic())
+
+    def _open_files(self, kept: Sequence[Generation]) -> None:
+        """Makes this rank's files ready. Raises OSError: they cannot be used."""
+        assert self._told is not None and self._agreed is not None
+        if not self._told.folder:
+            self._reason_off = self._told.refused
+            return
+        self._files = RankFiles(self._told, group.rank())
+        self._files.keep_only(kept)
+        if group.rank() == self._agreed.node_ranks[0]:
+            self._files.remove_others(self._agreed.node_ranks)
+        self._writer = StateWriter(self._files, self._safe_types)
 
     def _may_all_save(self) -> bool:
         """Waits until all ranks have finished their last save. Returns whether this one can begin; if not, no rank will
@@ -203,13 +214,10 @@ class MemoryCheckpoint:
         if group.rank() != self._agreed.node_ranks[0]:
             self._without_tensors = replicated
         try:
-            self._files = RankFiles(self._told, group.rank())
-            self._files.keep_only(kept)
+            self._open_files(kept)
         except OSError as problem:
             self._reason_off = str(problem)
             say(f"no state is kept in memory: {problem}")
-        else:
-            self._writer = StateWriter(self._files, self._safe_types)
         self._is_loaded = True
         return step
 

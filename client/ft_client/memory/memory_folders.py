@@ -53,12 +53,15 @@ class memory_folder:
         if self._told is None:
             self._path = Path(tempfile.mkdtemp(prefix=memory_files.FOLDER_PREFIX))
             return self._path
-        folder = Path(self._told.folder)
+        folder = self._told.folder
         offers = group.gather_json([node_of(folder, group.rank()), os.urandom(4).hex()])
         nodes = [node for node, _ in offers]
         self._is_first = nodes.index(nodes[group.rank()]) == group.rank()
         self._name = StateFolder(self._step, group.size(), offers[0][1]).name
-        self._path = folder / (self._name + memory_files.UNFINISHED)
+        if not folder:
+            self._path = Path(tempfile.mkdtemp(prefix=memory_files.FOLDER_PREFIX))
+            return self._path
+        self._path = Path(folder) / (self._name + memory_files.UNFINISHED)
         try:
             self._path.mkdir(mode=0o700, exist_ok=True)
         except OSError:
@@ -74,11 +77,14 @@ class memory_folder:
             return False
         problem = error
         if problem is None and self._is_first:
-            problem = _too_large(self._told, self._path)
+            problem = _too_large(self._told)
         if problem is not None:
             say(f"step {self._step} was not saved in memory: {type(problem).__name__}: {problem}")
-        is_whole = group.min_over_ranks([float(problem is None)])[0]
-        if self._is_first:
+        has_folder = bool(self._told.folder)
+        is_whole = group.min_over_ranks([float(problem is None and has_folder)])[0]
+        if not has_folder:
+            shutil.rmtree(self._path, ignore_errors=True)
+        elif self._is_first:
             self._finish(bool(is_whole), self._told.keep)
         # Once a rank goes on, the folder has its name on all nodes.
         group.min_over_ranks([1.0])
@@ -92,7 +98,7 @@ class memory_folder:
                 self._path.rename(folder / self._name)
         except OSError as problem:
             say(f"step {self._step} was not saved in memory: {problem}")
-        names = names_in(folder)
+        names = names_in(str(folder))
         whole = [found.name for found in memory_files.complete_folders(names)]
         unfinished = [name for name in names if _is_unfinished(name)]
         _remove(folder, [*whole[keep:], *unfinished])
@@ -109,8 +115,7 @@ def latest_memory_folder(newer_than: int = 0) -> Path | None:
     there = told()
     if there is None:
         return None
-    folder = Path(there.folder)
-    own = memory_files.complete_folders(names_in(folder))
+    own = memory_files.complete_folders(names_in(there.folder))
     offers = group.gather_json([newer_than, [[found.step, found.world, found.series] for found in own]])
     on_disk = max(offer[0] for offer in offers)
     common = {tuple(found) for found in offers[0][1]}
@@ -121,7 +126,7 @@ def latest_memory_folder(newer_than: int = 0) -> Path | None:
         if is_common and found.world == group.size() and found.step > on_disk:
             if group.rank() == 0:
                 say(f"the newest folder in memory is of step {found.step} (the checkpoint on disk has step {on_disk})")
-            return folder / found.name
+            return Path(there.folder) / found.name
     return None
 
 
@@ -131,9 +136,9 @@ def _is_unfinished(name: str) -> bool:
     return whole != name and memory_files.state_folder(whole) is not None
 
 
-def _too_large(there: MemoryFiles, path: Path) -> OSError | None:
-    """Returns why a folder may not stay; None: it may. Its size is not known before it is written."""
-    total = sum(_size_of(path.with_name(name)) for name in names_in(path.parent))
+def _too_large(there: MemoryFiles) -> OSError | None:
+    """Returns why a new folder may not stay; None: it may. Its size is not known before it is written."""
+    total = sum(_size_of(Path(there.folder) / name) for name in names_in(there.folder))
     if total <= there.limit:
         return None
     return OSError(f"all states in memory would have {total} bytes, {total - there.limit} more than the limit")

@@ -15,39 +15,42 @@ from rank_monitor.contract.wire.json_record import read_record
 
 
 def told() -> MemoryFiles | None:
-    """Returns what the launcher says; None: it says nothing, or there is no launcher."""
+    """Returns what the launcher says; None: it says nothing, or there is no launcher.
+
+    Where the launcher could make no folder, its name is empty. The ranks of other nodes may have one, and wait for this
+    rank in their exchanges, so this rank takes part in them. One line says why there is no folder, once.
+    """
     text = os.environ.get(env.MEMORY_FILES)
     if text is None:
         return None
     try:
         found = read_record(MemoryFiles, text)
     except ProtocolError as problem:
-        _say_once(f"no state is kept in memory: {problem}")
-        return None
-    if found.folder:
-        return found
-    if found.refused:
+        found = MemoryFiles("", keep=1, limit=0, refused=str(problem))
+    if not found.folder:
         _say_once(f"no state is kept in memory: {found.refused}")
-    return None
+    return found
 
 
-def node_of(folder: Path, rank: int) -> str:
+def node_of(folder: str, rank: int) -> str:
     """Returns what tells the node of a folder from others: the same for all ranks that see the same folder.
 
     A rank that cannot see its folder is a node of its own.
     """
     try:
-        status = folder.stat()
+        status = os.stat(folder)
     except OSError:
         return f"{socket.gethostname()} rank {rank}"
     return f"{socket.gethostname()} {status.st_dev} {status.st_ino}"
 
 
-def names_in(folder: Path) -> list[str]:
-    """Returns the listing of the folder; an empty one where it cannot be read. The other ranks of an exchange wait for
-    this one, so it must not fail."""
+def names_in(folder: str) -> list[str]:
+    """Returns the listing of the folder; an empty one where there is none, or it cannot be read. The other ranks of an
+    exchange wait for this one, so it must not fail."""
+    if not folder:
+        return []
     try:
-        return [path.name for path in folder.iterdir()]
+        return [path.name for path in Path(folder).iterdir()]
     except OSError:
         return []
 

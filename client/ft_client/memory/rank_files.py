@@ -114,6 +114,15 @@ class RankFiles:
         for name in own[: -(self._told.keep + 1)]:
             (self._folder / name).unlink()
 
+    def remove_others(self, ranks: Collection[int]) -> None:
+        """Removes the files of ranks that the node does not have any more: those of a job with more ranks.
+
+        Called by one rank of the node, once all have agreed where they go on. `ranks`: of the node.
+        """
+        for name in self._names():
+            if _rank_of(name) not in (None, *ranks):
+                (self._folder / name).unlink(missing_ok=True)
+
     def drop(self, step: int, series: str) -> None:
         """Takes the name of this rank's file of a generation that another rank could not finish."""
         for file in self._whole(self._names()):
@@ -269,3 +278,14 @@ class RankFiles:
             yield
         finally:
             os.close(descriptor)
+
+
+def _rank_of(name: str) -> int | None:
+    """Returns the rank in the name of a file of a rank, whole or not; None: it is none."""
+    file = memory_files.state_file(name)
+    if file is not None:
+        return file.rank
+    found = _SLOT.fullmatch(name)
+    if found is None:
+        return None
+    return int(found[1])

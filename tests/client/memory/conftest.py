@@ -20,9 +20,10 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
     """Makes a folder and says so in the environment, as the launcher does. Takes fields of `MemoryFiles`."""
     folder = tmp_path / "ft_memory_test"
 
-    def told(keep: int = 2, limit: int = 1 << 30, interval: int = 1) -> Path:
+    def told(keep: int = 2, limit: int = 1 << 30, interval: int = 1, refused: str = "") -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
-        monkeypatch.setenv(env.MEMORY_FILES, write_record(MemoryFiles(str(folder), keep, limit, interval)))
+        name = "" if refused else str(folder)
+        monkeypatch.setenv(env.MEMORY_FILES, write_record(MemoryFiles(name, keep, limit, interval, refused)))
         return folder
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -18,6 +18,7 @@ import ft_client as ft
 from ft_client.memory import memory_checkpoint, plain_state
 from ft_client.memory.background_work import BACKGROUND
 from rank_monitor.contract import env, memory_files
+from rank_monitor.contract.memory_files import StateFile
 from tests.client.memory.conftest import Tell
 
 STEPS = 12
@@ -93,6 +94,21 @@ def test_without_a_launcher_nothing_happens(tmp_path: Path, monkeypatch: pytest.
     assert training.keep.load() == 0
     training.run(0, 2)
     assert names_in(tmp_path) == []
+
+
+def test_a_launcher_without_a_folder_is_said_once(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tell(refused="/dev/full is no tmpfs")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for _ in range(2):
+        training = Training()
+        assert training.keep.load() == 0
+        training.run(0, 3)
+    assert names_in(here) == []
+    assert capfd.readouterr().err == "ft_client: no state is kept in memory: /dev/full is no tmpfs\n"
 
 
 def test_files_are_private_and_used_again(tell: Tell) -> None:
@@ -407,6 +423,16 @@ def test_a_smaller_keep_removes_files(tell: Tell) -> None:
     tell(keep=1)
     assert Training().keep.load() == 5
     assert steps_in(folder) == [5, 4]
+
+
+def test_files_of_ranks_that_the_job_has_no_more_are_removed(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tell()
+    for name in (StateFile(9, 1, 2, 2, "0a1b2c3d").name, StateFile(9, 0, 2, 2, "0a1b2c3d").name):
+        (folder / name).write_bytes(b"of two ranks")
+    (folder / memory_files.unfinished_name(1, 0)).touch()
+    assert Training().keep.load() == 0
+    assert names_in(folder) == [memory_files.unfinished_name(0, 0)]
+    assert "step 9 in memory cannot be used: it is of 2 ranks" in capfd.readouterr().err
 
 
 def test_a_save_that_was_cut_off_leaves_no_generation(

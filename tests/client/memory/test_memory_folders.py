@@ -97,3 +97,12 @@ def test_a_folder_of_the_launcher_that_is_gone_ends_nothing(tell: Tell, capfd: p
     save(1)
     assert "step 1 was not saved in memory: FileNotFoundError" in capfd.readouterr().err
     assert ft.latest_memory_folder() is None
+
+
+def test_a_launcher_without_a_folder_ends_nothing(tell: Tell) -> None:
+    folder = tell(refused="/dev/full is no tmpfs, too")
+    with ft.memory_folder(3) as path:
+        (path / "file").write_text("state")
+    assert not path.exists()
+    assert names_in(folder) == []
+    assert ft.latest_memory_folder() is None
