@@ -94,9 +94,6 @@ _OWN_STORE = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is not needed here, where each cycle has a fresh store. It has rank 0 make "
     "the ranks' store, and a rank that looks for it too early waits 0.3 to 0.8 s longer: about one restart in three"
 )
-_ALIVE_S = 30.0
-"""Seconds from one note in the folder of state in memory that this launcher lives to the next. By so much the time may
-be too long that the files have after everything was killed at once."""
 _LAST_FILES_S = 1.0
 """Seconds at the end for lines of the log file. Journal and logs have been closed by then."""
 
@@ -291,8 +288,7 @@ def _run_recorded(
         # Inside a user's program nothing is printed and no reply is written: the caller raises the error.
         outcome = _outcome(launch, (lambda text: None) if within else console_text.show_lines, summary)
     finally:
-        if memory is not None:
-            memory.close()
+        memory.close()
     if outcome.error is not None and not within:
         write_reply(outcome.error)
     # Where an agent was made, its exit code counts: it knows preemption, and what all nodes agreed on.
@@ -301,12 +297,12 @@ def _run_recorded(
     return outcome
 
 
-def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolder | None:
-    """Returns the folder in which ranks may keep the training's state in memory; None: the user wants none
-    (`--ft-memory-interval none`). Blocks for a moment where an earlier start left something."""
+def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolder:
+    """Returns the folder in which ranks may keep the training's state in memory; it is not made where the user wants
+    none (`--ft-memory-interval none`). Blocks for a moment where an earlier start left something."""
     settings = job.settings.memory
     if settings.memory_interval is None:
-        return None
+        return JobFolder(settings, runtime.tag)
     command = job.command
     if not isinstance(job.entrypoint, str):
         # The text of a function object has an address, which differs in each start.
@@ -323,7 +319,7 @@ def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolde
 
 
 def _more_sources(
-    status: NodeStatus, asking: Asking, memory: JobFolder | None, ranks: Ranks, rendezvous: NodeRendezvous | None
+    status: NodeStatus, asking: Asking, memory: JobFolder, ranks: Ranks, rendezvous: NodeRendezvous | None
 ) -> list[EventSource]:
     """Plugs the tools into the agent: returns the event sources by which status and `--ft-watch-log` see the ranks, and
     what is done now and then.
@@ -333,7 +329,7 @@ def _more_sources(
     Args:
         status: gets the readings of ranks.
         asking: has the requests of the status servers.
-        memory: the folder with the training's state in memory; None: there is none.
+        memory: the folder with the training's state in memory.
         ranks: the ranks of this node.
         rendezvous: None where it is not ours; then other nodes cannot be asked.
     """
@@ -343,8 +339,8 @@ def _more_sources(
         rendezvous.heard = NodeAnswers(status, asking, parts.times, rendezvous).on_question
         asking.other_nodes = JobNodes(rendezvous)
     sources: list[EventSource] = [StatusFeed(status, asking, ranks)]
-    if memory is not None and memory.path is not None:
-        sources.append(Periodic(memory.note_alive, _ALIVE_S))
+    if memory.path is not None:
+        sources.append(Periodic(memory.note_alive, memory.alive_s))
     if parts.settings.record.watch_log is not None:
         from ft_launcher.tools.training_log.log_feed import LogFeed  # 10 ms, which other jobs need not wait
 
@@ -353,16 +349,14 @@ def _more_sources(
 
 
 def _more_environment(
-    settings: Settings, recorder: Recorder, memory: JobFolder | None
+    settings: Settings, recorder: Recorder, memory: JobFolder
 ) -> Callable[[int, bool], Mapping[str, str]]:
     """Returns a function that says which variables the ranks of a cycle get by which they keep state in memory, and
     those that the tools add.
 
     Its arguments: the cycle, and whether rank 0 starts on this node.
     """
-    of_memory: Mapping[str, str] = {}
-    if memory is not None:
-        of_memory = memory.variables()
+    of_memory = memory.variables()
     if settings.monitor.save_interval != AUTO:
         return lambda cycle, has_rank0: of_memory
     from ft_launcher.tools.report.save_intervals import SaveIntervals  # 12 ms, which other jobs need not wait

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from rank_monitor.contract.memory_files import OWNER_NAME
+from rank_monitor.contract import env
+from rank_monitor.contract.memory_files import OWNER_NAME, MemoryFiles
+from rank_monitor.contract.wire.json_record import write_record
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job, Place, kill
 from tests.faults.training import Plan
@@ -209,6 +211,8 @@ def test_a_job_that_asks_for_nothing_gets_no_line(start_job: StartJob, tmp_path:
 
 
 def test_none_keeps_nothing(start_job: StartJob, tmp_path: Path, top: Path) -> None:
-    job = begin(start_job, tmp_path, f"--ft-memory-dir={top}", "--ft-memory-interval=none", step=7)
-    assert found(job)["folder"] is None and not entries(top)
+    of_another_job = {env.MEMORY_FILES: write_record(MemoryFiles(str(top), keep=2, limit=1))}
+    flags = (f"--ft-memory-dir={top}", "--ft-memory-interval=none")
+    job = begin(start_job, tmp_path, *flags, step=7, place=Place(environ=of_another_job))
+    assert found(job)["folder"] == found(job)["refused"] == "" and not entries(top)
     ends(job)

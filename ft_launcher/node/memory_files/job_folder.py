@@ -42,11 +42,15 @@ logger = logging.getLogger(__name__)
 _END_S = 10.0
 """Seconds to wait for the end of a dead launcher's processes, which were killed. One that waits in the kernel may take
 longer."""
+_ALIVE_S = 30.0
+"""Seconds from one note that this launcher lives to the next, at most. By so much a launcher may seem to have been dead
+for longer where all of its processes were killed at once."""
 _NAME_ANOTHER = "Name another tmpfs by --ft-memory-dir"
 
 
 class JobFolder:
-    """The folder of one job on this node, or the reason why there is none. Made by `open`.
+    """The folder of one job on this node, or the reason why there is none. Made by `open`; without that there is none,
+    and the ranks are told so: they may be in a rank of another job, and have its variables.
 
     Attributes:
         refused: why there is no folder, in one line; empty: there is one.
@@ -91,6 +95,11 @@ class JobFolder:
         if self._owned is None:
             return None
         return self._owned.path
+
+    @property
+    def alive_s(self) -> float:
+        """Seconds from one call of `note_alive` to the next: short beside the time that the files have."""
+        return min(_ALIVE_S, max(1.0, self._settings.memory_linger / 10))
 
     def variables(self) -> Mapping[str, str]:
         """Returns the variables by which the ranks find the folder."""
