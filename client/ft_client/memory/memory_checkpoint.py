@@ -77,15 +77,17 @@ class MemoryCheckpoint:
         self._agreed: AgreedSteps | None = None
         self._steps = SaveSteps(1, 0)
         self._without_tensors: frozenset[str] = frozenset()
+        self._refused = ""
+        """Why the objects can never be kept: the same on all ranks, whose objects are of the same kinds."""
         if not objects:
             raise TypeError("MemoryCheckpoint() needs what it shall keep, such as model=..., optimizer=...")
         try:
             for name, kept in objects.items():
                 kept_state.check_object(name, kept)
         except CannotBeKept as problem:
-            self._reason_off: str | None = str(problem)
-        else:
-            self._reason_off = None
+            self._refused = str(problem)
+        self._reason_off: str | None = None
+        """Why this rank saves nothing any more."""
 
     def load(self, newer_than: int = 0) -> int:
         """Gives the newest state that all ranks have back to the objects. Returns its step; 0: there is none, and no
@@ -100,7 +102,10 @@ class MemoryCheckpoint:
         """
         self._is_loaded = False
         self._told = told()
-        if self._told is None or not self._may_start():
+        if self._told is None:
+            return 0
+        if self._refused:
+            say(f"no state is kept in memory: {self._refused}")
             return 0
         if group.size() == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise RuntimeError("MemoryCheckpoint.load() must be called after torch.distributed.init_process_group")
@@ -111,9 +116,11 @@ class MemoryCheckpoint:
         found = agreed_load.find(folder, agreed, self._objects, replicated, self._safe_types, say)
         if found is not None:
             kept_state.give_back(self._objects, found.state)
-        step = self._start_saving(found, replicated, max(newer_than, agreed.newer_than))
+        self._start_saving(found, replicated)
         self._tell(found, agreed)
-        return step
+        if found is None:
+            return 0
+        return found.generation.step
 
     def step(self, step: int) -> None:
         """Saves the state when that is due. Blocks while the state is copied. Collective; called after each step, once
@@ -125,13 +132,44 @@ class MemoryCheckpoint:
             return
         if step < self._last_step:
             say(f"step {step} follows step {self._last_step}: it is not saved in memory")
-        self._last_step = max(step, self._last_step)
+        self._last_step = step
         began = time.monotonic()
         if not self._steps.is_due(step, began):
             return
         if self._may_all_save(step):
             self._save(step)
-            self._steps.saved(step, began, time.monotonic())
+        self._steps.saved(step, began, time.monotonic())
+
+    def _take_over(self) -> None:
+        """Makes this object the one that uses the rank's files."""
+        BACKGROUND.wait()
+        BACKGROUND.pop_problem()
+        active = MemoryCheckpoint._active
+        MemoryCheckpoint._active = self
+        if active is not None:
+            active._stop()
+
+    def _start_saving(self, found: FoundState | None, replicated: frozenset[str]) -> None:
+        """Makes all ready for saves."""
+        assert self._told is not None and self._agreed is not None
+        self._last_step = self._agreed.newer_than
+        kept = []
+        if found is not None:
+            self._last_step = found.generation.step
+            kept = [generation for generation in self._agreed.candidates if generation.step <= self._last_step]
+        self._reason_off = None
+        self._failed_in_a_row = 0
+        self._has_failed = False
+        self._steps = SaveSteps(self._told.interval, self._last_step)
+        self._without_tensors = frozenset()
+        if group.rank() != self._agreed.node_ranks[0]:
+            self._without_tensors = replicated
+        try:
+            self._open_files(kept)
+        except OSError as problem:
+            self._reason_off = str(problem)
+            say(f"no state is kept in memory: {problem}")
+        self._is_loaded = True
 
     def _open_files(self, kept: Sequence[Generation]) -> None:
         """Makes this rank's files ready. Raises OSError: they cannot be used."""
@@ -144,6 +182,24 @@ class MemoryCheckpoint:
         if group.rank() == self._agreed.node_ranks[0]:
             self._files.remove_others(self._agreed.node_ranks)
         self._writer = StateWriter(self._files, self._safe_types)
+
+    def _tell(self, found: FoundState | None, agreed: AgreedSteps) -> None:
+        """Says on rank 0 where the training goes on."""
+        if group.rank() != 0:
+            return
+        on_disk = ""
+        if agreed.newer_than:
+            on_disk = f" (the checkpoint on disk has step {agreed.newer_than})"
+        if found is not None:
+            say(f"the training goes on from step {found.generation.step} in memory{on_disk}")
+        elif agreed.older:
+            say(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
+        elif agreed.left_out:
+            other = agreed.left_out[0]
+            where = f"it is of {other.world} ranks and not on all nodes of a job of {group.size()}"
+            if other.world == group.size():
+                where = "not all nodes have it, or their ranks have moved"
+            say(f"step {other.step} in memory cannot be used: {where}{on_disk}")
 
     def _may_all_save(self, step: int) -> bool:
         """Waits until all ranks have finished their last save. Returns whether this one can begin. Collective.
@@ -165,9 +221,9 @@ class MemoryCheckpoint:
                 say("no state is kept in memory from now on: another rank cannot save its own")
             self._stop()
             return False
+        self._has_failed = False
         if has_failed:
             self._drop_last()
-        self._has_failed = False
         if last != -minus_first:
             say(f"step {step} is not saved in memory: the ranks are at different steps, {-minus_first:g} to {last:g}")
             return False
@@ -180,53 +236,6 @@ class MemoryCheckpoint:
                 self._files.drop(self._last_saved, self._agreed.series)
             except OSError as problem:
                 self._note_failure(problem)
-
-    def _may_start(self) -> bool:
-        """Returns whether the objects can be kept. The other ranks have objects of the same kinds, and say the same."""
-        if self._reason_off is None:
-            return True
-        say(f"no state is kept in memory: {self._reason_off}")
-        return False
-
-    def _take_over(self) -> None:
-        """Makes this object the one that uses the rank's files."""
-        BACKGROUND.wait()
-        BACKGROUND.pop_problem()
-        active, MemoryCheckpoint._active = MemoryCheckpoint._active, self
-        if active is not None:
-            active._stop()
-
-    def _stop(self) -> None:
-        """Saves nothing any more."""
-        self._is_loaded = False
-        self._writer = None
-        files, self._files = self._files, None
-        if files is not None:
-            BACKGROUND.wait()
-            files.close()
-
-    def _start_saving(self, found: FoundState | None, replicated: frozenset[str], disk_step: int) -> int:
-        """Makes all ready for saves. Returns the step that `load` returns."""
-        assert self._told is not None and self._agreed is not None
-        step = 0
-        kept = []
-        if found is not None:
-            step = found.generation.step
-            kept = [generation for generation in self._agreed.candidates if generation.step <= step]
-        self._last_step = max(step, disk_step)
-        self._failed_in_a_row = 0
-        self._has_failed = False
-        self._steps = SaveSteps(self._told.interval, self._last_step)
-        self._without_tensors = frozenset()
-        if group.rank() != self._agreed.node_ranks[0]:
-            self._without_tensors = replicated
-        try:
-            self._open_files(kept)
-        except OSError as problem:
-            self._reason_off = str(problem)
-            say(f"no state is kept in memory: {problem}")
-        self._is_loaded = True
-        return step
 
     def _save(self, step: int) -> None:
         """Saves the state of a step. Raises nothing but what is not an Exception, such as an in-process restart."""
@@ -268,20 +277,11 @@ class MemoryCheckpoint:
         self._reason_off = text
         say(f"no state is kept in memory from now on, after {self._failed_in_a_row} saves that failed: {text}")
 
-    def _tell(self, found: FoundState | None, agreed: AgreedSteps) -> None:
-        """Says on rank 0 where the training goes on."""
-        if group.rank() != 0:
-            return
-        on_disk = ""
-        if agreed.newer_than:
-            on_disk = f" (the checkpoint on disk has step {agreed.newer_than})"
-        if found is not None:
-            say(f"the training goes on from step {found.generation.step} in memory{on_disk}")
-        elif agreed.older:
-            say(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
-        elif agreed.left_out:
-            other = agreed.left_out[0]
-            where = f"it is of {other.world} ranks and not on all nodes of a job of {group.size()}"
-            if other.world == group.size():
-                where = "not all nodes have it, or their ranks have moved"
-            say(f"step {other.step} in memory cannot be used: {where}{on_disk}")
+    def _stop(self) -> None:
+        """Saves nothing any more."""
+        self._is_loaded = False
+        self._writer = None
+        if self._files is not None:
+            BACKGROUND.wait()
+            self._files.close()
+            self._files = None

@@ -184,8 +184,9 @@ class RankFiles:
 
     def give_name(self, file: StoredFile, name: StateFile) -> None:
         """Renames a file whose content is whole."""
-        del self._open[file.path.name]
+        before = file.path.name
         file.rename(name.name)
+        del self._open[before]
         self._open[name.name] = file
 
     def close(self) -> None:

@@ -467,6 +467,18 @@ def test_a_save_that_was_cut_off_leaves_no_generation(
     assert same(again.values(), undisturbed)
 
 
+def test_an_object_that_has_given_up_begins_anew_with_load(tell: Tell) -> None:
+    """As in a restart in process, where other ranks may be new processes that have not given up."""
+    tell(limit=1000)
+    training = Training()
+    training.keep.load()
+    training.run(0, 3)
+    folder = tell()
+    assert training.keep.load() == 0
+    training.run(3, 5)
+    assert steps_in(folder) == [5, 4]
+
+
 def test_only_the_object_that_was_loaded_last_saves(tell: Tell) -> None:
     folder = tell()
     first, second = Training(), Training()
