@@ -41,6 +41,7 @@ told["gather"] = group.gather_on_rank0([rank, 0.5])
 told["from rank 0"] = group.from_rank0(rank + 0.25)
 told["union"] = group.union_over_ranks(["both", "ä" * 100] if rank else ["both", "first"])
 told["no names"] = group.union_over_ranks([])
+told["json"] = group.gather_json({"rank": rank, "list": [1.5] * rank})
 client.send_heartbeat()
 if rank == 0:
     client.send_heartbeat()
@@ -94,6 +95,7 @@ def test_reductions(told: Told) -> None:
         assert one["from rank 0"] == 0.25
         assert one["union"] == sorted(["both", "first", "ä" * 100])
         assert one["no names"] == []
+        assert one["json"] == [{"rank": 0, "list": []}, {"rank": 1, "list": [1.5]}]
     assert [one["gather"] for one in told[0]] == [[[0.0, 0.5], [1.0, 0.5]], None]
 
 
