@@ -49,12 +49,13 @@ class MonitoredJob:
         """
         in_memory = runtime_folder.state_in_memory(Path(self.runtime_dir))
         self._sweep(log)
-        runtime_folder.remove(Path(self.runtime_dir))
+        # Before the runtime folder goes, by which the other survivors find the state: this process may be killed, too.
         if in_memory is not None:
             # Imported here: a monitor needs it only when its launcher was killed, and would pay for it in memory.
             from rank_monitor.memory_linger import after_death
 
             after_death(in_memory, self.tag)
+        runtime_folder.remove(Path(self.runtime_dir))
         for pid in processes_of(self.tag, key=env.SIDECAR_OF):
             kill(pid, self.tag, signal.SIGCONT, key=env.SIDECAR_OF)
 

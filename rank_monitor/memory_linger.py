@@ -44,6 +44,9 @@ def after_death(folder: Path, tag: str) -> None:
         folder: of the job's state in memory.
         tag: of the dead launcher's job. A folder that another launcher has taken is left alone.
     """
+    # The launcher may have been killed while it removed the folder: all survivors go on with that.
+    for aside in memory_folder.aside_of(folder):
+        memory_folder.remove_aside(aside)
     with contextlib.suppress(OSError):  # the folder is gone, or the system refuses a process
         owned = memory_folder.take(folder)
         if owned is not None:

@@ -111,6 +111,18 @@ def test_it_leaves_alone_what_another_launcher_has_taken(tmp_path: Path) -> None
     assert memory_folder.read_owner(path) is not None and (path / OWNER_NAME).exists()
 
 
+def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
+    """The launcher was killed while it removed the folder; another job's folder stays."""
+    path = left(tmp_path, LONG_S)
+    owned = memory_folder.take(path)
+    assert owned is not None
+    aside = owned.set_aside()
+    assert (aside / STEP).exists() and aside.exists()
+    (tmp_path / "f2").mkdir()
+    survives(path)
+    assert [found.name for found in tmp_path.iterdir()] == ["f2"]
+
+
 def test_nothing_happens_where_nothing_is(tmp_path: Path) -> None:
     survives(tmp_path / "missing")
     assert not list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ from pathlib import Path
 from ft_launcher.node.ranks.environment import cycle_environment, rank_environment
 from ft_launcher.settings import rank_program
 from ft_launcher.settings.job_settings import Job
+from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import MonitorSettings
 
 _AT_THE_START = "(known at the start)"
@@ -73,6 +74,7 @@ def _environment(job: Job, local_rank: int, environ: Mapping[str, str]) -> Itera
     if "OMP_NUM_THREADS" in environ:
         yield "OMP_NUM_THREADS", environ["OMP_NUM_THREADS"]
     yield from cycle_environment(job.settings, environ, job.no_python, {}, None).items()
+    yield env.MEMORY_FILES, _AT_THE_START
     folder = Path(_AT_THE_START)
     signal_number = job.settings.monitor.stack_signal
     yield from rank_environment(_AT_THE_START, 0, folder, folder, signal_number).items()

@@ -187,6 +187,12 @@ def is_aside(name: str) -> bool:
     return _ASIDE in name
 
 
+def aside_of(path: Path) -> list[Path]:
+    """Returns where `set_aside` has renamed the folder `path` to: what a process left that was killed as it removed
+    it."""
+    return list(path.parent.glob(f"{path.name}{_ASIDE}*"))
+
+
 def remove_aside(path: Path) -> None:
     """Removes a folder that `set_aside` has renamed, and frees its memory. What cannot be removed is left."""
     shutil.rmtree(path, ignore_errors=True)
