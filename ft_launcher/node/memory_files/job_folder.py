@@ -137,9 +137,8 @@ class JobFolder:
         """
         kind = tmpfs.kind_of(str(top))
         if kind != tmpfs.KIND:
-            raise OSError(
-                0, f"it is on a file system of the kind {kind or 'unknown'}, and only a tmpfs is memory", str(top)
-            )
+            kind = kind or "unknown"
+            raise OSError(errno.ENOTSUP, f"it is on a file system of kind {kind}, and only a tmpfs is memory", str(top))
         mount = os.statvfs(top)
         size = mount.f_blocks * mount.f_frsize
         self._limit = self._settings.memory_limit or default_limit(size, memory_room())
