@@ -42,7 +42,6 @@ from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.hang_warnings import limits_set
 from ft_launcher.agent.node_agent import NodeAgent
 from ft_launcher.agent.parts import NodeParts
-from ft_launcher.agent.periodic import Periodic
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.times import NodeTimes
 from ft_launcher.agent.torch_launch import agent_arguments, run_agent, worker_spec
@@ -265,7 +264,7 @@ def _run_recorded(
             cycle_info=CycleInfo(job.settings.record, os.environ),
             limits_set=limits_set(job.settings.monitor, job.sources),
             in_process_limits=job.settings.restart.in_process_limits_set(keys_set(job.sources)),
-            more_sources=partial(_more_sources, *asked, memory),
+            more_sources=partial(_more_sources, *asked),
             more_environment=_more_environment(job.settings, recorder, memory),
             nccl_bound=nccl_bound,
             several_nodes=rendezvous.has_several_nodes,
@@ -319,17 +318,15 @@ def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolde
 
 
 def _more_sources(
-    status: NodeStatus, asking: Asking, memory: JobFolder, ranks: Ranks, rendezvous: NodeRendezvous | None
+    status: NodeStatus, asking: Asking, ranks: Ranks, rendezvous: NodeRendezvous | None
 ) -> list[EventSource]:
-    """Plugs the tools into the agent: returns the event sources by which status and `--ft-watch-log` see the ranks, and
-    what is done now and then.
+    """Plugs the tools into the agent: returns the event sources by which status and `--ft-watch-log` see the ranks.
 
     Called once by the node agent, when it is made.
 
     Args:
         status: gets the readings of ranks.
         asking: has the requests of the status servers.
-        memory: the folder with the training's state in memory.
         ranks: the ranks of this node.
         rendezvous: None where it is not ours; then other nodes cannot be asked.
     """
@@ -339,8 +336,6 @@ def _more_sources(
         rendezvous.heard = NodeAnswers(status, asking, parts.times, rendezvous).on_question
         asking.other_nodes = JobNodes(rendezvous)
     sources: list[EventSource] = [StatusFeed(status, asking, ranks)]
-    if memory.path is not None:
-        sources.append(Periodic(memory.note_alive, memory.alive_s))
     if parts.settings.record.watch_log is not None:
         from ft_launcher.tools.training_log.log_feed import LogFeed  # 10 ms, which other jobs need not wait
 

@@ -11,6 +11,9 @@ sooner, within a second, once another launcher has taken the folder over.
 of any job of this user on this machine, which removes it (`ft_launcher/node/memory_files/job_folder.py`). The same
 happens where every process of a job was killed at once.
 
+Where the launcher ends in order, it only renames a large folder, and the sweeper calls `after_goodbye`, which frees the
+memory.
+
 Threads: none.
 """
 
@@ -55,6 +58,30 @@ def after_death(folder: Path, tag: str) -> None:
                 _become_waiter(folder, tag, until_s)
 
 
+def after_goodbye(folder: Path) -> None:
+    """Removes what the launcher has renamed at its end. Blocks for as long as that takes: a second for each 5 to 10
+    GiB.
+
+    Called by the sweeper, after which it ends. Nobody waits for its pipes meanwhile.
+
+    Args:
+        folder: of the job's state in memory, as it was named before.
+    """
+    with contextlib.suppress(OSError):
+        _leave_standard_files()
+    for aside in memory_folder.aside_of(folder):
+        memory_folder.remove_aside(aside)
+
+
+def _leave_standard_files() -> None:
+    """Connects stdin, stdout and stderr to nothing."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    if null > 2:
+        os.close(null)
+
+
 def _note_death(owned: OwnedFolder, tag: str) -> float | None:
     """Notes in the record that the launcher is dead, or removes the folder at once. Releases the lock.
 
@@ -84,9 +111,7 @@ def _become_waiter(folder: Path, tag: str, until_s: float) -> NoReturn:
     try:
         os.setsid()
         os.chdir("/")
-        null = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):
-            os.dup2(null, standard)
+        _leave_standard_files()
         for descriptor in proc.own_descriptors():
             if descriptor > 2:
                 with contextlib.suppress(OSError):

@@ -41,7 +41,7 @@ from typing import Any
 from rank_monitor.contract.errors import ConfigError, ProtocolError
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.fork import fork
-from rank_monitor.contract.processes.runtime_folder import remove_abandoned
+from rank_monitor.contract.processes.runtime_folder import remove_abandoned, state_in_memory
 from rank_monitor.contract.processes.wait import await_child
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import from_json
@@ -288,7 +288,8 @@ def fork_sweeper(launcher: socket.socket, unwanted: list[int], job: MonitoredJob
 
 
 def _sweep_after(launcher: socket.socket, job: MonitoredJob, log: Log) -> None:
-    """Runs the sweeper: waits until the launcher says goodbye or is gone. If it is gone, kills the job's processes."""
+    """Runs the sweeper: waits until the launcher says goodbye or is gone. If it is gone, kills the job's processes. Else
+    it frees the memory of the training's state, if there is much, which the launcher's end must not wait for."""
     proc.name_this_process("ft_sweeper")
     launcher.setblocking(True)
     try:
@@ -299,6 +300,13 @@ def _sweep_after(launcher: socket.socket, job: MonitoredJob, log: Log) -> None:
     if not goodbye:
         log.name = "Sweeper"
         job.end(log)
+        return
+    in_memory = state_in_memory(Path(job.runtime_dir))
+    if in_memory is not None:
+        # Imported here: few jobs need it.
+        from rank_monitor.memory_linger import after_goodbye
+
+        after_goodbye(in_memory)
 
 
 def main() -> None:

@@ -31,8 +31,9 @@ that loads it finds out. Names that fit none of these forms are not ours.
 from __future__ import annotations
 
 import re
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FOLDER_PREFIX = "ft_memory_"
@@ -48,7 +49,9 @@ AUTO = 0
 _STATE_FILE = re.compile(
     r"step-(\d{1,18})_rank-(\d{1,9})-of-(\d{1,9})_node-(\d{1,9})_series-([0-9a-f]{8})\.safetensors", re.ASCII
 )
-_STATE_FOLDER = re.compile(r"step-(\d{1,18})_world-(\d{1,9})_series-([0-9a-f]{8})\.folder", re.ASCII)
+_STATE_FOLDER = re.compile(
+    r"step-(\d{1,18})_world-(\d{1,9})_ranks-([0-9a-f]{8})_series-([0-9a-f]{8})\.folder", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class MemoryFiles:
         limit: bytes that all files in the folder may have together.
         interval: steps between two saves; AUTO: the ranks choose.
         refused: why there is no folder, in one line for the user. The ranks say it once the training wants to keep
-            state in memory: most jobs never do, and need no line about it.
+            state in memory: most jobs never do, and need no line about it. Empty where there is no folder either: the
+            user wants none, and no line.
     """
 
     folder: str
@@ -98,15 +102,19 @@ class StateFile:
 
 @dataclass(frozen=True)
 class StateFolder:
-    """The name of a whole folder of a step. All ranks of a node write into one folder. Fields as in `StateFile`."""
+    """The name of a whole folder of a step. All ranks of a node write into one folder.
+
+    `ranks`: which ranks the node had, as from `ranks_in_name`. The other fields as in `StateFile`.
+    """
 
     step: int
     world: int
+    ranks: str
     series: str
 
     @property
     def name(self) -> str:
-        return f"step-{self.step}_world-{self.world}_series-{self.series}.folder"
+        return f"step-{self.step}_world-{self.world}_ranks-{self.ranks}_series-{self.series}.folder"
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,11 @@ class Generation:
     world: int
     series: str
     ranks: tuple[int, ...]
+
+
+def ranks_in_name(ranks: Sequence[int]) -> str:
+    """Returns what tells the ranks of a node from other ranks in a name: a checksum, since they may be many."""
+    return f"{zlib.crc32(repr(list(ranks)).encode()):08x}"
 
 
 def folder_name(key: str) -> str:
@@ -146,7 +159,7 @@ def state_folder(name: str) -> StateFolder | None:
     found = _STATE_FOLDER.fullmatch(name)
     if found is None:
         return None
-    return StateFolder(int(found[1]), int(found[2]), found[3])
+    return StateFolder(int(found[1]), int(found[2]), found[3], found[4])
 
 
 def complete_generations(names: Iterable[str]) -> list[Generation]:

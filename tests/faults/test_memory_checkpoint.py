@@ -131,7 +131,7 @@ found = ft.latest_memory_folder()
 if cycle == 0:
     assert found is None
     for step in (1, 2, 3):
-        with ft.memory_folder(step) as folder:
+        with ft.memory_folder(step, is_collective=False) as folder:
             (folder / f"{rank}").write_text(f"{step}")
             if (rank, step) == (1, 3):
                 raise RuntimeError("on purpose")

@@ -1,15 +1,15 @@
-"""Finds the newest step that the whole job can put together, and reads it.
+"""Finds the newest step that the whole job can put together, and gives it back to the objects.
 
-One exchange over the process group says which steps each node has, and one vote for each candidate says whether all
-ranks have verified their files of it. No rank changes an object before that vote. All functions here are collective:
-all ranks call them, in the same order, and none leaves one early, whatever fails on it.
+One exchange over the process group says which steps each node has. Two votes for each candidate follow: whether all
+ranks have verified their files of it, before which no rank changes an object, and whether all objects have taken it. The
+exchange and `restore` are collective: all ranks call them, in the same order, and none leaves one early, whatever fails
+on it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,84 +22,132 @@ from ft_client.memory.state_reader import StateReader
 from ft_client.memory.tensor_parts import OtherState
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
-from rank_monitor.contract.memory_files import Generation, StateFile
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.memory_files import AUTO, Generation, MemoryFiles, StateFile
 from rank_monitor.contract.wire.json_record import from_json, to_json
 
 
-def exchange(folder: str, newer_than: int) -> AgreedSteps:
-    """Returns the steps that all nodes have, and the new series. Collective."""
-    # The other ranks wait for this one: where the folder is gone it offers nothing.
-    generations = memory_files.complete_generations(names_in(folder))
-    offer = Offer(node_of(folder, group.rank()), generations, newer_than, os.urandom(4).hex())
-    offers = [from_json(Offer, value) for value in group.gather_json(to_json(offer))]
-    return agree(offers, group.rank())
+class NotRestored(RuntimeError):
+    """Objects have refused every state that all ranks could read, and some of them were changed. The same on all
+    ranks."""
 
 
-@dataclass(frozen=True)
-class FoundState:
-    """The generation that all ranks have verified, and the state of this rank in it."""
+def exchange(told: MemoryFiles, newer_than: int, refused: str) -> AgreedSteps:
+    """Returns the steps that all nodes have, and what holds for all ranks in the saves to come. Collective.
 
-    generation: Generation
-    state: LoadedState
+    Args:
+        told: what the launcher says.
+        newer_than: the step of the checkpoint on disk.
+        refused: why this rank can keep no state; empty: it can. It takes part all the same, as others wait for it.
+    """
+    # Where the folder is gone, it offers nothing.
+    generations = memory_files.complete_generations(names_in(told.folder))
+    node = node_of(told.folder, group.rank())
+    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), told.interval, refused)
+    values = group.gather_json(to_json(offer))
+    return agree([_offer(value, rank) for rank, value in enumerate(values)], group.rank())
 
 
-def find(
+def _offer(value: Any, rank: int) -> Offer:
+    """Returns the offer of a rank as it was sent."""
+    try:
+        return from_json(Offer, value)
+    except ProtocolError:
+        return Offer(f"rank {rank}", [], 0, "", AUTO, "it has another release of ft_client")
+
+
+def restore(
     folder: str,
     agreed: AgreedSteps,
     objects: Mapping[str, Any],
-    replicated: frozenset[str],
-    safe_types: Sequence[type],
+    safe_types: Sequence[Any],
     say: Callable[[str], None],
-) -> FoundState | None:
-    """Returns the state of the newest candidate that every rank can read; None: there is none. Collective.
+) -> Generation | None:
+    """Sets all objects to the newest candidate that every rank can read, and returns it; None: there is none, and no
+    object was changed. Collective.
+
+    Where an object refuses a state on some rank, all ranks take the next candidate: each object is set as a whole, so
+    nothing of the refused one is left.
 
     Args:
         folder: of this node.
         agreed: what `exchange` has found.
-        objects: name -> what has `load_state_dict`. Their states are not changed.
-        replicated: the names of the objects whose tensors the node's first rank writes.
+        objects: name -> what has `load_state_dict`.
         safe_types: as for `MemoryCheckpoint`.
-        say: is called with a line about each candidate that this rank cannot read.
+        say: is called with a line about each candidate that is not used.
+
+    Raises:
+        NotRestored: an object has refused a state, and there is no older one.
     """
+    is_changed = False
     for generation in agreed.candidates:
-        state = None
-        try:
-            state = _read(folder, generation, objects, replicated, safe_types)
-        except (DamagedFile, OtherState, OSError) as problem:
-            say(f"step {generation.step} in memory is not used: {problem}")
-        except Exception as problem:  # of the user's `state_dict`; the other ranks wait for this one's vote
-            say(f"step {generation.step} in memory is not used: {type(problem).__name__}: {problem}")
-        is_read = float(state is not None)
-        if group.min_over_ranks([is_read])[0] and state is not None:
-            return FoundState(generation, state)
-        if is_read:
-            say(f"step {generation.step} in memory is not used: another rank cannot read its file")
+        at = f"step {generation.step} in memory is not used"
+        state, problem = _read_or_problem(folder, generation, objects, safe_types)
+        if not _all(state is not None):
+            say(f"{at}: {problem or 'another rank cannot read its file'}")
+            continue
+        assert state is not None
+        is_changed = True
+        problem = _give_back(objects, state)
+        if _all(not problem):
+            return generation
+        say(f"{at}: {problem or 'an object of another rank does not take it'}")
+    if is_changed:
+        raise NotRestored(
+            "no state in memory could be given back to all objects, some of which were changed. "
+            "The next start begins without state in memory"
+        )
     return None
 
 
-def _read(
-    folder: str,
-    generation: Generation,
-    objects: Mapping[str, Any],
-    replicated: frozenset[str],
-    safe_types: Sequence[type],
-) -> LoadedState:
-    """Returns the state of this rank in a generation. Raises DamagedFile, OtherState or OSError."""
-    rank = group.rank()
-    readers = {}
-    ranks = {rank}
-    if replicated:
-        ranks.add(generation.ranks[0])
-    for source in ranks:
-        file = StateFile(generation.step, source, generation.world, len(generation.ranks), generation.series)
-        try:
-            readers[source] = StateReader(Path(folder), file, safe_types)
-        except (DamagedFile, OtherState) as problem:
-            raise type(problem)(f"{file.name}: {problem}") from None
+def _all(is_good: bool) -> bool:
+    """Returns whether all ranks say yes. Collective."""
+    return bool(group.min_over_ranks([float(is_good)])[0])
+
+
+def _read_or_problem(
+    folder: str, generation: Generation, objects: Mapping[str, Any], safe_types: Sequence[Any]
+) -> tuple[LoadedState | None, str]:
+    """Returns the state of this rank in a generation, or None and why it cannot be read."""
+    try:
+        return _read(folder, generation, objects, safe_types), ""
+    except (DamagedFile, OtherState, OSError) as problem:
+        return None, str(problem)
+    except Exception as problem:  # of the user's `state_dict`; the other ranks wait for this one's vote
+        return None, f"{type(problem).__name__}: {problem}"
+
+
+def _give_back(objects: Mapping[str, Any], state: LoadedState) -> str:
+    """Sets all objects to a state. Returns why one of them does not take it; empty: all have."""
+    try:
+        kept_state.give_back(objects, state)
+    except Exception as problem:  # of the user's `load_state_dict`, or no memory of the device is left
+        return f"{type(problem).__name__}: {problem}"
+    return ""
+
+
+def _read(folder: str, generation: Generation, objects: Mapping[str, Any], safe_types: Sequence[Any]) -> LoadedState:
+    """Returns the state of this rank in a generation. Raises DamagedFile, OtherState or OSError.
+
+    What this rank's own file does not have, the node's first rank has written for all.
+    """
+    own = _reader(folder, generation, group.rank(), safe_types)
+    first = own
+    if any(name not in own.plain["objects"] for name in objects):
+        first = _reader(folder, generation, generation.ranks[0], safe_types)
     sources = {}
     for name in objects:
-        source = rank
-        if name in replicated:
-            source = generation.ranks[0]
-        sources[name] = (readers[source].plain, readers[source].tensors)
-    return kept_state.make_again(objects, sources, readers[rank].plain, safe_types)
+        source = own
+        if name not in own.plain["objects"]:
+            source = first
+        sources[name] = (source.plain, source.tensors)
+    return kept_state.make_again(objects, sources, own.plain, safe_types)
+
+
+def _reader(folder: str, generation: Generation, rank: int, safe_types: Sequence[Any]) -> StateReader:
+    """Returns the verified file of a rank of this node. Raises DamagedFile, OtherState or OSError."""
+    file = StateFile(generation.step, rank, generation.world, len(generation.ranks), generation.series)
+    try:
+        return StateReader(Path(folder), file, safe_types)
+    except (DamagedFile, OtherState) as problem:
+        raise type(problem)(f"{file.name}: {problem}") from None

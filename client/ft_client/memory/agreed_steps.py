@@ -10,19 +10,24 @@ from rank_monitor.contract.memory_files import Generation
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank says in the exchange of `load`.
+    """What one rank says in the exchange of `load`. No field has a default: the offer of another release, whose fields
+    are others, is then recognised by all ranks.
 
     Attributes:
         node: tells the rank's node from others; ranks of one node have one folder.
         generations: that are complete in this folder.
         newer_than: the step of the checkpoint on disk, as the rank's program says.
         series: of the saves to come. That of rank 0 counts.
+        interval: steps between two saves, as the launcher of the rank's node says. That of rank 0 counts.
+        refused: why this rank can keep no state; empty: it can.
     """
 
     node: str
     generations: Sequence[Generation]
     newer_than: int
     series: str
+    interval: int
+    refused: str
 
 
 @dataclass(frozen=True)
@@ -33,11 +38,14 @@ class AgreedSteps:
         candidates: generations that all nodes have, as this rank's node has them, the newest first. The first one that
             all ranks can verify is loaded.
         older: steps that all nodes have, but which are not newer than the checkpoint on disk.
-        left_out: newer than the checkpoint on disk, and on this rank's node, but not on all nodes, or of a job with
-            another number of ranks, or with its ranks on other nodes.
+        left_out: newer than the checkpoint on disk, and on a node, but not on all nodes, or of a job with another
+            number of ranks, or with its ranks on other nodes. The newest first.
         node_ranks: the ranks of this rank's node, ascending.
         newer_than: the largest that any rank says.
         series: of the saves to come.
+        interval: between the saves to come.
+        refusing_rank: the first rank that can keep no state. No rank saves or loads then. None: all ranks can.
+        refused: why it cannot.
     """
 
     candidates: tuple[Generation, ...]
@@ -46,6 +54,9 @@ class AgreedSteps:
     node_ranks: tuple[int, ...]
     newer_than: int
     series: str
+    interval: int
+    refusing_rank: int | None
+    refused: str
 
 
 def agree(offers: Sequence[Offer], rank: int) -> AgreedSteps:
@@ -59,34 +70,33 @@ def agree(offers: Sequence[Offer], rank: int) -> AgreedSteps:
     nodes: dict[str, list[int]] = {}
     for other, offer in enumerate(offers):
         nodes.setdefault(offer.node, []).append(other)
-    common = None
-    for offer in offers:
+
+    def fitting(offer: Offer) -> list[Generation]:
+        """Returns what a rank's node has of this job's ranks as they lie now."""
         here = tuple(nodes[offer.node])
-        fitting = {
-            (generation.step, generation.series)
-            for generation in offer.generations
-            if generation.world == len(offers) and generation.ranks == here
-        }
-        if common is None:
-            common = fitting
-        else:
-            common &= fitting
-    own = offers[rank]
+        return [found for found in offer.generations if found.world == len(offers) and found.ranks == here]
+
+    common = {(found.step, found.series) for found in fitting(offers[0])}
+    for offer in offers:
+        common &= {(found.step, found.series) for found in fitting(offer)}
+    refusing_rank, refused = None, ""
+    for other, offer in enumerate(offers):
+        if offer.refused and refusing_rank is None:
+            refusing_rank, refused = other, offer.refused
+            common = set()
     newer_than = max(offer.newer_than for offer in offers)
-    node_ranks = tuple(nodes[own.node])
-    agreed = []
-    left_out = []
-    for generation in sorted(own.generations, key=lambda found: (found.step, found.series), reverse=True):
-        is_common = (generation.step, generation.series) in (common or set())
-        if is_common and generation.world == len(offers) and generation.ranks == node_ranks:
-            agreed.append(generation)
-        elif generation.step > newer_than:
-            left_out.append(generation)
+    own = [found for found in fitting(offers[rank]) if (found.step, found.series) in common]
+    agreed = sorted(own, key=lambda found: (found.step, found.series), reverse=True)
+    # Of all ranks: the node of rank 0, which tells the user of these, may be a new one.
+    offered = {(found.step, found.series): found for offer in offers for found in offer.generations}
     return AgreedSteps(
-        candidates=tuple(generation for generation in agreed if generation.step > newer_than),
-        older=tuple(generation.step for generation in agreed if generation.step <= newer_than),
-        left_out=tuple(left_out),
-        node_ranks=node_ranks,
+        candidates=tuple(found for found in agreed if found.step > newer_than),
+        older=tuple(found.step for found in agreed if found.step <= newer_than),
+        left_out=tuple(offered[key] for key in sorted(offered.keys() - common, reverse=True) if key[0] > newer_than),
+        node_ranks=tuple(nodes[offers[rank].node]),
         newer_than=newer_than,
         series=offers[0].series,
+        interval=offers[0].interval,
+        refusing_rank=refusing_rank,
+        refused=refused,
     )

@@ -44,7 +44,10 @@ class BackgroundWork:
         try:
             work()
         except Exception as problem:
-            self._problem = problem
+            # Without the frames, which would keep the state alive that they worked on: the old model, on a GPU, while a
+            # restart in process makes the new one.
+            problem.__cause__ = problem.__context__ = None
+            self._problem = problem.with_traceback(None)
 
 
 BACKGROUND = BackgroundWork()

@@ -4,7 +4,10 @@
 training's own. `give_back` makes the states again and calls `load_state_dict`.
 
 An object whose state is the same on all ranks (DDP's module, and an optimizer of its parameters) is *replicated*: of
-the ranks of a node only one writes its tensors, and the others read that rank's file.
+the ranks of a node only one writes its state, and the others read that rank's file. `replicated` says which objects
+should be so, and `replicated_checksum` is what the ranks compare.
+
+Uses torch's underscored `_comm_hooks` of DDP.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ft_client.memory import tensor_parts
+from ft_client.memory import checksum, tensor_parts
 from ft_client.memory.safetensors_layout import TensorSpec
 from ft_client.memory.state_tree import put_together, take_apart
 from ft_client.memory.tensor_parts import CannotBeKept, KnownTensors, OtherState
@@ -24,6 +27,8 @@ from ft_client.rank import rng
 
 _FORM = 1
 """Of what `KeptState.plain` holds. Another release with another form counts it up."""
+_EXTRA_STATE = "_extra_state"
+"""Ends the key of what a module's own `get_extra_state` returns, in torch's `Module.state_dict`."""
 
 
 @dataclass
@@ -61,7 +66,7 @@ class KeptState:
             note["parts"][0]: {key: note[key] for key in ("mesh", "placements", "shape")}
             for kept in self.objects.values()
             for note in kept["notes"]
-            if "mesh" in note
+            if isinstance(note, dict) and "mesh" in note
         }
 
 
@@ -115,7 +120,7 @@ def make_again(
     objects: Mapping[str, Any],
     sources: Mapping[str, tuple[Any, Mapping[str, Any]]],
     own: Any,
-    safe_types: Sequence[type],
+    safe_types: Sequence[Any],
 ) -> LoadedState:
     """Returns the states of all objects, and checks that they fit the objects. Changes none of these.
 
@@ -123,7 +128,7 @@ def make_again(
         objects: name -> what has `load_state_dict`.
         sources: name of an object -> the plain state and the tensors of the file that holds its state.
         own: the plain state of this rank's file.
-        safe_types: classes of tensors that are admitted beside those that the objects have.
+        safe_types: what is admitted; of that, classes of tensors beside those that the objects have.
 
     Raises:
         OtherState: the file is of another state.
@@ -154,12 +159,38 @@ def give_back(objects: Mapping[str, Any], loaded: LoadedState) -> None:
     The tensors of the state lie in a file that will be written again, so what does not copy them gets copies.
     """
     for name, kept in objects.items():
-        state = loaded.states[name]
-        if not isinstance(kept, torch.nn.Module):
-            apart = take_apart(state, tensor_parts.is_tensor)
-            state = put_together(apart.rest, [tensor.clone() for tensor in apart.tensors.values()])
-        kept.load_state_dict(state)
+        if isinstance(kept, torch.nn.Module):
+            _give_module(kept, loaded.states[name])
+        else:
+            kept.load_state_dict(_copied(loaded.states[name]))
     rng.restore(rng.from_json(dict(loaded.random)))
+
+
+def _give_module(module: Any, state: Mapping[str, Any]) -> None:
+    """Sets a module to a state. Most modules copy what they get; what keeps it (quantised weights, parameters without
+    memory) gets a copy in a second go."""
+    in_file = _storages(state)
+    # No look at the module shows what became of such a value.
+    more = {key: _copied(value) for key, value in state.items() if key.endswith(_EXTRA_STATE)}
+    module.load_state_dict({**state, **more})
+    if not in_file.isdisjoint(_storages(module.state_dict())):
+        module.load_state_dict(_copied(state))
+
+
+def _copied(state: Any) -> Any:
+    """Returns a state whose tensors are copies."""
+    apart = take_apart(state, tensor_parts.is_tensor)
+    return put_together(apart.rest, [tensor_parts.copy_of(tensor) for tensor in apart.tensors.values()])
+
+
+def _storages(state: Any) -> set[int]:
+    """Returns the addresses of the memory of all tensors in a state."""
+    parts = [
+        part
+        for tensor in take_apart(state, tensor_parts.is_tensor).tensors.values()
+        for part in tensor_parts.parts_of("", tensor)[0].values()
+    ]
+    return {part.untyped_storage().data_ptr() for part in parts if part.numel()}
 
 
 def replicated(objects: Mapping[str, Any], world: int) -> frozenset[str]:
@@ -185,8 +216,40 @@ def replicated(objects: Mapping[str, Any], world: int) -> frozenset[str]:
     return frozenset(names)
 
 
+def replicated_checksum(objects: Mapping[str, Any], names: frozenset[str]) -> int:
+    """Returns a checksum of what must be the same on all ranks where these objects are replicated. Takes the time of a
+    checksum, and on a GPU that of a copy of the state.
+
+    Buffers do not count: DDP takes them from rank 0 at the beginning of each forward pass, and until then those of the
+    ranks differ, as the running means of BatchNorm do.
+
+    Raises:
+        CannotBeKept: as for `collect`.
+    """
+    buffers = {
+        f"{name}.{key}"
+        for name in names
+        if isinstance(objects[name], torch.nn.Module)
+        for key, _ in objects[name].named_buffers()
+    }
+    state = collect({name: kept for name, kept in objects.items() if name in names}, frozenset())
+    found = 0
+    for path, part in state.parts.items():
+        if path not in buffers and part.numel():
+            found = checksum.crc32(tensor_parts.content_of(part), found)
+    if not state.others:
+        found = checksum.crc32(repr([kept["rest"] for kept in state.objects.values()]).encode(), found)
+    return found
+
+
 def _is_alike_everywhere(module: Any, world: int) -> bool:
-    """Returns whether a module of DDP is the same on all ranks."""
+    """Returns whether a module of DDP should be the same on all ranks.
+
+    It is not where DDP leaves parameters out, nor where a hook may do something else with the gradients than to take
+    their mean over all ranks, as that of local SGD does.
+    """
+    if module.parameters_to_ignore or module._comm_hooks:
+        return False
     return module.process_group.size() == world and (module.broadcast_buffers or not list(module.buffers()))
 
 

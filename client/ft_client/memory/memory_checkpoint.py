@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from ft_client.memory import agreed_load, checksum, kept_state
-from ft_client.memory.agreed_load import FoundState
+from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
-from ft_client.memory.node_folder import say, told
+from ft_client.memory.node_folder import say, told, why_not
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
@@ -25,6 +28,9 @@ from rank_monitor.contract.memory_room import size_in_words
 
 MAX_FAILURES = 3
 """Saves in a row that may fail. What fails so often will go on to, and each try costs time."""
+_COMPARED = 10
+"""Saves from one comparison of the replicated state to the next; the first save has one. It takes the time of a
+checksum: half of a copy's with isal, three of a copy's with zlib."""
 
 
 class MemoryCheckpoint:
@@ -44,7 +50,8 @@ class MemoryCheckpoint:
     collective: all ranks of the process group call them after the same steps, `load` after `init_process_group`.
 
     Args:
-        safe_types: types that may be in the objects' states beside those that torch's weights-only reader admits.
+        safe_types: types and functions that may be named in the objects' states beside those that torch's weights-only
+            reader admits.
         objects: name -> what has `state_dict` and `load_state_dict`: modules (also in DDP, and after `fully_shard`),
             optimizers, schedulers, loaders.
 
@@ -55,14 +62,16 @@ class MemoryCheckpoint:
         failures: how many saves have failed on this rank.
     """
 
-    _active: ClassVar[MemoryCheckpoint | None] = None
-    """The object of this process that was loaded last: it alone uses the rank's files."""
+    _active: ClassVar[weakref.ref[MemoryCheckpoint] | None] = None
+    """The object of this process that was loaded last: it alone uses the rank's files. It is not kept alive: in a
+    restart in process the user's function makes the new model before the new object."""
+    _files: ClassVar[RankFiles | None] = None
+    """The files of this rank, as that object uses them."""
 
-    def __init__(self, *, safe_types: Sequence[type] = (), **objects: Any) -> None:
+    def __init__(self, *, safe_types: Sequence[Any] = (), **objects: Any) -> None:
         self.failures = 0
         self._objects: Mapping[str, Any] = objects
         self._safe_types = safe_types
-        self._files: RankFiles | None = None
         self._writer: StateWriter | None = None
         """None: this rank cannot save."""
         self._is_loaded = False
@@ -76,9 +85,12 @@ class MemoryCheckpoint:
         self._told: MemoryFiles | None = None
         self._agreed: AgreedSteps | None = None
         self._steps = SaveSteps(1, 0)
-        self._without_tensors: frozenset[str] = frozenset()
+        self._replicated: frozenset[str] = frozenset()
+        """The names of the objects that should be the same on all ranks."""
+        self._begun = 0
+        """Saves since `load`; the same on all ranks."""
         self._refused = ""
-        """Why the objects can never be kept: the same on all ranks, whose objects are of the same kinds."""
+        """Why the objects of this rank can never be kept."""
         if not objects:
             raise TypeError("MemoryCheckpoint() needs what it shall keep, such as model=..., optimizer=...")
         try:
@@ -98,29 +110,34 @@ class MemoryCheckpoint:
                 value of all ranks counts.
 
         Raises:
-            RuntimeError: the job has several ranks and no process group yet.
+            RuntimeError: the job has several ranks and no process group yet. Or objects have refused each state that
+                the ranks could read, and some of them were changed: the next start begins without state in memory.
         """
+        on_disk = int(newer_than)
         self._is_loaded = False
         self._told = told()
         if self._told is None:
             return 0
-        if self._refused:
-            say(f"no state is kept in memory: {self._refused}")
-            return 0
         if group.size() == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if not self._told.folder:
+                return 0
             raise RuntimeError("MemoryCheckpoint.load() must be called after torch.distributed.init_process_group")
         self._take_over()
-        folder = self._told.folder
-        agreed = self._agreed = agreed_load.exchange(folder, newer_than)
-        replicated = kept_state.replicated(self._objects, group.size())
-        found = agreed_load.find(folder, agreed, self._objects, replicated, self._safe_types, say)
-        if found is not None:
-            kept_state.give_back(self._objects, found.state)
-        self._start_saving(found, replicated)
+        # From here to the last vote no rank may leave by what it alone knows: the others wait for it.
+        agreed = self._agreed = agreed_load.exchange(self._told, on_disk, self._refused or why_not(self._told))
+        if agreed.refusing_rank is not None:
+            self._keep_nothing(agreed)
+            return 0
+        try:
+            found = agreed_load.restore(self._told.folder, agreed, self._objects, self._safe_types, say)
+        except NotRestored:
+            self._forget_all()
+            raise
+        self._start_saving(found)
         self._tell(found, agreed)
         if found is None:
             return 0
-        return found.generation.step
+        return found.step
 
     def step(self, step: int) -> None:
         """Saves the state when that is due. Blocks while the state is copied. Collective; called after each step, once
@@ -136,34 +153,63 @@ class MemoryCheckpoint:
         began = time.monotonic()
         if not self._steps.is_due(step, began):
             return
-        if self._may_all_save(step):
+        checksums = self._ready()
+        ready = time.monotonic()
+        may_save = self._may_all_save(step, checksums)
+        agreed = time.monotonic()
+        if may_save:
             self._save(step)
-        self._steps.saved(step, began, time.monotonic())
+        ended = time.monotonic()
+        self._steps.saved(step, began, ended, ended - agreed + ready - began)
 
     def _take_over(self) -> None:
         """Makes this object the one that uses the rank's files."""
         BACKGROUND.wait()
         BACKGROUND.pop_problem()
-        active = MemoryCheckpoint._active
-        MemoryCheckpoint._active = self
+        active = None
+        if MemoryCheckpoint._active is not None:
+            active = MemoryCheckpoint._active()
         if active is not None:
-            active._stop()
+            active._is_loaded = False
+            active._writer = None
+        MemoryCheckpoint._active = weakref.ref(self)
+        self._close_files()
 
-    def _start_saving(self, found: FoundState | None, replicated: frozenset[str]) -> None:
+    def _keep_nothing(self, agreed: AgreedSteps) -> None:
+        """Called where a rank can keep no state, so that none does."""
+        assert self._told is not None
+        self._forget_all()
+        if group.rank() != 0:
+            return
+        if agreed.refusing_rank != 0:
+            say(f"no state is kept in memory: rank {agreed.refusing_rank} cannot keep its own: {agreed.refused}")
+        elif self._refused:
+            say(f"no state is kept in memory: {self._refused}")
+        # Else the launcher of this rank gave the reason, and `told` has said it.
+
+    def _forget_all(self) -> None:
+        """Removes this rank's files, which no rank will use."""
+        if self._told is None or not self._told.folder:
+            return
+        with suppress(OSError):
+            files = RankFiles(self._told, group.rank())
+            files.keep_only([])
+            files.free()
+
+    def _start_saving(self, found: Generation | None) -> None:
         """Makes all ready for saves."""
         assert self._told is not None and self._agreed is not None
         self._last_step = self._agreed.newer_than
         kept = []
         if found is not None:
-            self._last_step = found.generation.step
+            self._last_step = found.step
             kept = [generation for generation in self._agreed.candidates if generation.step <= self._last_step]
         self._reason_off = None
         self._failed_in_a_row = 0
         self._has_failed = False
-        self._steps = SaveSteps(self._told.interval, self._last_step)
-        self._without_tensors = frozenset()
-        if group.rank() != self._agreed.node_ranks[0]:
-            self._without_tensors = replicated
+        self._begun = 0
+        self._steps = SaveSteps(self._agreed.interval, self._last_step)
+        self._replicated = kept_state.replicated(self._objects, group.size())
         try:
             self._open_files(kept)
         except OSError as problem:
@@ -174,46 +220,61 @@ class MemoryCheckpoint:
     def _open_files(self, kept: Sequence[Generation]) -> None:
         """Makes this rank's files ready. Raises OSError: they cannot be used."""
         assert self._told is not None and self._agreed is not None
-        if not self._told.folder:
-            self._reason_off = self._told.refused
-            return
-        self._files = RankFiles(self._told, group.rank())
-        self._files.keep_only(kept)
+        files = MemoryCheckpoint._files = RankFiles(self._told, group.rank())
+        files.keep_only(kept)
         if group.rank() == self._agreed.node_ranks[0]:
-            self._files.remove_others(self._agreed.node_ranks)
-        self._writer = StateWriter(self._files, self._safe_types)
+            files.remove_others(self._agreed.node_ranks)
+        self._writer = StateWriter(files, self._safe_types)
 
-    def _tell(self, found: FoundState | None, agreed: AgreedSteps) -> None:
+    def _tell(self, found: Generation | None, agreed: AgreedSteps) -> None:
         """Says on rank 0 where the training goes on."""
         if group.rank() != 0:
             return
         on_disk = ""
         if agreed.newer_than:
             on_disk = f" (the checkpoint on disk has step {agreed.newer_than})"
+        start = 0
         if found is not None:
-            say(f"the training goes on from step {found.generation.step} in memory{on_disk}")
+            start = found.step
+            say(f"the training goes on from step {start} in memory{on_disk}")
         elif agreed.older:
             say(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
-        elif agreed.left_out:
+        if agreed.left_out and agreed.left_out[0].step > start:
             other = agreed.left_out[0]
             where = f"it is of {other.world} ranks and not on all nodes of a job of {group.size()}"
             if other.world == group.size():
                 where = "not all nodes have it, or their ranks have moved"
             say(f"step {other.step} in memory cannot be used: {where}{on_disk}")
 
-    def _may_all_save(self, step: int) -> bool:
-        """Waits until all ranks have finished their last save. Returns whether this one can begin. Collective.
-
-        If the last save has failed on a rank, all ranks drop their files of it. If a rank cannot save at all, no rank
-        will from now on.
-        """
+    def _ready(self) -> tuple[float, float]:
+        """Waits until this rank's last save has ended. Returns what `_may_all_save` compares: the checksum of the
+        replicated state where its turn has come, and the same with a minus. Where it is not to be compared, both are
+        less than any checksum; where it cannot be computed, both are more, so that it counts as different."""
         BACKGROUND.wait()
         problem = BACKGROUND.pop_problem()
         if problem is not None:
             self._note_failure(problem)
+        if self._begun % _COMPARED != 0:
+            return -math.inf, -math.inf
+        try:
+            found = kept_state.replicated_checksum(self._objects, self._replicated)
+        except Exception:  # of the user's `state_dict`: the save meets it again, and counts it
+            return math.inf, math.inf
+        return found, -found
+
+    def _may_all_save(self, step: int, checksums: tuple[float, float]) -> bool:
+        """Returns whether all ranks can begin a save. Collective.
+
+        If the last save has failed on a rank, all ranks drop their files of it. If a rank cannot save at all, no rank
+        will from now on. If the replicated state differs by rank, each rank saves its own from now on.
+
+        Args:
+            step: of the save.
+            checksums: as from `_ready`.
+        """
         is_off = self._reason_off is not None
-        interval, has_failed, is_over, last, minus_first = group.max_over_ranks(
-            [self._steps.wish, self._has_failed, is_off, step, -step]
+        interval, has_failed, is_over, last, minus_first, high, minus_low = group.max_over_ranks(
+            [self._steps.wish, self._has_failed, is_off, step, -step, *checksums]
         )
         self._steps.agree(int(interval))
         if is_over:
@@ -227,13 +288,29 @@ class MemoryCheckpoint:
         if last != -minus_first:
             say(f"step {step} is not saved in memory: the ranks are at different steps, {-minus_first:g} to {last:g}")
             return False
+        self._begun += 1
+        if high > -minus_low:
+            self._keep_own()
         return True
+
+    def _keep_own(self) -> None:
+        """Has each rank save all objects itself, and drops what was saved otherwise: the ranks of a node would get
+        another rank's state."""
+        if group.rank() == 0 and self._replicated:
+            names = ", ".join(sorted(self._replicated))
+            say(f"{names} should be the same on all ranks and are not: each rank keeps its own in memory from now on")
+        self._replicated = frozenset()
+        if MemoryCheckpoint._files is not None:
+            try:
+                MemoryCheckpoint._files.keep_only([])
+            except OSError as problem:
+                self._note_failure(problem)
 
     def _drop_last(self) -> None:
         """Drops this rank's file of the last save, which another rank could not finish."""
-        if self._files is not None and self._agreed is not None:
+        if MemoryCheckpoint._files is not None and self._agreed is not None:
             try:
-                self._files.drop(self._last_saved, self._agreed.series)
+                MemoryCheckpoint._files.drop(self._last_saved, self._agreed.series)
             except OSError as problem:
                 self._note_failure(problem)
 
@@ -244,8 +321,11 @@ class MemoryCheckpoint:
         name = StateFile(step, group.rank(), group.size(), len(self._agreed.node_ranks), self._agreed.series)
         more = {**identity(name), "run_id": os.environ.get("TORCHELASTIC_RUN_ID", "")}
         self._last_saved = step
+        without: frozenset[str] = frozenset()
+        if group.rank() != self._agreed.node_ranks[0]:
+            without = self._replicated
         try:
-            copied = self._writer.copy(self._objects, self._without_tensors, name, more)
+            copied = self._writer.copy(self._objects, without, name, more)
         except Exception as problem:
             self._note_failure(problem)
             return
@@ -278,10 +358,20 @@ class MemoryCheckpoint:
         say(f"no state is kept in memory from now on, after {self._failed_in_a_row} saves that failed: {text}")
 
     def _stop(self) -> None:
-        """Saves nothing any more."""
+        """Saves nothing any more, as all ranks do. The memory that this takes is free again, but for complete
+        generations."""
         self._is_loaded = False
         self._writer = None
-        if self._files is not None:
+        if MemoryCheckpoint._files is not None:
             BACKGROUND.wait()
-            self._files.close()
-            self._files = None
+            with suppress(OSError):
+                MemoryCheckpoint._files.free()
+            self._close_files()
+
+    @staticmethod
+    def _close_files() -> None:
+        """Closes this rank's files. Called when the background's thread has nothing to do."""
+        files = MemoryCheckpoint._files
+        if files is not None:
+            MemoryCheckpoint._files = None
+            files.close()

@@ -18,7 +18,8 @@ def told() -> MemoryFiles | None:
     """Returns what the launcher says; None: it says nothing, or there is no launcher.
 
     Where the launcher could make no folder, its name is empty. The ranks of other nodes may have one, and wait for this
-    rank in their exchanges, so this rank takes part in them. One line says why there is no folder, once.
+    rank in their exchanges, so this rank takes part in them. One line says why there is no folder, once; none where the
+    user wants none.
     """
     text = os.environ.get(env.MEMORY_FILES)
     if text is None:
@@ -27,9 +28,16 @@ def told() -> MemoryFiles | None:
         found = read_record(MemoryFiles, text)
     except ProtocolError as problem:
         found = MemoryFiles("", keep=1, limit=0, refused=str(problem))
-    if not found.folder:
+    if not found.folder and found.refused:
         _say_once(f"no state is kept in memory: {found.refused}")
     return found
+
+
+def why_not(told: MemoryFiles) -> str:
+    """Returns why the node of this rank has no folder; empty: it has one."""
+    if told.folder:
+        return ""
+    return told.refused or "its launcher has --ft-memory-interval none"
 
 
 def node_of(folder: str, rank: int) -> str:

@@ -1,7 +1,8 @@
 """The state that is no tensor, as bytes: written by torch's pickler, and read only by its weights-only reader.
 
 So no file can make a rank run anything: what torch does not admit by itself, the user admits by type
-(`MemoryCheckpoint(safe_types=...)`).
+(`MemoryCheckpoint(safe_types=...)`). Reading is for the main thread: what torch admits is one set in the whole process,
+to which a user's own `torch.load` looks, too.
 """
 
 from __future__ import annotations
@@ -23,24 +24,31 @@ def dump(state: Any) -> bytes:
     return file.getvalue()
 
 
-def load(content: Any, safe_types: Sequence[type]) -> Any:
+def load(content: Any, safe_types: Sequence[Any]) -> Any:
     """Returns the state that `dump` wrote.
 
     Args:
         content: bytes.
-        safe_types: types that are admitted beside those that torch admits.
+        safe_types: types and functions that are admitted beside those that torch admits.
 
     Raises:
         OtherState: the bytes name a type that is not admitted.
     """
     try:
-        with torch.serialization.safe_globals(list(safe_types)):
+        with _admitted(safe_types):
             return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as problem:
         raise OtherState(f"its plain state cannot be read: {str(problem).splitlines()[0]}") from None
 
 
-def check_readable(content: bytes, others: Mapping[str, Any], safe_types: Sequence[type]) -> None:
+def _admitted(safe_types: Sequence[Any]) -> Any:
+    """Returns a context in which torch's reader admits these types too. Those that the user has admitted for the whole
+    process stay admitted: torch's own context would take them away at its end."""
+    known = torch.serialization.get_safe_globals()
+    return torch.serialization.safe_globals([kind for kind in safe_types if kind not in known])
+
+
+def check_readable(content: bytes, others: Mapping[str, Any], safe_types: Sequence[Any]) -> None:
     """Reads back what `dump` has written, so that a save is not found useless only when it is needed.
 
     Args:
@@ -59,6 +67,13 @@ def check_readable(content: bytes, others: Mapping[str, Any], safe_types: Sequen
                 load(dump(value), safe_types)
             except OtherState:
                 kind = class_name(type(value))
-                advice = f"MemoryCheckpoint(safe_types=[...]) admits it where you trust {kind}"
-                raise CannotBeKept(f"{path} is a {kind}, which cannot be read back safely; {advice}") from None
+                advice = f"MemoryCheckpoint(safe_types=[{_not_admitted(value, safe_types)}]) admits it"
+                text = f"{path} is a {kind}, which cannot be read back safely; {advice}, where you trust these names"
+                raise CannotBeKept(text) from None
         raise CannotBeKept(str(problem)) from None
+
+
+def _not_admitted(value: Any, safe_types: Sequence[Any]) -> str:
+    """Returns the names of all types and functions that torch's reader would have to admit for a value."""
+    with _admitted(safe_types):
+        return ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(dump(value)))))

@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 from ft_client.memory import room
 from rank_monitor.contract import memory_files
 from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
+from rank_monitor.contract.processes import tmpfs
 from rank_monitor.contract.processes.cgroup import memory_room
 
 _PERMISSIONS = 0o600
@@ -123,6 +125,17 @@ class RankFiles:
             if _rank_of(name) not in (None, *ranks):
                 (self._folder / name).unlink(missing_ok=True)
 
+    def free(self) -> None:
+        """Removes all files of this rank but those of complete generations. Called where no rank saves any more: no
+        generation will ever be complete with them, and their memory is the node's again."""
+        names = self._names()
+        complete = {(found.step, found.series) for found in memory_files.complete_generations(names)}
+        useless = [name for name in names if self._slot_of(name) is not None]
+        useless += [file.name for file in self._whole(names) if (file.step, file.series) not in complete]
+        self.close()
+        for name in useless:
+            (self._folder / name).unlink(missing_ok=True)
+
     def drop(self, step: int, series: str) -> None:
         """Takes the name of this rank's file of a generation that another rank could not finish."""
         for file in self._whole(self._names()):
@@ -151,17 +164,25 @@ class RankFiles:
             return self._make_files(self._told.keep + 1 - len(whole), size)
         return self._opened(self._take_name(whole[0].name))
 
-    def grow(self, file: StoredFile, size: int) -> None:
-        """Makes sure that a file that was used before has room for `size` bytes.
+    def promise(self, file: StoredFile, size: int) -> None:
+        """Accounts for the room for `size` bytes in a file that was used before: other ranks count it from now on.
 
         Raises:
             NoRoom: the files do not fit.
-            OSError: there is no memory.
         """
         if file.size() < size:
             with self._lock():
                 self._check_room(size)
                 os.ftruncate(file.descriptor, size)
+
+    def grow(self, file: StoredFile, size: int) -> None:
+        """Makes sure that a file that was used before has room for `size` bytes, and memory behind them.
+
+        Raises:
+            NoRoom: the files do not fit.
+            OSError: there is no memory.
+        """
+        self.promise(file, size)
         file.allocate(size)
 
     def map_all(self, size: int) -> None:
@@ -247,9 +268,12 @@ class RankFiles:
                 status = (self._folder / name).lstat()
             except FileNotFoundError:
                 continue  # another rank has just renamed its file; this sum misses it, and `allocate` finds out
-            file = memory_files.state_file(name)
-            if self._slot_of(name) is not None or (file is not None and file.rank == self._rank):
+            if _rank_of(name) == self._rank:
                 own += status.st_blocks * 512
+            elif stat.S_ISDIR(status.st_mode):  # of `memory_folder`
+                held = tmpfs.bytes_in(str(self._folder / name))
+                promised += held
+                allocated += held
             else:
                 promised += status.st_size
                 allocated += status.st_blocks * 512

@@ -60,17 +60,19 @@ class SaveSteps:
             return step >= self._last + self._interval
         return step > self._last and step % self._interval == 0
 
-    def saved(self, step: int, began: float, ended: float) -> None:
+    def saved(self, step: int, began: float, ended: float, cost_s: float) -> None:
         """Notes a save, also one that has failed.
 
         Args:
             step: after which the save was.
             began: when the save began (monotonic seconds).
             ended: when the training went on.
+            cost_s: how much of that time the save has cost. The wait for ranks that came later does not count: this
+                rank would have waited for them in the next step.
         """
         self._saves += 1
         if self._saves > 1:
-            self._costs_s.append(ended - began)
+            self._costs_s.append(cost_s)
         assert self._since is not None
         step_s = (began - self._since) / max(1, step - self._first_step)
         self._since = ended

@@ -38,7 +38,7 @@ class StateReader:
         OSError: the file cannot be read.
     """
 
-    def __init__(self, folder: Path, name: StateFile, safe_types: Sequence[type]) -> None:
+    def __init__(self, folder: Path, name: StateFile, safe_types: Sequence[Any]) -> None:
         with open_regular(folder / name.name, follow_link=False) as file:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid():

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ft_client.memory import checksum, kept_state, plain_state, safetensors_layout
+from ft_client.memory import checksum, kept_state, plain_state, safetensors_layout, tensor_parts
 from ft_client.memory.kept_state import KeptState
 from ft_client.memory.rank_files import RankFiles, StoredFile
 from ft_client.memory.safetensors_layout import FileLayout
@@ -56,7 +56,7 @@ class StateWriter:
         safe_types: as for `MemoryCheckpoint`.
     """
 
-    def __init__(self, files: RankFiles, safe_types: Sequence[type]) -> None:
+    def __init__(self, files: RankFiles, safe_types: Sequence[Any]) -> None:
         self._files = files
         self._safe_types = safe_types
         self._signature: list[Any] = []
@@ -86,9 +86,12 @@ class StateWriter:
         """
         state = kept_state.collect(objects, without_tensors)
         plain = None
-        if state.others:
-            # What these values hold may change as soon as the training goes on.
+        if state.others or not self._is_checked:
+            # What these values hold may change as soon as the training goes on. And what torch's reader admits is
+            # known to this process as a whole, so no other thread asks it.
             plain = plain_state.dump(state.plain())
+            plain_state.check_readable(plain, state.others, self._safe_types)
+            self._is_checked = True
         notes = state.mesh_notes()
         if notes != self._mesh_notes:
             self._mesh_notes = notes
@@ -97,6 +100,7 @@ class StateWriter:
         metadata = {**more, "meshes": self._mesh_text}
         layout = self._layout_of(state, metadata)
         file = self._files.next_file(layout.size)
+        self._files.promise(file, layout.size)
         if file.mapping is None:
             _write_all(file, layout, state.parts)
         else:
@@ -107,16 +111,13 @@ class StateWriter:
         """Makes a file whole, and the rank's other files ready for the next saves. Runs in the background's thread.
 
         Raises:
-            CannotBeKept: torch's weights-only reader does not admit the state.
+            NoRoom: the plain state has become larger, and the files do not fit any more.
             OSError: there is no room.
         """
         file, layout = copied.file, copied.layout
         plain = copied.plain
         if plain is None:
             plain = plain_state.dump(copied.state.plain())
-        if copied.state.others or not self._is_checked:
-            plain_state.check_readable(plain, copied.state.others, self._safe_types)
-            self._is_checked = True
         if len(plain) > layout.plain_room:
             self._plain_room = _PLAIN_ROOM * (2 * len(plain) // _PLAIN_ROOM + 1)
             layout = replace(layout, plain_room=self._plain_room)
@@ -169,8 +170,7 @@ def _write_all(file: StoredFile, layout: FileLayout, parts: Mapping[str, Any]) -
     for name, part in parts.items():
         place = layout.tensors[name]
         if place.spec.size:
-            flat = part.cpu().contiguous().view(-1).view(torch.uint8)
-            _write(file.descriptor, flat.numpy(), place.offset)
+            _write(file.descriptor, tensor_parts.content_of(part), place.offset)
 
 
 def _write(descriptor: int, content: Any, offset: int) -> None:

@@ -1,6 +1,8 @@
 """Takes a tensor apart into plain tensors, which can lie in a file, and puts the tensor together again.
 
-- A plain strided tensor is its own only part.
+- A plain strided tensor is its own only part. In the file its elements lie in the order of its indices; where they lie
+  otherwise in memory (channels_last, a transposed weight), the note has the strides.
+- numpy's arrays and numbers are parts, too: torch's weights-only reader does not admit them.
 - A DTensor's part is its local shard. The note about it has the mesh and the placements: a rank loads its own shard,
   and the mesh must be one that the job has now.
 - Another subclass is taken apart by `__tensor_flatten__`, as torch's compiler does it.
@@ -20,6 +22,11 @@ from ft_client.memory.safetensors_layout import TensorSpec
 
 PLAIN: dict[str, Any] = {}
 """The note about a plain tensor."""
+_NUMPY_TYPES = frozenset(
+    {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+    | {"float16", "float32", "float64", "complex64"}
+)
+"""Names of numpy's types that a file can hold. Packages that add types to numpy name some of them like torch's."""
 
 _KINDS: dict[Any, str] = {
     torch.bool: "BOOL",
@@ -52,8 +59,20 @@ class OtherState(Exception):
 
 
 def is_tensor(value: Any) -> bool:
-    """Returns whether a value is a tensor of any class."""
-    return isinstance(value, torch.Tensor)
+    """Returns whether a value is taken apart here: a tensor of any class, or an array or a number of numpy."""
+    return isinstance(value, torch.Tensor) or _is_numpy(value)
+
+
+def copy_of(value: Any) -> Any:
+    """Returns a copy of what `KnownTensors.assemble` has made, that lies in no file."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value  # numpy's: copied when it was made
+
+
+def content_of(part: Any) -> Any:
+    """Returns the bytes of a plain tensor as they lie in a file."""
+    return part.cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def spec(name: str, part: Any) -> TensorSpec:
@@ -73,9 +92,12 @@ def parts_of(name: str, tensor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         CannotBeKept: it is of a subclass that has no `__tensor_flatten__`.
     """
+    if not isinstance(tensor, torch.Tensor):
+        array = sys.modules["numpy"].array(tensor)
+        return {name: torch.from_numpy(array)}, {"is_array": isinstance(tensor, type(array))}
     tensor = tensor.detach()
     if type(tensor) is torch.Tensor:
-        return {name: tensor}, PLAIN
+        return {name: tensor}, _note_of_strides(tensor)
     if _is_dtensor(tensor):
         parts, inner = parts_of(name, tensor.to_local())
         note = {
@@ -119,12 +141,13 @@ class KnownTensors:
         classes: further classes that are admitted.
     """
 
-    def __init__(self, tensors: Iterable[Any], classes: Iterable[type] = ()) -> None:
+    def __init__(self, tensors: Iterable[Any], classes: Iterable[Any] = ()) -> None:
         self._meshes: dict[str, Any] = {}
         self._placements: dict[str, Any] = {}
-        self._classes = {class_name(kind): kind for kind in classes}
+        self._classes = {class_name(kind): kind for kind in classes if isinstance(kind, type)}
         for tensor in tensors:
-            self._note(tensor.detach())
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor.detach())
         if "torch.distributed.tensor" in sys.modules:
             from torch.distributed.tensor import Replicate
 
@@ -153,8 +176,13 @@ class KnownTensors:
         """
         if "class" in note:
             return self._of_class(name, note, parts)
+        if "is_array" in note:
+            array = next(parts).numpy().copy()
+            if note["is_array"]:
+                return array
+            return array[()]
         if "mesh" not in note:
-            return next(parts)
+            return _with_strides(next(parts), note)
         mesh = self._meshes.get(repr(note["mesh"]))
         placements = [self._placements.get(text) for text in note["placements"]]
         if mesh is None or None in placements:
@@ -176,6 +204,37 @@ class KnownTensors:
             raise OtherState(f"{name} is of class {note['class']}, which this job has not")
         inner = {attribute: self.assemble(name, one, parts) for attribute, one in note["inner"].items()}
         return kind.__tensor_unflatten__(inner, note["context"], torch.Size(note["shape"]), tuple(note["stride"]))  # type: ignore[attr-defined]
+
+
+def _note_of_strides(tensor: Any) -> dict[str, Any]:
+    """Returns the note about a plain tensor: its strides, unless its elements lie in the order of the indices.
+
+    Fused optimizers walk through the memory of a parameter and of its moments at once, so both must lie alike.
+    """
+    if tensor.layout != torch.strided:
+        return PLAIN  # `spec` refuses it
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            # Those of a copy: of a view with gaps, without the gaps.
+            return {"strides": list(torch.empty_like(tensor, device="meta").stride())}
+        expected *= max(size, 1)
+    return PLAIN
+
+
+def _with_strides(part: Any, note: Mapping[str, Any]) -> Any:
+    """Returns a plain tensor as its note says that it lies in memory."""
+    if "strides" not in note:
+        return part
+    return torch.empty_strided(part.shape, note["strides"], dtype=part.dtype).copy_(part)
+
+
+def _is_numpy(value: Any) -> bool:
+    """Returns whether a value is an array or a number of numpy that torch has a type for. Loads nothing."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
+        return False
+    return bool(value.dtype.isnative and value.dtype.name in _NUMPY_TYPES)
 
 
 def _is_dtensor(tensor: Any) -> bool:

@@ -1,8 +1,8 @@
 """Makes the folder in which ranks keep the training's state in memory, owns it, and removes it at the job's end.
 
-`composition.py` calls `JobFolder.open` before the first cycle, passes `variables` to the ranks of each cycle, has
-`note_alive` called now and then while ranks run, and calls `close` when the job has ended on this node. What the ranks
-write into the folder is theirs (`rank_monitor/contract/memory_files.py`).
+`composition.py` calls `JobFolder.open` before the first cycle, passes `variables` to the ranks of each cycle, and calls
+`close` when the job has ended on this node. What the ranks write into the folder is theirs
+(`rank_monitor/contract/memory_files.py`).
 
 **A job never fails for it.** Where there can be no folder, `refused` says why, in one line with what to do, and the
 training goes on without.
@@ -12,7 +12,14 @@ files their time. `adoption.py` decides whether the next start takes them over. 
 the dead launcher's processes: no rank of that job may write while a rank of this one reads.
 
 **Folders of others.** `open` also removes this user's folders of other jobs whose launchers are dead and whose time is
-over. To free their memory takes seconds, so a thread does it: `ft_memory_sweep`, which touches these folders only.
+over. To free their memory takes seconds.
+
+**The end.** `close` only renames a large folder. After the launcher's goodbye the sweeper frees its memory
+(`rank_monitor/memory_linger.py: after_goodbye`): the launcher has seconds to end after a scheduler's signal.
+
+Threads, both daemons: `ft_memory_sweep` removes folders of others, and touches these only. `ft_memory_alive` notes in the
+own folder that this launcher lives, also while that waits for a node between two cycles; `close` ends it before it
+gives up the folder.
 """
 
 from __future__ import annotations
@@ -45,6 +52,8 @@ longer."""
 _ALIVE_S = 30.0
 """Seconds from one note that this launcher lives to the next, at most. By so much a launcher may seem to have been dead
 for longer where all of its processes were killed at once."""
+_REMOVED_AT_ONCE = 64 << 20
+"""Bytes that are freed within 10 ms: a folder with less needs no other process."""
 _NAME_ANOTHER = "Name another tmpfs by --ft-memory-dir"
 
 
@@ -66,6 +75,9 @@ class JobFolder:
         self._limit = 0
         self._aside: list[Path] = []
         """Folders that are renamed already, and whose memory is to be freed."""
+        self._runtime = Path()
+        self._is_closed = threading.Event()
+        self._notes: threading.Thread | None = None
 
     @classmethod
     def open(cls, settings: MemorySettings, key: str, tag: str, runtime: Path) -> JobFolder:
@@ -80,9 +92,11 @@ class JobFolder:
             runtime: the runtime folder, by which the monitors find the folder after this launcher's death.
         """
         folder = cls(settings, tag)
+        folder._runtime = runtime
         top = Path(settings.memory_dir).absolute()
         try:
-            folder._open(top, key, runtime)
+            folder._open(top, key)
+            folder._begin_notes()
         except OSError as error:
             folder.refused = f"{error.filename or top}: {_words(error)}. {_NAME_ANOTHER}"
             folder.close()
@@ -95,11 +109,6 @@ class JobFolder:
         if self._owned is None:
             return None
         return self._owned.path
-
-    @property
-    def alive_s(self) -> float:
-        """Seconds from one call of `note_alive` to the next: short beside the time that the files have."""
-        return min(_ALIVE_S, max(1.0, self._settings.memory_linger / 10))
 
     def variables(self) -> Mapping[str, str]:
         """Returns the variables by which the ranks find the folder."""
@@ -123,13 +132,23 @@ class JobFolder:
                 self._owned.write(self._record())
 
     def close(self) -> None:
-        """Removes the folder with all that is in it. Blocks while its memory is freed: 0.1 to 0.2 s for a GiB."""
-        if self._owned is not None:
-            with suppress(OSError):
-                memory_folder.remove_aside(self._owned.set_aside())
-            self._owned = None
+        """Removes the folder with all that is in it. A large one is only renamed: the sweeper frees its memory."""
+        self._is_closed.set()
+        if self._notes is not None:
+            self._notes.join()
+            self._notes = None
+        if self._owned is None:
+            return
+        owned, self._owned = self._owned, None
+        with suppress(OSError):
+            aside = owned.set_aside()
+            is_known = runtime_folder.state_in_memory(self._runtime) == owned.path
+            if is_known and tmpfs.bytes_in(str(aside)) > _REMOVED_AT_ONCE:
+                return
+            memory_folder.remove_aside(aside)
+            runtime_folder.unlink_state_in_memory(self._runtime)
 
-    def _open(self, top: Path, key: str, runtime: Path) -> None:
+    def _open(self, top: Path, key: str) -> None:
         """Does what `open` says.
 
         Raises:
@@ -145,7 +164,7 @@ class JobFolder:
         self._owned = self._claim(top, names_for(key))
         self._owned.write(self._record())
         with suppress(OSError):  # without the link nobody removes the folder in time after a death
-            runtime_folder.link_state_in_memory(runtime, self._owned.path)
+            runtime_folder.link_state_in_memory(self._runtime, self._owned.path)
 
     def _claim(self, top: Path, names: Sequence[str]) -> OwnedFolder:
         """Returns the first folder of `names` that no living launcher owns, with what is taken over in it, else empty.
@@ -179,7 +198,9 @@ class JobFolder:
         """Kills what a dead launcher left running, where that still holds the folder's lock: a rank that was forked has
         the launcher's descriptors. Returns whether the launcher is dead."""
         owner = memory_folder.read_owner(path)
-        if owner is None or start_ticks(owner.pid) == owner.started:
+        if owner is None or owner.pids not in ("", _pids()):
+            return False  # in another container its process has another pid, and may well live
+        if start_ticks(owner.pid) == owner.started:
             return False
         sweep(owner.tag, _END_S)
         return True
@@ -192,7 +213,21 @@ class JobFolder:
             boot=_boot(),
             seen_s=now_s(),
             linger_s=self._settings.memory_linger,
+            pids=_pids(),
         )
+
+    def _begin_notes(self) -> None:
+        """Starts the thread that notes that this launcher lives."""
+        self._notes = threading.Thread(target=self._note_until_closed, name="ft_memory_alive", daemon=True)
+        try:
+            self._notes.start()
+        except RuntimeError:  # a limit of processes: after a death of all processes the files' time ends sooner
+            self._notes = None
+
+    def _note_until_closed(self) -> None:
+        """The thread's function. The time from one note to the next is short beside the time that the files have."""
+        while not self._is_closed.wait(min(_ALIVE_S, max(1.0, self._settings.memory_linger / 10))):
+            self.note_alive()
 
     def _begin_sweep(self, top: Path) -> None:
         """Starts the removal of what others left, in a thread, if there is anything. Does not wait for it."""
@@ -232,6 +267,13 @@ def _sweep(others: Sequence[Path], aside: Sequence[Path]) -> None:
             owned.release()
     for path in aside:
         memory_folder.remove_aside(path)
+
+
+def _pids() -> str:
+    """Returns what tells the set of pids of this container from others; empty: unknown."""
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - a text, not a path
+    return ""
 
 
 def _boot() -> str:

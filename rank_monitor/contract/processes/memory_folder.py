@@ -59,6 +59,8 @@ class Owner:
         linger_s: for how long the files may be there after that.
         is_dead: its death was found, and a process waits to remove the folder. Of the processes that outlive a launcher
             only the first one does.
+        pids: tells the pid namespace of the launcher from others (/proc/self/ns/pid): containers may share a tmpfs, and
+            `pid` says something in one of them only. Empty: unknown.
     """
 
     tag: str
@@ -68,6 +70,7 @@ class Owner:
     seen_s: float
     linger_s: float
     is_dead: bool = False
+    pids: str = ""
 
 
 def now_s() -> float:

@@ -14,8 +14,11 @@ def generations(*steps: int, ranks: tuple[int, ...] = (0, 1), world: int = 2, se
     return [Generation(step, world, series, ranks) for step in steps]
 
 
-def offers(*of_ranks: list[Generation], nodes: str = "xx", newer_than: int = 0) -> list[Offer]:
-    return [Offer(node, found, newer_than, B) for node, found in zip(nodes, of_ranks, strict=True)]
+def offers(
+    *of_ranks: list[Generation], nodes: str = "xx", newer_than: int = 0, refused: tuple[str, ...] = ("", "", "", "")
+) -> list[Offer]:
+    given = zip(nodes, of_ranks, refused, strict=False)
+    return [Offer(node, found, newer_than, B, 7, why) for node, found, why in given]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,8 @@ def offers(*of_ranks: list[Generation], nodes: str = "xx", newer_than: int = 0) 
         # Not newer than the disk's.
         (offers(generations(10, 20), generations(10, 20), newer_than=10), [20]),
         (offers(generations(10, 20), generations(10, 20), newer_than=20), []),
+        # A rank cannot keep its state.
+        (offers(generations(10), generations(10), refused=("", "no room")), []),
     ],
 )
 def test_what_all_nodes_have_is_agreed(given: list[Offer], expected: list[int]) -> None:
@@ -47,15 +52,37 @@ def test_what_all_nodes_have_is_agreed(given: list[Offer], expected: list[int]) 
         assert [found.step for found in agree(given, rank).candidates] == expected
 
 
-def test_the_largest_step_on_disk_counts_and_the_series_of_rank_0() -> None:
+def test_the_largest_step_on_disk_counts_and_series_and_interval_of_rank_0() -> None:
     given = [
-        Offer("x", generations(10, 20), 5, A),
-        Offer("x", generations(10, 20), 15, B),
+        Offer("x", generations(10, 20), 5, A, 3, ""),
+        Offer("x", generations(10, 20), 15, B, 4, ""),
     ]
     agreed = agree(given, 1)
     assert [found.step for found in agreed.candidates] == [20]
     assert agreed.older == (10,)
-    assert (agreed.newer_than, agreed.series, agreed.node_ranks) == (15, A, (0, 1))
+    assert (agreed.newer_than, agreed.series, agreed.interval, agreed.node_ranks) == (15, A, 3, (0, 1))
+    assert agreed.refusing_rank is None
+
+
+def test_all_ranks_know_the_first_that_can_keep_nothing() -> None:
+    given = offers([], [], [], nodes="xxx", refused=("", "no room", "no folder"))
+    for rank in range(3):
+        agreed = agree(given, rank)
+        assert (agreed.refusing_rank, agreed.refused) == (1, "no room")
+
+
+def test_what_is_left_out_is_known_on_a_node_that_never_had_it() -> None:
+    """As on a spare that has become the node of rank 0, which tells the user."""
+    given = offers([], generations(10, 20, ranks=(1,)), nodes="xy", newer_than=10)
+    for rank in range(2):
+        assert [found.step for found in agree(given, rank).left_out] == [20]
+
+
+def test_what_is_left_out_is_known_beside_an_older_step_that_is_used() -> None:
+    given = offers(generations(10, ranks=(0,)), generations(10, 20, ranks=(1,)), nodes="xy")
+    agreed = agree(given, 0)
+    assert [found.step for found in agreed.candidates] == [10]
+    assert [found.step for found in agreed.left_out] == [20]
 
 
 def test_each_rank_knows_the_ranks_of_its_node() -> None:

@@ -11,6 +11,11 @@ from rank_monitor.contract import env, memory_files
 from tests.client.memory.conftest import Tell
 
 
+@pytest.fixture(autouse=True)
+def nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ft.memory_folder, "_not_whole", 0)
+
+
 def save(step: int, text: str = "state") -> None:
     with ft.memory_folder(step) as folder:
         (folder / "file").write_text(f"{text} {step}")
@@ -44,7 +49,7 @@ def test_a_body_that_fails_leaves_no_folder_and_the_training_goes_on(
 ) -> None:
     folder = tell()
     save(1)
-    with ft.memory_folder(2) as path:
+    with ft.memory_folder(2, is_collective=False) as path:
         (path / "file").write_text("half")
         raise RuntimeError("no room")
     assert len(names_in(folder)) == 1
@@ -95,7 +100,7 @@ def test_without_a_launcher_the_folder_is_a_temporary_one(monkeypatch: pytest.Mo
 def test_a_folder_of_the_launcher_that_is_gone_ends_nothing(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
     tell().rmdir()
     save(1)
-    assert "step 1 was not saved in memory: FileNotFoundError" in capfd.readouterr().err
+    assert "no folders are kept in memory: rank 0: " in capfd.readouterr().err
     assert ft.latest_memory_folder() is None
 
 
@@ -106,3 +111,47 @@ def test_a_launcher_without_a_folder_ends_nothing(tell: Tell) -> None:
     assert not path.exists()
     assert names_in(folder) == []
     assert ft.latest_memory_folder() is None
+
+
+def test_an_exception_of_a_collective_body_goes_on(tell: Tell) -> None:
+    """Other ranks may wait in the body for this one, which must not wait for them elsewhere."""
+    folder = tell()
+    save(1)
+    with pytest.raises(RuntimeError, match="no room"), ft.memory_folder(2) as path:
+        (path / "file").write_text("half")
+        raise RuntimeError("no room")
+    found = ft.latest_memory_folder()
+    assert found is not None
+    assert (found / "file").read_text() == "state 1"
+    save(3)
+    assert [step.step for step in memory_files.complete_folders(names_in(folder))] == [3, 1]
+    assert len(names_in(folder)) == 2
+
+
+def test_after_three_that_came_to_nothing_no_more_are_kept(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tell(limit=1000)
+    for step in (1, 2, 3):
+        assert ft.memory_folder.is_on()
+        save(step, "x" * 2000)
+    assert not ft.memory_folder.is_on()
+    save(4)
+    save(5)
+    assert names_in(folder) == []
+    told = capfd.readouterr().err
+    assert told.count("no folders are kept in memory: rank 0: 3 folders in a row were not whole") == 1
+    with ft.memory_folder(6) as path:
+        assert path.parent != folder
+
+
+def test_a_folder_of_other_ranks_is_not_returned(tell: Tell) -> None:
+    """As where the nodes of a job have changed places: the files are those of other ranks."""
+    folder = tell()
+    save(5)
+    (name,) = names_in(folder)
+    found = memory_files.state_folder(name)
+    assert found is not None
+    other = memory_files.StateFolder(6, 1, memory_files.ranks_in_name([1]), found.series)
+    (folder / other.name).mkdir()
+    latest = ft.latest_memory_folder()
+    assert latest is not None
+    assert latest.name == name

@@ -21,7 +21,7 @@ def run(steps: SaveSteps, start: int, end: int, step_s: float, cost_s: float, fi
         began = now
         now += cost_s if saves else first_cost_s
         saves.append(step)
-        steps.saved(step, began, now)
+        steps.saved(step, began, now, now - began)
     return saves
 
 
@@ -44,13 +44,25 @@ def test_a_cheap_save_is_made_after_every_step() -> None:
     assert saves == [1, 11, *range(21, 101)]
 
 
+def test_the_wait_for_a_rank_that_came_later_is_no_cost() -> None:
+    """That rank needs all of the time; this one waits for it in the save, or else in the next step."""
+    steps, now = SaveSteps(AUTO, 0), 0.0
+    for step in range(1, 40):
+        now += 1.0
+        if steps.is_due(step, now):
+            steps.agree(10)
+            steps.saved(step, now, now + 0.1, 0.001)
+            now += 0.1
+    assert steps.wish == 1
+
+
 def test_one_slow_save_does_not_change_the_interval() -> None:
     steps = SaveSteps(AUTO, 0)
     wishes = []
     for step, cost_s in [(1, 0.5), (11, 0.1), (31, 0.1), (51, 9.0), (71, 0.1)]:
         assert steps.is_due(step, now=step)
         steps.agree(10)
-        steps.saved(step, step, step + cost_s)
+        steps.saved(step, step, step + cost_s, cost_s)
         wishes.append(steps.wish)
     assert wishes[0] == 10
     assert all(wish <= 20 for wish in wishes), wishes

@@ -17,7 +17,7 @@ def test_a_name_says_what_was_put_into_it() -> None:
     file = StateFile(step=120, rank=3, world=8, node_ranks=4, series="0a1b2c3d")
     assert file.name == "step-120_rank-3-of-8_node-4_series-0a1b2c3d.safetensors"
     assert memory_files.state_file(file.name) == file
-    folder = StateFolder(step=7, world=8, series="ffffffff")
+    folder = StateFolder(step=7, world=8, ranks="00000001", series="ffffffff")
     assert memory_files.state_folder(folder.name) == folder
 
 
@@ -28,7 +28,7 @@ def test_a_name_says_what_was_put_into_it() -> None:
         memory_files.LOCK_NAME,
         memory_files.unfinished_name(3, 0),
         names(120, [3])[0] + memory_files.UNFINISHED,
-        StateFolder(120, 8, "0a1b2c3d").name + memory_files.UNFINISHED,
+        StateFolder(120, 8, "00000001", "0a1b2c3d").name + memory_files.UNFINISHED,
         "step--1_rank-3-of-8_node-4_series-0a1b2c3d.safetensors",
         "step-1_rank-3-of-8_node-4_series-0A1B2C3D.safetensors",
         "step-1_rank-3-of-8_node-4_series-0a1b2c3d.safetensors\n",
@@ -74,8 +74,8 @@ def test_a_generation_says_of_which_world_and_series_it_is() -> None:
 
 
 def test_folders_are_ordered_by_their_steps() -> None:
-    listing = [StateFolder(step, 4, "0a1b2c3d").name for step in (9, 10, 8)]
-    listing.append(StateFolder(11, 4, "0a1b2c3d").name + memory_files.UNFINISHED)
+    listing = [StateFolder(step, 4, "00000001", "0a1b2c3d").name for step in (9, 10, 8)]
+    listing.append(StateFolder(11, 4, "00000001", "0a1b2c3d").name + memory_files.UNFINISHED)
     assert [folder.step for folder in memory_files.complete_folders(listing)] == [10, 9, 8]
 
 

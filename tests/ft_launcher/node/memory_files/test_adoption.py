@@ -63,7 +63,7 @@ def test_names_for_launchers_of_one_key_are_different() -> None:
     [
         (OWNER, [*WHOLE, PART, OWNER_NAME], DIED_S + 5, 600.0, LeftBehind((10, 20), 5.0, True, 600.0)),
         (OWNER, [PART, unfinished_name(0, 0)], DIED_S, 60.0, LeftBehind((), 0.0, True, 60.0)),
-        (OWNER, [StateFolder(40, 2, SERIES).name], DIED_S, 60.0, LeftBehind((40,), 0.0, True, 60.0)),
+        (OWNER, [StateFolder(40, 2, "0a0a0a0a", SERIES).name], DIED_S, 60.0, LeftBehind((40,), 0.0, True, 60.0)),
         # The clock of the machine never goes back; a wrong record must not give an age below zero.
         (OWNER, WHOLE, DIED_S - 9, 60.0, LeftBehind((10, 20), 0.0, True, 60.0)),
         (dataclasses.replace(OWNER, boot="x"), WHOLE, DIED_S, 60.0, LeftBehind((10, 20), 0.0, False, 60.0)),

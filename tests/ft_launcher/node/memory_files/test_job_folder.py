@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ft_launcher.node.memory_files import job_folder
 from ft_launcher.node.memory_files.adoption import job_key, names_for
 from ft_launcher.node.memory_files.job_folder import JobFolder
 from rank_monitor.contract import env
@@ -20,6 +22,7 @@ from rank_monitor.contract.processes.memory_folder import Owner, now_s
 from rank_monitor.contract.settings.config import MemorySettings
 from rank_monitor.contract.wire.json_record import read_record
 from tests.patience import until
+from tests.program import clean_environment
 
 SHM = "/dev/shm"
 KEY = job_key("", os.geteuid(), "/f", ["python", "t.py"], "")
@@ -186,6 +189,58 @@ def test_what_is_not_ours_is_refused_and_left(
 def test_a_folder_that_is_no_tmpfs_is_refused(runtime: Path, place: str, says: str) -> None:
     folder = opened(Path(place), runtime)
     assert folder.path is None and says in folder.refused and place in folder.refused
+
+
+def test_a_large_state_is_freed_by_the_sweeper(top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher's end must not wait for that: it has only renamed the folder."""
+    monkeypatch.setattr(job_folder, "_REMOVED_AT_ONCE", 1 << 15)
+    folder = JobFolder.open(MemorySettings(memory_dir=str(top)), KEY, "new", tmp_path)
+    path = folder.path
+    assert path is not None
+    (path / STEP).write_bytes(bytes(1 << 16))
+    folder.close()
+    (aside,) = memory_folder.aside_of(path)
+    assert (aside / STEP).exists() and not path.exists()
+    assert runtime_folder.state_in_memory(tmp_path) == path
+    after_goodbye = "import sys; from pathlib import Path; from rank_monitor.memory_linger import after_goodbye"
+    code = f"{after_goodbye}; after_goodbye(Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(path)], env=clean_environment(), check=True)
+    assert not list(top.iterdir())
+
+
+def test_a_launcher_of_another_container_is_not_judged_by_its_pid(top: Path, runtime: Path) -> None:
+    """Its process has another pid there, and lives: it holds the lock."""
+    path = left(top / folder_name(KEY), pid=1 << 22, pids="pid:[1]", tag="tag-of-the-container")
+    code = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, 2); print(1, flush=True); time.sleep(600)"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code, str(path / "owner")],
+        env={**os.environ, env.JOB_TAG: "tag-of-the-container"},
+        stdout=subprocess.PIPE,
+    )
+    assert launcher.stdout is not None and launcher.stdout.readline()
+    folder = opened(top, runtime)
+    assert launcher.poll() is None
+    assert folder.path == top / names_for(KEY)[1]
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+
+
+def test_the_launcher_notes_that_it_lives_without_being_asked(top: Path, runtime: Path) -> None:
+    """Also while it waits for a node between two cycles."""
+    folder = opened(top, runtime, memory_linger=1.0)
+    assert folder.path is not None
+    path = folder.path
+
+    def seen_s() -> float:
+        owner = memory_folder.read_owner(path)
+        assert owner is not None
+        return owner.seen_s
+
+    before = seen_s()
+    until(lambda: seen_s() > before, "the note of the launcher's thread")
+    folder.close()
+    assert not any(thread.name == "ft_memory_alive" for thread in threading.enumerate())
 
 
 def test_a_sign_of_life_is_kept(top: Path, runtime: Path) -> None:
