@@ -277,14 +277,13 @@ class MemoryCheckpoint:
             [self._steps.wish, self._has_failed, is_off, step, -step, *checksums]
         )
         self._steps.agree(int(interval))
+        if has_failed:
+            self._drop_last()
         if is_over:
             if not is_off:
                 say("no state is kept in memory from now on: another rank cannot save its own")
             self._stop()
             return False
-        self._has_failed = False
-        if has_failed:
-            self._drop_last()
         if last != -minus_first:
             say(f"step {step} is not saved in memory: the ranks are at different steps, {-minus_first:g} to {last:g}")
             return False
@@ -307,7 +306,8 @@ class MemoryCheckpoint:
                 self._note_failure(problem)
 
     def _drop_last(self) -> None:
-        """Drops this rank's file of the last save, which another rank could not finish."""
+        """Drops this rank's file of the last save, which a rank could not finish."""
+        self._has_failed = False
         if MemoryCheckpoint._files is not None and self._agreed is not None:
             try:
                 MemoryCheckpoint._files.drop(self._last_saved, self._agreed.series)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,19 @@ from rank_monitor.contract.memory_files import MemoryFiles
 from rank_monitor.contract.wire.json_record import write_record
 
 Tell = Callable[..., Path]
+
+
+class Loader:
+    """What a user's own object may have as its state."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
 
 
 @pytest.fixture

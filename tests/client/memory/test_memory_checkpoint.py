@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fractions
-import pickle
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ import torch
 from safetensors import safe_open
 
 import ft_client as ft
-from ft_client.memory import memory_checkpoint, plain_state
+from ft_client.memory import memory_checkpoint
+from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.background_work import BACKGROUND
+from ft_client.memory.rank_files import RankFiles
 from rank_monitor.contract import env, memory_files
-from rank_monitor.contract.memory_files import StateFile
-from tests.client.memory.conftest import Tell
+from rank_monitor.contract.memory_files import MemoryFiles, StateFile
+from rank_monitor.contract.wire.json_record import write_record
+from tests.client.memory.conftest import Loader, Tell
 
 STEPS = 12
 
@@ -241,121 +245,6 @@ def test_the_state_of_another_model_is_not_loaded(
     assert says in capfd.readouterr().err
 
 
-class Loader:
-    """What a user's own object may have as its state."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-    def state_dict(self) -> Any:
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        self.state = state
-
-
-def kept(state: Any, empty: Any, **more: Any) -> Any:
-    """The state as another process would get it back."""
-    first = ft.MemoryCheckpoint(loader=Loader(state), **more)
-    first.load()
-    first.step(1)
-    BACKGROUND.wait()
-    loader = Loader(empty)
-    assert ft.MemoryCheckpoint(loader=loader, **more).load() == 1
-    return loader.state
-
-
-TYPES = [
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.float8_e5m2),
-    *(torch.float8_e4m3fn, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16),
-    *(torch.uint32, torch.uint64, torch.bool),
-]
-
-
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_tensors_of_every_type_come_back(tell: Tell, dtype: Any) -> None:
-    tell()
-    tensor = torch.arange(6).to(dtype)
-    state = {"whole": tensor, "turned": tensor.view(2, 3).t(), "one": tensor[1], "none": tensor[:0]}
-    found = kept(state, {})
-    for name, value in state.items():
-        assert found[name].dtype == dtype
-        assert found[name].shape == value.shape
-        assert found[name].tolist() == value.tolist()
-
-
-def test_what_is_no_tensor_comes_back(tell: Tell) -> None:
-    tell()
-    state = {"text": "\0tensor 0", 3: [1, (2.5, None)], "bytes": b"\0", "large": 1 << 80, "": {"nested": True}}
-    assert kept(state, {}) == state
-
-
-def test_a_type_that_is_not_safe_ends_the_saves_and_names_its_place(
-    tell: Tell, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tell()
-    keep = ft.MemoryCheckpoint(loader=Loader({"epoch": 1, "part": fractions.Fraction(1, 3)}))
-    keep.load()
-    for step in (1, 2, 3):
-        keep.step(step)
-    assert keep.failures == 1
-    assert steps_in(folder) == []
-    assert "loader.part is a fractions.Fraction, which cannot be read back safely" in capfd.readouterr().err
-
-
-def test_a_type_that_the_user_admits_comes_back(tell: Tell) -> None:
-    tell()
-    state = {"part": fractions.Fraction(1, 3)}
-    assert kept(state, {}, safe_types=[fractions.Fraction]) == state
-
-
-class Harmful:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def test_nothing_in_a_file_is_run(tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tell()
-    keep = ft.MemoryCheckpoint(loader=Loader({"value": 1}))
-    keep.load()
-    trap = tmp_path / "trap"
-    monkeypatch.setattr(plain_state, "dump", lambda state: pickle.dumps(Harmful(trap), protocol=2))
-    monkeypatch.setattr(plain_state, "check_readable", lambda *of: None)
-    keep.step(1)
-    BACKGROUND.wait()
-    assert steps_in(folder) == [1]
-    assert ft.MemoryCheckpoint(loader=Loader({})).load() == 0
-    assert not trap.exists()
-
-
-@pytest.mark.parametrize(
-    ("tensor", "says"),
-    [
-        (torch.zeros(2, 2).to_sparse(), "tensor loader.value of torch.float32, torch.sparse_coo on cpu cannot be kept"),
-        (torch.zeros(2, device="meta"), "tensor loader.value of torch.float32, torch.strided on meta cannot be kept"),
-        (torch.zeros(2, dtype=torch.complex128), "tensor loader.value of torch.complex128"),
-        (torch.zeros(2).as_subclass(type("Own", (torch.Tensor,), {})), "tensor subclass"),
-    ],
-)
-def test_a_tensor_that_cannot_be_kept_ends_the_saves(
-    tell: Tell, tensor: Any, says: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tell()
-    keep = ft.MemoryCheckpoint(loader=Loader({"value": tensor}))
-    keep.load()
-    for step in (1, 2, 3, 4):
-        keep.step(step)
-    assert keep.failures == 1
-    told = capfd.readouterr().err
-    assert told.count("no state is kept in memory") == 1
-    assert says in told
-
-
 def test_a_state_that_grows_and_shrinks_comes_back(tell: Tell) -> None:
     folder = tell(keep=1)
     loader = Loader({})
@@ -503,49 +392,98 @@ def test_a_job_of_several_ranks_needs_its_process_group(tell: Tell, monkeypatch:
         Training().keep.load()
 
 
-class TwoPlanes(torch.Tensor):
-    """A subclass that holds two tensors, as quantised weights do."""
+class Refusing(Loader):
+    """Does not take a state back once it is told so."""
 
-    @staticmethod
-    def __new__(cls, high: Any, low: Any) -> TwoPlanes:
-        return torch.Tensor._make_wrapper_subclass(cls, high.shape, dtype=high.dtype)
+    is_refusing = False
 
-    def __init__(self, high: Any, low: Any) -> None:
-        self.high = high
-        self.low = low
-
-    def __tensor_flatten__(self) -> Any:
-        return ["high", "low"], {"scale": 2}
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner: Any, context: Any, size: Any, stride: Any) -> TwoPlanes:
-        assert context == {"scale": 2}
-        return cls(inner["high"], inner["low"])
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
-            return cls(function(args[0].high), function(args[0].low))
-        raise NotImplementedError(function)
+    def load_state_dict(self, state: Any) -> None:
+        if self.is_refusing:
+            raise ValueError("another number of workers")
+        super().load_state_dict(state)
 
 
-def test_a_tensor_subclass_comes_back_where_its_class_is_admitted(tell: Tell) -> None:
-    tell()
-    tensor = TwoPlanes(torch.arange(4.0), torch.ones(4))
-    found = kept({"value": tensor}, {}, safe_types=[TwoPlanes])
-    assert isinstance(found["value"], TwoPlanes)
-    assert torch.equal(found["value"].high, tensor.high)
-    assert torch.equal(found["value"].low, tensor.low)
-
-
-def test_a_tensor_subclass_that_the_job_does_not_have_is_not_loaded(
-    tell: Tell, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tell()
-    tensor = TwoPlanes(torch.arange(4.0), torch.ones(4))
-    first = ft.MemoryCheckpoint(loader=Loader({"value": tensor}))
-    first.load()
-    first.step(1)
+def test_a_state_that_an_object_refuses_ends_one_start_only(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    """The next start finds nothing in memory, and loads the checkpoint on disk."""
+    folder = tell()
+    training = Training()
+    keep = ft.MemoryCheckpoint(model=training.model, loader=Refusing({"epoch": 1}))
+    keep.load()
+    for step in (1, 2):
+        keep.step(step)
     BACKGROUND.wait()
-    assert ft.MemoryCheckpoint(loader=Loader({})).load() == 0
-    assert "TwoPlanes, which this job has not" in capfd.readouterr().err
+    loader = Refusing({})
+    loader.is_refusing = True
+    again = ft.MemoryCheckpoint(model=Training().model, loader=loader)
+    with pytest.raises(NotRestored, match="some of which were changed"):
+        again.load()
+    assert capfd.readouterr().err.count("is not used: ValueError: another number of workers") == 2
+    assert steps_in(folder) == []
+    assert ft.MemoryCheckpoint(model=training.model, loader=loader).load() == 0
+
+
+def test_an_older_state_that_is_taken_is_used(tell: Tell) -> None:
+    folder = tell()
+    loader = Refusing({"epoch": 1})
+    keep = ft.MemoryCheckpoint(loader=loader)
+    keep.load()
+    for step in (1, 2):
+        loader.state = {"epoch": step}
+        keep.step(step)
+    BACKGROUND.wait()
+
+    class Older(Loader):
+        def load_state_dict(self, state: Any) -> None:
+            if state["epoch"] == 2:
+                raise ValueError("too new")
+            super().load_state_dict(state)
+
+    older = Older({})
+    assert ft.MemoryCheckpoint(loader=older).load() == 1
+    assert older.state == {"epoch": 1}
+    assert steps_in(folder) == [1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_object_keeps_no_model_alive(tell: Tell, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """A restart in process makes the new model before the new object is there."""
+    tell()
+    training = Training()
+    training.keep.load()
+    if fails:
+
+        def fail(self: Any, file: Any, name: Any) -> None:
+            raise OSError("on purpose")
+
+        monkeypatch.setattr(RankFiles, "give_name", fail)
+    training.run(0, 3)
+    model = weakref.ref(training.model)
+    del training
+    gc.collect()
+    assert model() is None
+
+
+def test_the_user_may_want_no_state_in_memory(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every call is without effect, also where there is no process group yet, and no line is said."""
+    monkeypatch.setenv(env.MEMORY_FILES, write_record(MemoryFiles("", keep=2, limit=0)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    training = Training()
+    assert training.keep.load() == 0
+    training.run(0, 2)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_state_in_memory_that_gives_up_frees_its_memory(tell: Tell) -> None:
+    folder = tell()
+    loader = Loader({"value": 1})
+    keep = ft.MemoryCheckpoint(loader=loader)
+    keep.load()
+    for step in (1, 2):
+        keep.step(step)
+    loader.state = {"value": fractions.Fraction(1, 3)}
+    for step in (3, 4):
+        keep.step(step)
+    assert steps_in(folder) == [2, 1]
+    assert len(names_in(folder)) == len(list(folder.glob("step-*"))) + 1, "and the file of the lock"

@@ -93,6 +93,34 @@ def test_files_of_other_ranks_are_left_alone(tmp_path: Path) -> None:
     assert names_in(tmp_path) == {name(step).name for step in (2, 3, 4)}
 
 
+def test_what_is_of_no_complete_generation_is_freed(tmp_path: Path) -> None:
+    own = files(tmp_path)
+    for step in (1, 2):
+        save(own, step)
+    (tmp_path / name(1, rank=1).name).touch()
+    own.free()
+    assert names_in(tmp_path) == {name(1).name, name(1, rank=1).name}
+
+
+def test_a_larger_state_is_accounted_before_it_is_written(tmp_path: Path) -> None:
+    """Into a file of the start before, with a smaller state."""
+    save(files(tmp_path), 1)
+    own = files(tmp_path, limit=4 * SIZE)
+    file = own.next_file(2 * SIZE)
+    with pytest.raises(NoRoom):
+        own.promise(file, 2 * SIZE)
+    assert file.size() == SIZE
+
+
+def test_folders_of_steps_count(tmp_path: Path) -> None:
+    """Those of `memory_folder`, with all that is in them."""
+    (tmp_path / "a.folder" / "deep").mkdir(parents=True)
+    (tmp_path / "a.folder" / "deep" / "file").write_bytes(bytes(5 * SIZE))
+    with pytest.raises(NoRoom):
+        files(tmp_path, limit=7 * SIZE).next_file(SIZE)
+    files(tmp_path, limit=10 * SIZE).next_file(SIZE)
+
+
 def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("somebody's")

@@ -1,0 +1,243 @@
+"""What the two ranks of `test_agreed_load.py` run: one of the functions below, which the last argument names.
+
+The other arguments: the rank, and a file for the process group. The result is printed as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import ft_client as ft
+from ft_client.memory import agreed_load, kept_state
+from ft_client.memory.agreed_load import NotRestored
+from ft_client.memory.background_work import BACKGROUND
+from ft_client.memory.tensor_parts import CannotBeKept
+from rank_monitor.contract import env, memory_files
+from rank_monitor.contract.memory_files import MemoryFiles
+from rank_monitor.contract.wire.json_record import read_record, write_record
+
+
+class Loader:
+    """Something with a state. On rank 1 it does not take some steps back."""
+
+    def __init__(self, state: Any, refused: tuple[int, ...] = ()) -> None:
+        self.state = state
+        self._refused = refused
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        if state["step"] in self._refused and dist.get_rank() == 1:
+            raise KeyError("another number of workers")
+        self.state = state
+
+
+def launcher_says(**fields: Any) -> None:
+    """Changes what the launcher of this rank's node says."""
+    before = read_record(MemoryFiles, os.environ[env.MEMORY_FILES])
+    os.environ[env.MEMORY_FILES] = write_record(dataclasses.replace(before, **fields))
+
+
+def folder() -> Path:
+    return Path(read_record(MemoryFiles, os.environ[env.MEMORY_FILES]).folder)
+
+
+def saved_steps() -> list[int]:
+    BACKGROUND.wait()
+    dist.barrier()
+    return [found.step for found in memory_files.complete_generations(path.name for path in folder().iterdir())]
+
+
+def is_in_order() -> bool:
+    """Whether the next collective of the training is paired with itself on the other rank."""
+    ones = torch.ones(3)
+    dist.all_reduce(ones)
+    return ones.tolist() == [2.0] * 3
+
+
+def no_room_and_then_room(rank: int) -> Any:
+    """The same object is loaded again, as in a restart in process."""
+    if rank == 1:
+        launcher_says(limit=1000)
+    keep = ft.MemoryCheckpoint(loader=Loader({"step": 0}))
+    keep.load()
+    for step in (1, 2, 3):
+        keep.step(step)
+        assert is_in_order()
+    left = [path.name for path in folder().glob("*.safetensors")] + [path.name for path in folder().glob("rank-*")]
+    launcher_says(limit=1 << 30)
+    start = keep.load()
+    for step in (4, 5):
+        keep.step(step)
+        assert is_in_order()
+    return {"left": left, "start": start, "steps": saved_steps()}
+
+
+def intervals(rank: int) -> Any:
+    """The launchers of two nodes have different options."""
+    keep = ft.MemoryCheckpoint(loader=Loader({"step": 0}))
+    keep.load()
+    for step in range(1, 8):
+        keep.step(step)
+        assert is_in_order()
+    return saved_steps()
+
+
+def refused_on_one(rank: int) -> Any:
+    """The objects of one rank cannot be kept."""
+
+    def refuse(name: str, kept: Any) -> None:
+        raise CannotBeKept("its shards have no names")
+
+    if rank == 1:
+        kept_state.check_object = refuse
+    keep = ft.MemoryCheckpoint(loader=Loader({"step": 0}))
+    start = keep.load()
+    for step in (1, 2):
+        keep.step(step)
+        assert is_in_order()
+    return {"start": start, "steps": saved_steps()}
+
+
+def another_release(rank: int) -> Any:
+    if rank == 1:
+        to_json = agreed_load.to_json
+        agreed_load.to_json = lambda offer: {**to_json(offer), "more": 1}
+    return one_save(rank)
+
+
+def one_save(rank: int) -> Any:
+    keep = ft.MemoryCheckpoint(loader=Loader({"step": 0}))
+    start = keep.load()
+    keep.step(1)
+    return {"start": start, "is_in_order": is_in_order()}
+
+
+def save_two() -> None:
+    loader = Loader({})
+    keep = ft.MemoryCheckpoint(loader=loader)
+    keep.load()
+    for step in (5, 6):
+        loader.state = {"step": step}
+        keep.step(step)
+    BACKGROUND.wait()
+    dist.barrier()
+
+
+def the_newest_is_refused(rank: int) -> Any:
+    save_two()
+    loader = Loader({}, refused=(6,))
+    start = ft.MemoryCheckpoint(loader=loader).load()
+    return {"start": start, "state": loader.state, "steps": saved_steps()}
+
+
+def all_are_refused(rank: int) -> Any:
+    save_two()
+    raised = ""
+    try:
+        ft.MemoryCheckpoint(loader=Loader({}, refused=(5, 6))).load()
+    except NotRestored as problem:
+        raised = str(problem)
+    assert is_in_order()
+    return {"raised": raised, "next": ft.MemoryCheckpoint(loader=Loader({})).load()}
+
+
+class Model(torch.nn.Module):
+    """Two layers with equal shapes, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4, bias=False)
+        self.second = torch.nn.Linear(4, 4, bias=False)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, data: Any) -> Any:
+        return self.second(self.norm(self.first(data)))
+
+
+def own_gradients(state: Any, bucket: Any) -> Any:
+    """A hook of DDP that takes no mean over the ranks, as that of local SGD between two averagings."""
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def replicas(rank: int, kind: str) -> tuple[Any, Any]:
+    """A model in DDP and its optimizer, which differ by rank in a way."""
+    torch.manual_seed(1)
+    model = Model()
+    if kind == "ignored":
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["second.weight"])
+    parallel = DistributedDataParallel(model)
+    if kind == "hook":
+        parallel.register_comm_hook(None, own_gradients)
+    parameters = list(parallel.parameters())
+    if kind == "own part":
+        parameters = [model.first.weight, model.second.weight][rank : rank + 1]
+    return parallel, torch.optim.AdamW(parameters, lr=0.1)
+
+
+def values(model: Any, optimizer: Any) -> list[Any]:
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    return [value.detach().clone() for value in [*model.parameters(), *moments]]
+
+
+def state_of_replicas(rank: int) -> Any:
+    """Each rank gets its own state back, also where DDP's model is not the same on all ranks."""
+    found = {}
+    top = folder()
+    for kind in ("the same", "ignored", "hook", "not averaged", "own part"):
+        launcher_says(folder=str(top / kind))
+        folder().mkdir(exist_ok=True)
+        dist.barrier()
+        model, optimizer = replicas(rank, kind)
+        keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer)
+        keep.load()
+        torch.manual_seed(100 + rank)
+        for step in (1, 2):
+            model.require_backward_grad_sync = kind != "not averaged"
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            keep.step(step)
+        saved = saved_steps()
+        before = values(model, optimizer)
+        model, optimizer = replicas(rank, kind)
+        start = ft.MemoryCheckpoint(model=model, optimizer=optimizer).load()
+        same = all(torch.equal(*pair) for pair in zip(before, values(model, optimizer), strict=True))
+        found[kind] = {"start": start, "saved": saved, "same": same, "once": sorted(keep._replicated)}
+    return found
+
+
+def a_collective_body_fails(rank: int) -> Any:
+    with ft.memory_folder(1) as path:
+        (path / str(rank)).write_text("half")
+        if rank == 1:
+            raise RuntimeError("on purpose")
+        dist.barrier()
+
+
+def main() -> None:
+    rank, store, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60)
+    )
+    found = globals()[what](rank)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Two real ranks over gloo: whatever differs between them, both leave each exchange by the same way, and each gets its
+own state back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rank_monitor.contract import env
+from rank_monitor.contract.memory_files import AUTO, MemoryFiles
+from rank_monitor.contract.wire.json_record import write_record
+from tests.patience import patient
+from tests.program import ROOT, clean_environment
+
+WORKER = "tests.client.memory.agreed_load_worker"
+KEEP = 2
+
+
+def files(folder: Path, interval: int = 1, refused: str = "") -> MemoryFiles:
+    """What the launcher of a node says."""
+    if refused:
+        return MemoryFiles("", KEEP, 1 << 30, interval, refused)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return MemoryFiles(str(folder), KEEP, 1 << 30, interval)
+
+
+def run(tmp_path: Path, what: str, of_ranks: tuple[MemoryFiles, MemoryFiles]) -> list[tuple[int, str, str]]:
+    """Runs a function of the worker on two ranks. Returns exit code, stdout and stderr of each."""
+    started = []
+    for rank, says in enumerate(of_ranks):
+        variables = {env.MEMORY_FILES: write_record(says), "GLOO_SOCKET_IFNAME": "lo"}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", WORKER, str(rank), str(tmp_path / "store"), what],
+                cwd=ROOT,
+                env=clean_environment("WORLD_SIZE", "RANK", "LOCAL_RANK", **variables),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    ended = []
+    try:
+        for process in started:
+            out, err = process.communicate(timeout=patient(120))
+            ended.append((process.returncode, out, err))
+    finally:
+        for process in started:
+            process.kill()
+    return ended
+
+
+def found(tmp_path: Path, what: str, *of_ranks: MemoryFiles) -> tuple[list[Any], list[str]]:
+    """What the function returned on each rank, and what each rank said."""
+    if len(of_ranks) != 2:
+        of_ranks = (files(tmp_path / "node"), files(tmp_path / "node"))
+    ended = run(tmp_path, what, of_ranks)
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in ended], [err for _, _, err in ended]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_object_that_had_no_room_on_one_rank_is_loaded_again(tmp_path: Path, nodes: int) -> None:
+    results, said = found(
+        tmp_path, "no_room_and_then_room", files(tmp_path / "node"), files(tmp_path / ("node", "other")[nodes - 1])
+    )
+    assert results == [{"left": [], "start": 0, "steps": [5, 4]}] * 2
+    assert "another rank cannot save its own" in said[0]
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(3, [6, 3]), (AUTO, [1])])
+def test_the_interval_of_rank_0_holds_for_all(tmp_path: Path, interval: int, steps: list[int]) -> None:
+    nodes = files(tmp_path / "node", interval=interval), files(tmp_path / "other", interval=2)
+    assert found(tmp_path, "intervals", *nodes)[0] == [steps, steps]
+
+
+def test_a_node_without_a_folder_takes_part(tmp_path: Path) -> None:
+    nodes = files(tmp_path / "node"), files(tmp_path / "other", interval=5, refused="/dev/shm is full")
+    results, said = found(tmp_path, "one_save", *nodes)
+    assert results == [{"start": 0, "is_in_order": True}] * 2
+    assert "no state is kept in memory: rank 1 cannot keep its own: /dev/shm is full" in said[0]
+
+
+def test_objects_that_one_rank_cannot_keep_are_kept_by_none(tmp_path: Path) -> None:
+    results, said = found(tmp_path, "refused_on_one")
+    assert results == [{"start": 0, "steps": []}] * 2
+    assert "no state is kept in memory: rank 1 cannot keep its own: its shards have no names" in said[0]
+
+
+def test_a_rank_of_another_release_ends_no_training(tmp_path: Path) -> None:
+    results, said = found(tmp_path, "another_release")
+    assert results == [{"start": 0, "is_in_order": True}] * 2
+    assert "rank 1 cannot keep its own: it has another release" in said[0]
+
+
+def test_a_state_that_an_object_of_one_rank_refuses_is_followed_by_the_next(tmp_path: Path) -> None:
+    results, said = found(tmp_path, "the_newest_is_refused")
+    assert results == [{"start": 5, "state": {"step": 5}, "steps": [5]}] * 2
+    assert "step 6 in memory is not used: KeyError: 'another number of workers'" in said[1]
+    assert "step 6 in memory is not used: an object of another rank does not take it" in said[0]
+
+
+def test_a_state_that_is_refused_is_met_once(tmp_path: Path) -> None:
+    """The next cycle begins without it, and loads the checkpoint on disk."""
+    results, _ = found(tmp_path, "all_are_refused")
+    for result in results:
+        assert "could be given back to all objects" in result["raised"]
+        assert result["next"] == 0
+
+
+def test_each_rank_gets_its_own_state_back_where_replicas_differ(tmp_path: Path) -> None:
+    results, said = found(tmp_path, "state_of_replicas")
+    for result in results:
+        for kind, facts in result.items():
+            assert (facts["start"], facts["same"]) == (2, True), kind
+            assert facts["saved"] == [2, 1], kind
+        assert result["the same"]["once"] == ["model", "optimizer"]
+        assert {kind for kind, facts in result.items() if facts["once"]} == {"the same"}
+    assert "model, optimizer should be the same on all ranks and are not" in said[0]
+
+
+def test_a_rank_that_fails_in_a_collective_body_ends_with_its_error(tmp_path: Path) -> None:
+    """It does not wait for the other rank, which waits for it in the body."""
+    node = files(tmp_path / "node")
+    (first, _, _), (second, _, said) = run(tmp_path, "a_collective_body_fails", (node, node))
+    assert first != 0 and second != 0
+    assert "RuntimeError: on purpose" in said
