@@ -21,6 +21,8 @@ which steps are there.
 - A **generation** is complete on a node when each rank of the node has its file: as many different ranks as the names
   say the node has.
 - `LOCK_NAME` is an empty file; a rank holds a lock (`flock`) on it while it makes files or makes them larger.
+- `process_lock_name` is an empty file; the process that the launcher started for a local rank holds a lock (`fcntl`) on
+  it, so that no program which that process starts takes the rank's files.
 - A folder of a step, for a user's own files (`ft.memory_folder`), has a name by `StateFolder.name`. It is complete
   when it has this name. Until then its name is that with `UNFINISHED` appended, and its content means nothing.
 
@@ -143,6 +145,11 @@ def folder_name(key: str) -> str:
 def unfinished_name(rank: int, slot: int) -> str:
     """Returns the name of a rank's file that is not whole. `slot` tells the rank's files from each other."""
     return f"rank-{rank}_slot-{slot}{UNFINISHED}"
+
+
+def process_lock_name(local_rank: str) -> str:
+    """Returns the name of the file that the process of a local rank locks."""
+    return f"process-{local_rank}.lock"
 
 
 def state_file(name: str) -> StateFile | None:

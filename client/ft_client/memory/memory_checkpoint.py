@@ -15,7 +15,7 @@ from ft_client.memory import agreed_load, checksum, kept_state
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
-from ft_client.memory.node_folder import say, told, why_not
+from ft_client.memory.node_folder import claim, say, told, why_not
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
@@ -80,6 +80,8 @@ class MemoryCheckpoint:
         self._has_failed = False
         """Whether the last save has failed on this rank."""
         self._last_step = 0
+        self._has_gone_back = False
+        """Whether the user knows that a step has followed a later one."""
         self._last_saved = 0
         self._has_saved = False
         self._told: MemoryFiles | None = None
@@ -124,7 +126,8 @@ class MemoryCheckpoint:
             raise RuntimeError("MemoryCheckpoint.load() must be called after torch.distributed.init_process_group")
         self._take_over()
         # From here to the last vote no rank may leave by what it alone knows: the others wait for it.
-        agreed = self._agreed = agreed_load.exchange(self._told, on_disk, self._refused or why_not(self._told))
+        refused = self._refused or why_not(self._told) or claim(self._told.folder)
+        agreed = self._agreed = agreed_load.exchange(self._told, on_disk, refused)
         if agreed.refusing_rank is not None:
             self._keep_nothing(agreed)
             return 0
@@ -147,8 +150,9 @@ class MemoryCheckpoint:
         """
         if not self._is_loaded:
             return
-        if step < self._last_step:
-            say(f"step {step} follows step {self._last_step}: it is not saved in memory")
+        if step < self._last_step and not self._has_gone_back:
+            self._has_gone_back = True
+            say(f"step {step} follows step {self._last_step}: it is not saved in memory, nor others like it")
         self._last_step = step
         began = time.monotonic()
         if not self._steps.is_due(step, began):
@@ -178,13 +182,14 @@ class MemoryCheckpoint:
     def _keep_nothing(self, agreed: AgreedSteps) -> None:
         """Called where a rank can keep no state, so that none does."""
         assert self._told is not None
-        self._forget_all()
+        if not claim(self._told.folder):
+            self._forget_all()
         if group.rank() != 0:
             return
         if agreed.refusing_rank != 0:
             say(f"no state is kept in memory: rank {agreed.refusing_rank} cannot keep its own: {agreed.refused}")
-        elif self._refused:
-            say(f"no state is kept in memory: {self._refused}")
+        elif self._told.folder:
+            say(f"no state is kept in memory: {agreed.refused}")
         # Else the launcher of this rank gave the reason, and `told` has said it.
 
     def _forget_all(self) -> None:
@@ -207,6 +212,7 @@ class MemoryCheckpoint:
         self._reason_off = None
         self._failed_in_a_row = 0
         self._has_failed = False
+        self._has_gone_back = False
         self._begun = 0
         self._steps = SaveSteps(self._agreed.interval, self._last_step)
         self._replicated = kept_state.replicated(self._objects, group.size())
@@ -277,8 +283,9 @@ class MemoryCheckpoint:
             [self._steps.wish, self._has_failed, is_off, step, -step, *checksums]
         )
         self._steps.agree(int(interval))
+        self._has_failed = False
         if has_failed:
-            self._drop_last()
+            self._drop(self._last_saved)
         if is_over:
             if not is_off:
                 say("no state is kept in memory from now on: another rank cannot save its own")
@@ -293,24 +300,19 @@ class MemoryCheckpoint:
         return True
 
     def _keep_own(self) -> None:
-        """Has each rank save all objects itself, and drops what was saved otherwise: the ranks of a node would get
-        another rank's state."""
+        """Has each rank save all objects itself, and drops what this training has saved otherwise: the ranks of a node
+        would get another rank's state."""
         if group.rank() == 0 and self._replicated:
             names = ", ".join(sorted(self._replicated))
             say(f"{names} should be the same on all ranks and are not: each rank keeps its own in memory from now on")
         self._replicated = frozenset()
-        if MemoryCheckpoint._files is not None:
-            try:
-                MemoryCheckpoint._files.keep_only([])
-            except OSError as problem:
-                self._note_failure(problem)
+        self._drop(None)
 
-    def _drop_last(self) -> None:
-        """Drops this rank's file of the last save, which a rank could not finish."""
-        self._has_failed = False
+    def _drop(self, step: int | None) -> None:
+        """Drops this rank's files of the present series; where a step is given, only that one's."""
         if MemoryCheckpoint._files is not None and self._agreed is not None:
             try:
-                MemoryCheckpoint._files.drop(self._last_saved, self._agreed.series)
+                MemoryCheckpoint._files.drop(self._agreed.series, step)
             except OSError as problem:
                 self._note_failure(problem)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import socket
 import sys
 from pathlib import Path
 
-from rank_monitor.contract import env
+from rank_monitor.contract import env, memory_files
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.memory_files import MemoryFiles
 from rank_monitor.contract.wire.json_record import read_record
@@ -38,6 +39,34 @@ def why_not(told: MemoryFiles) -> str:
     if told.folder:
         return ""
     return told.refused or "its launcher has --ft-memory-interval none"
+
+
+_claims: dict[str, int] = {}
+"""Path of a lock that this process holds -> its descriptor, which stays open: the kernel releases the lock with it."""
+
+
+def claim(folder: str) -> str:
+    """Returns why this process may not use the files of its rank; empty: it may.
+
+    A program that a rank starts inherits the rank's environment: `torchrun` in a rank, or the same script once more. It
+    would take the names of the job's files. So each process that the launcher has started holds a lock by its local
+    rank, which does not change in a restart in process. It is one of fcntl(2), which a fork does not inherit: a worker
+    of a DataLoader may outlive a rank that was killed.
+    """
+    path = str(Path(folder) / memory_files.process_lock_name(os.environ.get("LOCAL_RANK", "0")))
+    if not folder or path in _claims:
+        return ""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return ""  # the folder is gone, which each use of it finds out
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return "the launcher has started another process for this rank, which uses its files"
+    _claims[path] = descriptor
+    return ""
 
 
 def node_of(folder: str, rank: int) -> str:

@@ -136,10 +136,13 @@ class RankFiles:
         for name in useless:
             (self._folder / name).unlink(missing_ok=True)
 
-    def drop(self, step: int, series: str) -> None:
-        """Takes the name of this rank's file of a generation that another rank could not finish."""
+    def drop(self, series: str, step: int | None = None) -> None:
+        """Takes the names of this rank's files of a series, whose generations are not to be used.
+
+        `step`: of the only generation that is meant.
+        """
         for file in self._whole(self._names()):
-            if (file.step, file.series) == (step, series):
+            if file.series == series and step in (None, file.step):
                 self._take_name(file.name)
 
     def next_file(self, size: int) -> StoredFile:

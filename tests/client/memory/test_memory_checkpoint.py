@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fractions
 import gc
+import os
 import random
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from rank_monitor.contract import env, memory_files
 from rank_monitor.contract.memory_files import MemoryFiles, StateFile
 from rank_monitor.contract.wire.json_record import write_record
 from tests.client.memory.conftest import Loader, Tell
+from tests.program import clean_environment, run
 
 STEPS = 12
 
@@ -70,7 +73,9 @@ def undisturbed() -> list[Any]:
 
 
 def names_in(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
+    """All files but the locks."""
+    locks = (memory_files.LOCK_NAME, memory_files.process_lock_name("0"))
+    return [path.name for path in folder.iterdir() if path.name not in locks]
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -486,4 +491,24 @@ def test_a_state_in_memory_that_gives_up_frees_its_memory(tell: Tell) -> None:
     for step in (3, 4):
         keep.step(step)
     assert steps_in(folder) == [2, 1]
-    assert len(names_in(folder)) == len(list(folder.glob("step-*"))) + 1, "and the file of the lock"
+    assert len(names_in(folder)) == 2
+
+
+def test_a_program_that_a_rank_starts_leaves_the_ranks_files_alone(tell: Tell) -> None:
+    """It has the rank's environment, and may be the same script."""
+    folder = tell()
+    training = Training()
+    training.keep.load()
+    training.run(0, 3)
+    code = (
+        "import torch, ft_client as ft\n"
+        "keep = ft.MemoryCheckpoint(model=torch.nn.Linear(2, 2))\n"
+        "print(keep.load())\n"
+        "keep.step(9)\n"
+    )
+    own = {env.MEMORY_FILES: os.environ[env.MEMORY_FILES]}
+    done = run([sys.executable, "-c", code], environ=clean_environment("WORLD_SIZE", **own), check=True)
+    assert done.stdout == "0\n"
+    assert "no state is kept in memory: the launcher has started another process for this rank" in done.stderr
+    assert steps_in(folder) == [3, 2, 1]
+    assert Training().keep.load() == 3
