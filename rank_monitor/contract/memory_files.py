@@ -21,8 +21,8 @@ which steps are there.
 - A **generation** is complete on a node when each rank of the node has its file: as many different ranks as the names
   say the node has.
 - `LOCK_NAME` is an empty file; a rank holds a lock (`flock`) on it while it makes files or makes them larger.
-- `process_lock_name` is an empty file; the process that the launcher started for a local rank holds a lock (`fcntl`) on
-  it, so that no program which that process starts takes the rank's files.
+- `process_lock_name` is an empty file; a process that the launcher started for a rank holds a lock (`fcntl`) on it, so
+  that no program which that process starts takes the rank's files.
 - A folder of a step, for a user's own files (`ft.memory_folder`), has a name by `StateFolder.name`. It is complete
   when it has this name. Until then its name is that with `UNFINISHED` appended, and its content means nothing.
 
@@ -147,9 +147,9 @@ def unfinished_name(rank: int, slot: int) -> str:
     return f"rank-{rank}_slot-{slot}{UNFINISHED}"
 
 
-def process_lock_name(local_rank: str) -> str:
-    """Returns the name of the file that the process of a local rank locks."""
-    return f"process-{local_rank}.lock"
+def process_lock_name(monitor: str) -> str:
+    """Returns the name of the file that the process of a rank locks. `monitor`: the name of its monitor's socket."""
+    return f"process-{monitor}.lock"
 
 
 def state_file(name: str) -> StateFile | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
-from ft_client.memory.node_folder import names_in, node_of, say, told, why_not
+from ft_client.memory.node_folder import claim, names_in, node_of, say, told, why_not
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
 from rank_monitor.contract.memory_files import MemoryFiles, StateFolder
@@ -201,7 +201,7 @@ def _exchange(there: MemoryFiles) -> _Exchanged:
     Each rank says how many folders in a row have come to nothing: after a restart in process some ranks are new
     processes, which do not know.
     """
-    refused = why_not(there)
+    refused = why_not(there) or claim(there.folder)
     if not refused and not Path(there.folder).is_dir():
         refused = f"{there.folder} is gone"
     if not refused and memory_folder._not_whole >= _MAX_NOT_WHOLE:

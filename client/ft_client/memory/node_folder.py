@@ -49,11 +49,12 @@ def claim(folder: str) -> str:
     """Returns why this process may not use the files of its rank; empty: it may.
 
     A program that a rank starts inherits the rank's environment: `torchrun` in a rank, or the same script once more. It
-    would take the names of the job's files. So each process that the launcher has started holds a lock by its local
-    rank, which does not change in a restart in process. It is one of fcntl(2), which a fork does not inherit: a worker
-    of a DataLoader may outlive a rank that was killed.
+    would take the names of the job's files. So each process that the launcher has started holds a lock, named after its
+    monitor's socket: no restart in process changes that, and no two ranks of the node have the same. It is a lock of
+    fcntl(2), which a fork does not inherit: a worker of a DataLoader may outlive a rank that was killed.
     """
-    path = str(Path(folder) / memory_files.process_lock_name(os.environ.get("LOCAL_RANK", "0")))
+    monitor = Path(os.environ.get(env.RANK_MONITOR_SOCKET, "")).name
+    path = str(Path(folder) / memory_files.process_lock_name(monitor))
     if not folder or path in _claims:
         return ""
     try:

@@ -40,7 +40,8 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
         monkeypatch.setenv(env.MEMORY_FILES, write_record(MemoryFiles(name, keep, limit, interval, refused)))
         return folder
 
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in ("WORLD_SIZE", env.RANK_MONITOR_SOCKET):
+        monkeypatch.delenv(name, raising=False)
     return told
 
 

@@ -33,7 +33,11 @@ def run(tmp_path: Path, what: str, of_ranks: tuple[MemoryFiles, MemoryFiles]) ->
     """Runs a function of the worker on two ranks. Returns exit code, stdout and stderr of each."""
     started = []
     for rank, says in enumerate(of_ranks):
-        variables = {env.MEMORY_FILES: write_record(says), "GLOO_SOCKET_IFNAME": "lo"}
+        variables = {
+            env.MEMORY_FILES: write_record(says),
+            env.RANK_MONITOR_SOCKET: str(tmp_path / f"m{rank}"),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
         started.append(
             subprocess.Popen(
                 [sys.executable, "-m", WORKER, str(rank), str(tmp_path / "store"), what],

@@ -74,7 +74,7 @@ def undisturbed() -> list[Any]:
 
 def names_in(folder: Path) -> list[str]:
     """All files but the locks."""
-    locks = (memory_files.LOCK_NAME, memory_files.process_lock_name("0"))
+    locks = (memory_files.LOCK_NAME, memory_files.process_lock_name(""))
     return [path.name for path in folder.iterdir() if path.name not in locks]
 
 

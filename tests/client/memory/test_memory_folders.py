@@ -22,7 +22,8 @@ def save(step: int, text: str = "state") -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """All but the lock of this process."""
+    return sorted(path.name for path in folder.iterdir() if path.name != memory_files.process_lock_name(""))
 
 
 def test_the_newest_folder_is_found_again(tell: Tell) -> None:
