@@ -1,7 +1,7 @@
 """What the ranks of `test_memory_folder.py` run: each makes its file of a step, says what it found, and waits.
 
 The script's argument is the test's folder. A file `step` in it has the step that the ranks save; without it they save
-nothing. A file `go` ends the wait.
+nothing; a file `bytes` has the size of a rank's file. A file `go` ends the wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ if env.MEMORY_FILES in os.environ:
         if (folder / "step").exists():
             step = int((folder / "step").read_text())
             file = Path(told.folder, StateFile(step, rank, world, world, "0a1b2c3d").name)
-            file.write_bytes(bytes(1 << 16))
+            size = 1 << 16
+            if (folder / "bytes").exists():
+                size = int((folder / "bytes").read_text())
+            file.write_bytes(bytes(size))
 found = {
     "folder": told.folder if told else None,
     "refused": told.refused if told else None,

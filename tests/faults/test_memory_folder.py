@@ -136,6 +136,15 @@ def test_an_orderly_end_removes_it(start_job: StartJob, tmp_path: Path, top: Pat
     assert not entries(top)
 
 
+def test_a_large_state_is_freed_after_the_goodbye(start_job: StartJob, tmp_path: Path, top: Path) -> None:
+    """By the sweeper, which outlives the launcher where that takes longer."""
+    (tmp_path / "bytes").write_text(str(40 << 20))
+    job = begin(start_job, tmp_path, f"--ft-memory-dir={top}", step=7)
+    ends(job)
+    assert job.journal("job_end")
+    until(lambda: not entries(top), "the removal by the sweeper")
+
+
 def test_zero_begins_afresh(start_job: StartJob, tmp_path: Path, top: Path) -> None:
     first = begin(start_job, tmp_path, f"--ft-memory-dir={top}", step=7)
     kill_all_at_once(first)

@@ -79,7 +79,8 @@ def agree(offers: Sequence[Offer], rank: int) -> AgreedSteps:
     common = {(found.step, found.series) for found in fitting(offers[0])}
     for offer in offers:
         common &= {(found.step, found.series) for found in fitting(offer)}
-    refusing_rank, refused = None, ""
+    refusing_rank: int | None = None
+    refused = ""
     for other, offer in enumerate(offers):
         if offer.refused and refusing_rank is None:
             refusing_rank, refused = other, offer.refused

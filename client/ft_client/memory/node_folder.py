@@ -12,6 +12,7 @@ from pathlib import Path
 from rank_monitor.contract import env, memory_files
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.memory_files import MemoryFiles
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire.json_record import read_record
 
 
@@ -73,13 +74,15 @@ def claim(folder: str) -> str:
 def node_of(folder: str, rank: int) -> str:
     """Returns what tells the node of a folder from others: the same for all ranks that see the same folder.
 
-    A rank that cannot see its folder is a node of its own.
+    The boot of the machine is a part of it, and not its name: copies of a virtual machine may have one name, and the
+    numbers of a tmpfs are small. A rank that cannot see its folder is a node of its own.
     """
+    machine = proc.boot_id().decode(errors="replace").strip() or socket.gethostname()
     try:
         status = os.stat(folder)
     except OSError:
-        return f"{socket.gethostname()} rank {rank}"
-    return f"{socket.gethostname()} {status.st_dev} {status.st_ino}"
+        return f"{machine} {socket.gethostname()} rank {rank}"
+    return f"{machine} {status.st_dev} {status.st_ino}"
 
 
 def names_in(folder: str) -> list[str]:
