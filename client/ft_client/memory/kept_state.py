@@ -83,19 +83,19 @@ def check_object(name: str, kept: Any) -> None:
             raise CannotBeKept(f"{name} is a FullyShardedDataParallel, whose shards have no names: use fully_shard")
 
 
-def collect(objects: Mapping[str, Any], without_tensors: frozenset[str]) -> KeptState:
+def collect(objects: Mapping[str, Any], written_elsewhere: frozenset[str]) -> KeptState:
     """Returns the present state of a rank. Copies nothing.
 
     Args:
         objects: name -> what has `state_dict`.
-        without_tensors: names of objects that another rank of the node writes.
+        written_elsewhere: names of objects that another rank of the node writes.
 
     Raises:
         CannotBeKept: a tensor has no form in a file.
     """
     found = KeptState()
     for name, kept in objects.items():
-        if name in without_tensors:
+        if name in written_elsewhere:
             continue
         apart = take_apart(kept.state_dict(), tensor_parts.is_tensor, name)
         notes = []

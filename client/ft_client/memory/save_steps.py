@@ -1,6 +1,7 @@
 """Decides after which steps a save is due, the same on all ranks. Pure.
 
-With a fixed interval, a save is due after each step whose number the interval divides. With AUTO, the interval follows
+With a fixed interval, a save is due after each step whose number the interval divides, or which is the first behind
+such a step. With AUTO, the interval follows
 from what a save costs: the smallest with which saves take less than `MAX_SHARE` of the time. Each rank measures its own
 cost, and the largest interval that a rank wishes for counts. The ranks agree upon it at the beginning of each save, so
 the cost of a save counts from the save after it on:
@@ -58,7 +59,7 @@ class SaveSteps:
             self._first_step = step
         if self._is_auto:
             return step >= self._last + self._interval
-        return step > self._last and step % self._interval == 0
+        return step // self._interval > self._last // self._interval
 
     def saved(self, step: int, began: float, ended: float, cost_s: float) -> None:
         """Notes a save, also one that has failed.

@@ -70,13 +70,13 @@ class StateWriter:
         """By descriptor of a file: the layout and mapping for which its target tensors were made, and these."""
 
     def copy(
-        self, objects: Mapping[str, Any], without_tensors: frozenset[str], name: StateFile, more: Mapping[str, str]
+        self, objects: Mapping[str, Any], written_elsewhere: frozenset[str], name: StateFile, more: Mapping[str, str]
     ) -> CopiedState:
         """Copies the present state into a file. Returns what `finish` needs.
 
         Args:
             objects: as for `kept_state.collect`.
-            without_tensors: as for `kept_state.collect`.
+            written_elsewhere: as for `kept_state.collect`.
             name: that the file gets in the end.
             more: further texts for the header's metadata.
 
@@ -84,7 +84,7 @@ class StateWriter:
             CannotBeKept, NoRoom: it will not help to try again.
             OSError: it may help.
         """
-        state = kept_state.collect(objects, without_tensors)
+        state = kept_state.collect(objects, written_elsewhere)
         plain = None
         if state.others or not self._is_checked:
             # What these values hold may change as soon as the training goes on. And what torch's reader admits is

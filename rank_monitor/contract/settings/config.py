@@ -293,8 +293,8 @@ class MemorySettings:
     memory_interval: int | str | None = setting(
         kinds.AUTO,
         kinds.MEMORY_INTERVAL,
-        "steps from one copy of the state in memory to the next, once the training makes ft.MemoryCheckpoint or "
-        "ft.memory_folder; auto: so that copies cost about 1 % of the time; none: no copies",
+        "steps from one copy of the state in memory to the next, once the training makes ft.MemoryCheckpoint; auto: so "
+        "that copies cost about 1 % of the time; none: no copies",
     )
     # Two: the older one is there while the newer one is being written.
     memory_keep: int = setting(2, kinds.COUNT_ABOVE_ZERO, "complete copies of the state that are kept")

@@ -30,6 +30,15 @@ def test_a_fixed_interval_divides_the_steps(start: int, expected: list[int]) -> 
     assert run(SaveSteps(5, start), start, 22, 1.0, 100.0, 100.0) == expected
 
 
+def test_a_training_that_counts_by_threes_is_saved_as_often() -> None:
+    steps, saves = SaveSteps(5, 0), []
+    for step in range(3, 25, 3):
+        if steps.is_due(step, float(step)):
+            saves.append(step)
+            steps.saved(step, float(step), float(step), 0.0)
+    assert saves == [6, 12, 15, 21]
+
+
 def test_the_interval_by_cost_keeps_saves_below_one_percent() -> None:
     saves = run(SaveSteps(AUTO, 0), 0, 10_000, step_s=0.1, cost_s=0.05, first_cost_s=0.5)
     assert saves[:3] == [1, 11, 21]
