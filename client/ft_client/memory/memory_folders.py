@@ -71,7 +71,11 @@ class memory_folder:
     def is_on() -> bool:
         """Returns whether a folder that is written now would be kept, the same on all ranks. Collective."""
         there = told()
-        return there is not None and not _exchange(there).reason_off
+        if there is None:
+            return False
+        exchanged = _exchange(there)
+        _say_off(exchanged, there)
+        return not exchanged.reason_off
 
     def __enter__(self) -> Path:
         exchanged = None

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
 import ft_client as ft
@@ -218,6 +219,15 @@ def state_of_replicas(rank: int) -> Any:
         same = all(torch.equal(*pair) for pair in zip(before, values(model, optimizer), strict=True))
         found[kind] = {"start": start, "saved": saved, "same": same, "once": sorted(keep._replicated)}
     return found
+
+
+def distributed_checkpoint(rank: int) -> Any:
+    """torch's own, whose ranks wait for each other in the body."""
+    with ft.memory_folder(3) as path:
+        dcp.save({"weight": torch.full((4,), 7.0)}, checkpoint_id=path)
+    found = {"weight": torch.zeros(4)}
+    dcp.load(found, checkpoint_id=ft.latest_memory_folder())
+    return found["weight"].tolist()
 
 
 def a_collective_body_fails(rank: int) -> Any:

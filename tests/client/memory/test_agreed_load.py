@@ -128,6 +128,10 @@ def test_each_rank_gets_its_own_state_back_where_replicas_differ(tmp_path: Path)
     assert "model, optimizer should be the same on all ranks and are not" in said[0]
 
 
+def test_torchs_distributed_checkpoint_in_a_folder(tmp_path: Path) -> None:
+    assert found(tmp_path, "distributed_checkpoint")[0] == [[7.0] * 4] * 2
+
+
 def test_a_rank_that_fails_in_a_collective_body_ends_with_its_error(tmp_path: Path) -> None:
     """It does not wait for the other rank, which waits for it in the body."""
     node = files(tmp_path / "node")
