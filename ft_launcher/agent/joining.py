@@ -168,7 +168,7 @@ class Joining:
                 raise
             # Another node may host the store of the cycle, and be gone: the coordinator forms another cycle, unless it
             # has ended this one already.
-            if self._nodes.take_end() is None:
+            if self._nodes.pop_end() is None:
                 self._nodes.report_end(EndReason.FAILED, f"the store of the cycle cannot be made: {one_line(error)}")
             return False
         except RendezvousConnectionError as error:

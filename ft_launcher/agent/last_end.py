@@ -63,7 +63,7 @@ class LastEnd:
         # The views are for nodes that compare where all ranks were. On one node the fault was found by them already.
         if self._nodes.is_local:
             views = {}
-        self._nodes.bring(report, views)
+        self._nodes.attach(report, views)
 
     def record(self, judgement: PolicyJudgement | None, reason: str, over: JobOver | None = None) -> None:
         """Records why the cycle ended, with the coordinator's decision, and forgets what was found of the cycle.

@@ -120,7 +120,7 @@ class Membership(EventSource):
             return [CyclePhase.FENCED]
         events: list[Event] = []
         self._nodes.poll(ready)
-        end = self._nodes.take_end()
+        end = self._nodes.pop_end()
         if end is not None:
             self._end = end
             events.append(EndedElsewhere(end))
@@ -460,7 +460,7 @@ class Membership(EventSource):
             SignalException: the launcher got a second signal, or Ctrl-C.
         """
         if self._end is None:
-            self._end = self._nodes.take_end()
+            self._end = self._nodes.pop_end()
         if self._end is not None:
             # The end arrived with the end of the last rank, and `poll` has received it: the success came first.
             return self._end
@@ -468,7 +468,7 @@ class Membership(EventSource):
             limit_s = min(limit_s, _ENDS_AFTER_SIGNAL_S)
         deadline = time.monotonic() + limit_s
         while (left := deadline - time.monotonic()) > 0:
-            end = self._nodes.take_end()
+            end = self._nodes.pop_end()
             if end is not None:
                 return end
             cut = self._nodes.link.cut(time.monotonic())

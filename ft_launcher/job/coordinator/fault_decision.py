@@ -7,7 +7,7 @@ the request arrives.
 Several nodes may report a fault of the same cycle. `find_faulty_node` picks the report that counts, and the policy
 judges that one only. The judgement goes to all members of the next cycle with their places. Two kinds of judgements
 cannot go out at once, since their node has no answer to receive yet: that of a faulty node which goes on waiting while
-others take its place, and that about a request. `FaultDecision.kept` has them until the node's next answer.
+others take its place, and that about a request. `FaultDecision.undelivered` has them until the node's next answer.
 
 The history of restarts, of which the budget is a part, moves with the coordinator: `Formed` contains it.
 """
@@ -54,7 +54,7 @@ class FaultDecision:
 
     Attributes:
         history: the history of restarts, as JSON values; its ages were true when the policy was last asked.
-        kept: node -> the judgement that its next answer is to carry.
+        undelivered: node -> the judgement that its next answer is to carry.
         answer: what was decided about the last cycle; None: it is not decided yet.
         faulty_node: the node of the fault; empty: there was no fault, or it is not decided yet.
     """
@@ -63,13 +63,13 @@ class FaultDecision:
         self._policy = policy
         self._history_at = now
         self.history: dict[str, Any] = {}
-        self.kept: dict[str, PolicyJudgement] = {}
+        self.undelivered: dict[str, PolicyJudgement] = {}
         self.answer: PolicyAnswer | None = None
         self.faulty_node = ""
         self._failed_starts = 0
         if former is not None:
             self.history = former.history
-            self.kept = dict(former.owed)
+            self.undelivered = dict(former.owed)
         if former is not None and former.members:
             self.answer = PolicyAnswer(
                 former.reason, exit_code=None, judgement=former.judgement, history=former.history
@@ -79,9 +79,9 @@ class FaultDecision:
 
     def record(self) -> dict[str, Any]:
         """Returns the fields of `Formed` that describe this decision, for a successor."""
-        return {"history": self.history, "judgement": self.judgement, "owed": dict(self.kept)}
+        return {"history": self.history, "judgement": self.judgement, "owed": dict(self.undelivered)}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forgets the answer: another cycle has ended, and its fault is to be decided on."""
         self.answer = None
         self.faulty_node = ""
@@ -138,7 +138,7 @@ class FaultDecision:
             return None
         if answer.judgement is None:
             return None
-        self.kept[node] = replace(answer.judgement, node=node)
+        self.undelivered[node] = replace(answer.judgement, node=node)
         return answer.judgement.decision
 
     def dismissal(self, node: str) -> JobOver | None:
@@ -146,7 +146,7 @@ class FaultDecision:
 
         Asked for at each arrival: such a node gets no further place, though it arrives as any other does.
         """
-        judgement = self.kept.get(node)
+        judgement = self.undelivered.get(node)
         if judgement is None or judgement.decision.action is not Action.LEAVE:
             return None
         decision = judgement.decision
@@ -180,15 +180,15 @@ class FaultDecision:
     def keep_for(self, waiting: Collection[str]) -> None:
         """Keeps the judgement for `faulty_node` if it is among the nodes that go on waiting."""
         if self.judgement is not None and self.faulty_node in waiting:
-            self.kept[self.faulty_node] = self.judgement
+            self.undelivered[self.faulty_node] = self.judgement
 
-    def forget_node(self, node: str) -> None:
+    def drop(self, node: str) -> None:
         """Drops the judgement that is kept for a node: the node has received it, or is gone."""
-        self.kept.pop(node, None)
+        self.undelivered.pop(node, None)
 
     def with_own_judgement(self, node: str, answer: _A) -> _A:
         """Returns the answer to a node; with the judgement about its own fault or request, if one was kept for it."""
-        judgement = self.kept.get(node)
+        judgement = self.undelivered.get(node)
         if judgement is None:
             return answer
         return replace(answer, judgement=judgement)

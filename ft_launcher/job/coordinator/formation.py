@@ -133,7 +133,7 @@ class Formation:
         self._since = now
         self._not_before = now
         self._enough_since = None
-        self._fault_decision.forget()
+        self._fault_decision.reset()
 
     def deadlines(self, forming: bool) -> list[float]:
         """Returns the times (monotonic seconds) at which `outcome` may change by time alone.
@@ -158,8 +158,8 @@ class Formation:
         if self._rules.keep_healthy:
             return False
         roster, size, grown_to = self._roster, self._rules.size, 0
-        if roster.waiting and size.may_grow and not roster.done:
-            possible = how_many((roster.living | roster.waiting).values(), len(roster.members), size)
+        if roster.waiting and size.may_grow and not roster.succeeded:
+            possible = how_many((roster.active | roster.waiting).values(), len(roster.members), size)
             if possible > len(roster.members):
                 grown_to = possible
         return self._is_due(grown_to, forming=False, now=now)
@@ -209,7 +209,7 @@ class Formation:
 
         They wait only for each other then: each second would be lost by all of them.
         """
-        if forming and self._roster.living:
+        if forming and self._roster.active:
             return 0.0
         return self._rules.last_call_s
 
@@ -224,7 +224,7 @@ class Formation:
         answer = decision.decide(
             roster.reports(),
             reported=bool(roster.failed),
-            gone=bool(roster.away),
+            gone=bool(roster.absent),
             has_spare=has_spare,
             why=self.why,
             now=now,

@@ -79,7 +79,7 @@ class LocalLink:
         """What was decided about the fault of the last cycle, also before the answer is due; None: nothing was."""
         return self._machine.judgement
 
-    def take_end(self, cycle: int) -> CycleEnd | None:
+    def pop_end(self, cycle: int) -> CycleEnd | None:
         """Returns the end of this cycle if it has ended and that was not taken yet."""
         end = self._end
         if end is None or end.cycle != cycle:

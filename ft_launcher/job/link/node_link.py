@@ -9,7 +9,7 @@ The life of a link:
     1. `__init__` joins the current attempt of the job, or opens one; then this node is the coordinator, too.
     2. `ask` sends an arrival; `answer` waits for this node's place in the next cycle.
     3. `entered`: the lease begins, and the end of that cycle is awaited from now on.
-    4. While the cycle runs: `fileno` is readable when the cycle has ended, `take_end` says how; `cut` says whether this
+    4. While the cycle runs: `fileno` is readable when the cycle has ended, `pop_end` says how; `cut` says whether this
        node may have been counted as lost. Then 2 again.
     5. `close` sends the last message, and ends the threads.
 
@@ -170,7 +170,7 @@ class NodeLink:
         """Returns a descriptor that is readable when the end of a cycle was received."""
         return self._ends.fileno()
 
-    def take_end(self, cycle: int) -> CycleEnd | None:
+    def pop_end(self, cycle: int) -> CycleEnd | None:
         """Returns the end of this cycle; None if it was not received, or cannot be read. Does not block."""
         with contextlib.suppress(ProtocolError):
             return decode_as(CycleEnd, self._ends.take(end_key(cycle), limit_s=0) or b"")
@@ -424,7 +424,7 @@ class NodeLink:
             return ""
         if self.coordination.has_looked():
             self._beat_schedule.looked()
-            self.questions.take(self.coordination.asked)
+            self.questions.note(self.coordination.asked)
         if self.coordination.may_beat:
             return BEAT
         return ""
@@ -480,7 +480,7 @@ class NodeLink:
     def _look_after_coordinator(self, store: JobStore) -> None:
         """Reads the coordinator's beats; tries to take over where they have stopped for the node timeout."""
         term = self._watch.lost_term(store)
-        self.questions.take(self._watch.asked)
+        self.questions.note(self._watch.asked)
         if term is None:
             return
         try:
@@ -506,7 +506,7 @@ class NodeLink:
     def _publish_end(self, store: JobStore, over: JobOver) -> None:
         """Writes the end of this node's attempt to the keys that this node awaits: no coordinator will write them.
 
-        So `answer` and `take_end` return that end, as if a coordinator had sent it.
+        So `answer` and `pop_end` return that end, as if a coordinator had sent it.
         """
 
         def end(key: str) -> str:

@@ -74,8 +74,8 @@ def test_success_ends_the_job_and_is_taken_once() -> None:
     link = linked()
     link.ask(node("a"))
     link.send(Ended("a", 0, EndReason.SUCCEEDED, ""))
-    end = link.take_end(0)
-    assert end is not None and end.exit_code == ExitCode.OK and link.take_end(0) is None
+    end = link.pop_end(0)
+    assert end is not None and end.exit_code == ExitCode.OK and link.pop_end(0) is None
     link.close(Left("a", "done"), 0.0)
 
 
@@ -104,4 +104,4 @@ def test_a_rank_ends_the_launcher(action: str, code: int) -> None:
 def test_a_node_that_was_never_a_member_leaves() -> None:
     link = linked()
     link.close(Left("a", "it is unhealthy"), 0.0)
-    assert link.take_end(0) is None
+    assert link.pop_end(0) is None

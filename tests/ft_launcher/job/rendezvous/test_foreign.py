@@ -71,12 +71,12 @@ def test_it_is_asked_once_at_a_time_and_again_after_the_interval() -> None:
     assert check is not None and check <= time.monotonic()
     for _ in range(3):  # other events wake the loop meanwhile
         node.poll(set())
-        assert node.take_end() is None and node.next_check() is None
+        assert node.pop_end() is None and node.next_check() is None
     handler.go.set()
     until_answered(node)
     for _ in range(2):
         node.poll(set())
-        assert node.take_end() is None
+        assert node.pop_end() is None
     check = node.next_check()
     assert check is not None and check > time.monotonic() and node.descriptors() == set()
     assert handler.asked == 1
@@ -100,7 +100,7 @@ def test_waiting_nodes_end_the_cycle() -> None:
     handler.go.set()
     until_answered(node)
     node.poll(set())
-    end = node.take_end()
+    end = node.pop_end()
     assert end is not None and (end.reason, end.text) == (EndReason.GREW, "other nodes wait to take part")
     node.ask()
     place = node.answered()
@@ -116,7 +116,7 @@ def test_an_answer_does_not_outlive_its_cycle() -> None:
     node.report_end(EndReason.FAILED, "a rank failed")
     node.ask()
     node.poll(set())
-    assert node.take_end() is None or node.descriptors() == set()
+    assert node.pop_end() is None or node.descriptors() == set()
 
 
 def test_an_error_is_told_and_ends_nothing() -> None:
@@ -126,7 +126,7 @@ def test_an_error_is_told_and_ends_nothing() -> None:
     handler.go.set()
     until_answered(node)
     node.poll(set())
-    assert node.take_end() is None and str(node.trouble()) == "no route"
+    assert node.pop_end() is None and str(node.trouble()) == "no route"
     node.poll(set())
     assert node.trouble() is None
 
