@@ -431,7 +431,7 @@ class Ranks(EventSource):
     def _failure_in_words(self, local_rank: int) -> str:
         """Returns in words how the program of a rank ended: by which exception, or with which exit code."""
         report = self.monitors.report(local_rank)
-        exception = report.exception or report.untold()
+        exception = report.exception or report.incomplete_exception()
         if exception is not None:
             return what_was_raised(exception)
         if report.failed is not None:

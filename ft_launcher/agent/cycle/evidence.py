@@ -87,7 +87,7 @@ def gather(
             with contained(f"what rank {each.rank} wrote of its error cannot be read"):
                 exception, exception_at = _written(ranks, local_rank, end, report)
         if exception is None:
-            exception, exception_at = report.untold(), report.failed_at
+            exception, exception_at = report.incomplete_exception(), report.failed_at
         evidence.append(
             RankEvidence(
                 rank=each.rank,

@@ -102,7 +102,7 @@ class Coordinator:
         rules: how many nodes a cycle may have, and how long to wait for them.
         policy: decides on faults and requests.
         now: the current time.
-        former: the last record of the coordinator before this one; None: this is the first one of its attempt.
+        previous: the last record of the coordinator before this one; None: this is the first one of its attempt.
 
     Attributes:
         phase: of the job.
@@ -110,31 +110,31 @@ class Coordinator:
         has_left: whether the message by which this coordinator's own node leaves was processed.
     """
 
-    def __init__(self, me: str, rules: Rules, policy: Policy, now: float, former: Formed | None = None) -> None:
+    def __init__(self, me: str, rules: Rules, policy: Policy, now: float, previous: Formed | None = None) -> None:
         self.phase = Phase.FORMING
         self.read = 0
         self.has_left = False
         self._me, self._rules = me, rules
-        self._roster = Roster(former)
-        self._fault_decision = FaultDecision(policy, now, former)
-        self._formation = Formation(rules, self._roster, self._fault_decision, now, former)
+        self._roster = Roster(previous)
+        self._fault_decision = FaultDecision(policy, now, previous)
+        self._formation = Formation(rules, self._roster, self._fault_decision, now, previous)
         self._rank_claims = RankClaims(me, rules.rank_claim_s)
         self._term = 1
         self._preempted_by = 0
         self._ignored: set[str] = set()
         self._notified: set[str] = set()
         self._over = JobOver(int(ExitCode.OK), "")
-        if former is not None:
-            self._take_over(former)
+        if previous is not None:
+            self._take_over(previous)
 
-    def _take_over(self, former: Formed) -> None:
-        self._term, self.read = former.term + 1, former.read
-        self._ignored = {*former.deposed, former.coordinator} - {self._me}
-        if former.members:
+    def _take_over(self, previous: Formed) -> None:
+        self._term, self.read = previous.term + 1, previous.read
+        self._ignored = {*previous.deposed, previous.coordinator} - {self._me}
+        if previous.members:
             self.phase = Phase.RUNNING
-        if former.over is not None:
+        if previous.over is not None:
             self.phase = Phase.OVER
-            self._over = former.over
+            self._over = previous.over
 
     @property
     def nodes(self) -> set[str]:
@@ -193,9 +193,9 @@ class Coordinator:
         return Formed(*cycle, arrivals, over=over, deposed=sorted(self._ignored), **self._fault_decision.record())
 
     def resend(self) -> list[Work]:
-        """Returns, after a take-over, what the former coordinator may have decided and not sent.
+        """Returns, after a take-over, what the previous coordinator may have decided and not sent.
 
-        Called once, before the first event. The former coordinator wrote the record first and answered then. It may
+        Called once, before the first event. The previous coordinator wrote the record first and answered then. It may
         have died in between, so all answers that follow from the record are given again. A node that has received one
         of them already ignores the second: it has the same key and says the same.
         """

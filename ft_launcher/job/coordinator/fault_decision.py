@@ -50,7 +50,7 @@ class FaultDecision:
     Args:
         policy: the restart policy.
         now: the current time (monotonic seconds).
-        former: the last record of the coordinator before this one; None: there was none.
+        previous: the last record of the coordinator before this one; None: there was none.
 
     Attributes:
         history: the history of restarts, as JSON values; its ages were true when the policy was last asked.
@@ -59,7 +59,7 @@ class FaultDecision:
         faulty_node: the node of the fault; empty: there was no fault, or it is not decided yet.
     """
 
-    def __init__(self, policy: Policy, now: float, former: Formed | None) -> None:
+    def __init__(self, policy: Policy, now: float, previous: Formed | None) -> None:
         self._policy = policy
         self._history_at = now
         self.history: dict[str, Any] = {}
@@ -67,15 +67,15 @@ class FaultDecision:
         self.answer: PolicyAnswer | None = None
         self.faulty_node = ""
         self._failed_starts = 0
-        if former is not None:
-            self.history = former.history
-            self.undelivered = dict(former.owed)
-        if former is not None and former.members:
+        if previous is not None:
+            self.history = previous.history
+            self.undelivered = dict(previous.owed)
+        if previous is not None and previous.members:
             self.answer = PolicyAnswer(
-                former.reason, exit_code=None, judgement=former.judgement, history=former.history
+                previous.reason, exit_code=None, judgement=previous.judgement, history=previous.history
             )
-            if former.judgement is not None:
-                self.faulty_node = former.judgement.node
+            if previous.judgement is not None:
+                self.faulty_node = previous.judgement.node
 
     def record(self) -> dict[str, Any]:
         """Returns the fields of `Formed` that describe this decision, for a successor."""

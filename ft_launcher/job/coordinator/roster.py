@@ -45,7 +45,7 @@ class Roster:
     """The nodes that are known, each with its last arrival.
 
     Args:
-        former: the last record of the coordinator before; None: there was none.
+        previous: the last record of the coordinator before; None: there was none.
 
     Attributes:
         cycle: number of the current or last cycle; NO_CYCLE: none has formed.
@@ -56,14 +56,14 @@ class Roster:
         failed: members that reported a failure, in the order of the reports.
     """
 
-    def __init__(self, former: Formed | None) -> None:
+    def __init__(self, previous: Formed | None) -> None:
         self.cycle = NO_CYCLE
         self.members: dict[str, JoinRequest] = {}
         self.waiting: dict[str, JoinRequest] = {}
-        if former is not None:
-            self.cycle = former.cycle
-            self.waiting = dict(former.arrivals)
-            self.members = {node: self.waiting.pop(node) for node in former.members}
+        if previous is not None:
+            self.cycle = previous.cycle
+            self.waiting = dict(previous.arrivals)
+            self.members = {node: self.waiting.pop(node) for node in previous.members}
         self.absent: dict[str, EndReason] = {}
         self.succeeded: set[str] = set()
         self.failed: list[str] = []

@@ -189,15 +189,15 @@ class CoordinatorService:
         looked, self._looked = self._looked, False
         return looked
 
-    def take_over(self, store: JobStore, before: Formed) -> bool:
-        """Sends again, before `start`, what the former coordinator may not have sent, and counts its node as lost.
+    def take_over(self, store: JobStore, previous: Formed) -> bool:
+        """Sends again, before `start`, what the previous coordinator may not have sent, and counts its node as lost.
 
-        The messages that are in the inbox are read first: the former coordinator's node may have reported there that
+        The messages that are in the inbox are read first: the previous coordinator's node may have reported there that
         its ranks succeeded, and then its loss does no harm.
 
         Args:
             store: the connection that is shared with the link.
-            before: the record of the former coordinator. The former one may have been on this node.
+            previous: the record of the previous coordinator, which may have been on this node.
 
         Returns:
             False if another node has taken over meanwhile.
@@ -211,9 +211,9 @@ class CoordinatorService:
                 with contextlib.suppress(ForeignCounter):  # which the thread that reads will deal with
                     for text in store.read_inbox(self._machine.read, limit_s=0)[0]:
                         self._perform(store, self._process(text))
-                if before.coordinator != self._me:
+                if previous.coordinator != self._me:
                     self._lost_any = True
-                    self._perform(store, self._machine.on_lost(before.coordinator, time.monotonic()))
+                    self._perform(store, self._machine.on_lost(previous.coordinator, time.monotonic()))
         except _Deposed:
             return False
         return True

@@ -290,7 +290,7 @@ class NodeMonitors:
 
         An exception that the rank reported itself before stays the reason.
         """
-        self._slots[local_rank].report.take_exception(why, time.monotonic())
+        self._slots[local_rank].report.note_exception(why, time.monotonic())
 
     def report(self, local_rank: int) -> RankReport:
         """Returns what the rank's monitor reported in this cycle; between two cycles, in the last one."""
@@ -430,7 +430,7 @@ class NodeMonitors:
                 slot.judges_by[type(message)] = message
             case Fenced() | Suspected() | StandsStill() if slot.start is None or message.cycle != slot.start.cycle:
                 return None
-        return slot.report.take(message, sent_ns, time.monotonic())
+        return slot.report.note(message, sent_ns, time.monotonic())
 
     def _note_changes(self) -> None:
         """Notes which monitors were stopped or continued. Their parent, the template, reports that, and nobody else

@@ -68,14 +68,14 @@ class RankOrder:
         streams: number of a standard stream (1 or 2) -> the descriptor that becomes this stream.
         channel: a further descriptor, for a rank whose entry point is a function. Its number in the rank becomes the
             last of the arguments.
-        tells_modules: whether the rank is to report which modules its program has imported.
+        reports_modules: whether the rank is to report which modules its program has imported.
     """
 
     arguments: Sequence[str]
     environ: Mapping[str, str]
     streams: Mapping[int, int]
     channel: int | None = None
-    tells_modules: bool = False
+    reports_modules: bool = False
 
 
 @dataclass
@@ -266,7 +266,7 @@ class ZygoteProcess:
                 "arguments": list(order.arguments),
                 "environ": dict(order.environ),
                 "streams": streams,
-                "tells_modules": order.tells_modules,
+                "reports_modules": order.reports_modules,
             }
             if order.channel is not None:
                 rank["channel"] = len(descriptors)

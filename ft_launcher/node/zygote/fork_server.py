@@ -360,7 +360,7 @@ class Zygote:
         streams: dict[str, int] = fields.pop("streams")
         arguments: list[str] = fields["arguments"]
         place = fields.pop("channel", None)
-        tells_modules: bool = fields.pop("tells_modules", False)
+        reports_modules: bool = fields.pop("reports_modules", False)
         if place is None:
             channel = set()
         else:
@@ -400,7 +400,7 @@ class Zygote:
             first_path = fields["cwd"] or ""
 
         def make() -> bootstrap.Rank:
-            program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare(tells_modules))
+            program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare(reports_modules))
             start_again.FirstImport(order, report_to, kept=channel, given_back=program.act_on_loaded).begin()
             return program
 

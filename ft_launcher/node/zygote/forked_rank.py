@@ -100,7 +100,7 @@ def mark_preloaded() -> None:
         # An import may have asked for the folder (`torch._dynamo` does). A script that sets TMPDIR later must get its
         # own.
         sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
-    imports.take_back()
+    imports.undo()
     importlib.invalidate_caches()
     # Garbage collections in ranks then leave these objects alone: a write to one would copy its page of memory.
     gc.freeze()
@@ -221,8 +221,8 @@ def _reset_signals(ignored: Sequence[int]) -> None:
 def _renew_main() -> None:
     """Replaces `__main__` by a new module that nothing else refers to, so that its contents are destroyed at the
     end."""
-    former, fresh = sys.modules["__main__"], ModuleType("__main__")
-    if "__annotations__" in vars(former):
+    previous, fresh = sys.modules["__main__"], ModuleType("__main__")
+    if "__annotations__" in vars(previous):
         fresh.__annotations__ = {}
     sys.modules["__main__"] = fresh
     if "__mp_main__" in sys.modules:  # multiprocessing's name for the same module

@@ -6,7 +6,7 @@ a restart does not wait for them. The steps, once in a job:
 1. `ask`: the first rank of a cycle is told to report its imports.
 2. `begin`: the rank has reported them. The present zygote forks the next one, which tries the imports, chooses those
    that no script can notice (`module_trial.py`, `learned_modules.py`), and imports these.
-3. `take_if_ready`: the next zygote is ready. `pool.py` puts it in the place of the present one.
+3. `pop_if_ready`: the next zygote is ready. `pool.py` puts it in the place of the present one.
 4. `note_taken`, `pop_learned`: the journal says what was learned.
 
 `pool.py` owns the object. Nothing waits for the next zygote: ranks are forked from the present one until then.
@@ -65,7 +65,7 @@ class NextZygote:
         """
         if not self.wanted or not orders:
             return orders
-        return [replace(orders[0], tells_modules=True), *orders[1:]]
+        return [replace(orders[0], reports_modules=True), *orders[1:]]
 
     def note_ranks(self, orders: Sequence[RankOrder], zygote: Mapping[str, str]) -> None:
         """Notes in which variables the ranks that were started differ from the environment of their zygote.
@@ -92,7 +92,7 @@ class NextZygote:
         except NoRanks as refusal:
             logger.warning("No modules of the ranks are preloaded: %s.", refusal)
 
-    def take_if_ready(self) -> ZygoteProcess | None:
+    def pop_if_ready(self) -> ZygoteProcess | None:
         """Returns the next zygote if it is ready: the caller owns it from then on. Does not wait.
 
         None: it is not ready yet, or there is none. One that failed is ended here, with a line in the log.

@@ -295,7 +295,7 @@ class ZygotePool:
         Raises:
             ConfigError: a rank starts again by exec, and the user requires a warm start.
         """
-        self._hear_ranks()
+        self._read_reports()
         self._replace_if_ready()
         current = self._zygote
         if current is None:
@@ -354,7 +354,7 @@ class ZygotePool:
     def _replace_if_ready(self) -> None:
         """Replaces the present zygote by the next one when that is ready, and if the script can run with its
         modules."""
-        following = self._next.take_if_ready()
+        following = self._next.pop_if_ready()
         if following is None:
             return
         why = self._against_loaded(following)
@@ -410,7 +410,7 @@ class ZygotePool:
             self._reports = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         return self._reports[1]
 
-    def _hear_ranks(self) -> None:
+    def _read_reports(self) -> None:
         """Reads the reports of ranks that had to start again by exec: after the first one, all ranks start by exec.
 
         Such a rank was forked, and its script then changed something that its import of torch reads

@@ -663,7 +663,7 @@ def test_a_take_over_tells_the_places_again_and_goes_on() -> None:
     assert story.lost("a") == ["end 0: lost"]
     assert story.come("bc") == ["cycle 1: bc"]
     assert story.formed is not None and story.formed.term == 2
-    assert story.come("a") == [], "its former coordinator is gone under that name"
+    assert story.come("a") == [], "its previous coordinator is gone under that name"
 
 
 def test_messages_of_every_coordinator_before_are_those_of_the_dead() -> None:
