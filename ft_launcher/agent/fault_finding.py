@@ -13,7 +13,7 @@ The functions run on the agent's thread and block, each within the bound that it
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,6 @@ from ft_launcher.agent.cycle.evidence import (
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import (
     Fault,
-    FaultClass,
-    FaultKind,
     RankEvidence,
     all_nodes,
     first_failure,
@@ -80,7 +78,8 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
 
     A rank that cleans up after an error, for example in a `finally` that destroys the process group, first closes its
     connections. Its peers fail by that before the rank has reported its error. A stop at this moment would end the rank
-    without the report, and the fault would name a peer.
+    without the report, and the fault would name a peer. Nothing is waited for once a rank has asked for something: its
+    request is followed, whatever failed.
 
     Args:
         ranks: of this node.
@@ -90,7 +89,7 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
     processes = ranks.processes
     found = look(ranks)
     left = _CAUSE_WAIT_S
-    while processes.pidfds and found.cause_may_come and left > 0:
+    while processes.pidfds and found.cause_may_come and left > 0 and ranks.request is None:
         if interrupt in readable([*processes.pidfds.values(), *ranks.monitors.descriptors(), interrupt], left):
             break
         processes.reap_all()
@@ -176,7 +175,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
         if hung:
             recorder.hang_on_other_node(ranks.cycle, known.ranks)
         return NodeFindings(views=views, lost=lost)
-    times.failed(_began(fault, known.ranks))
+    times.failed(first_failure.began(fault, known.ranks))
     ranks.record_times()
     times.stopped()
     reached = None
@@ -231,20 +230,3 @@ def _gathered(ranks: Ranks, stopped: Collection[int] = (), killed: Collection[in
     """Returns the evidence of all ranks of the cycle, as far as it has arrived. Asks nobody. Arguments as of
     `gather`."""
     return gather(ranks.placement.ranks, ranks.processes, ranks.monitors, stopped, killed)
-
-
-def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:
-    """Returns when a fault began (monotonic seconds); None: when the cycle was over.
-
-    A hang began when the wait began that exceeded a limit. For a hang that no monitor saw, 0.0 is returned: the ledger
-    then counts from the last progress on.
-    """
-    for rank in evidence:
-        if rank.local_rank == fault.local_rank:
-            if rank.verdict is not None and rank.verdict.condemned and rank.verdict_at is not None:
-                return rank.verdict_at - rank.verdict.waited_s
-            if fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG:
-                return 0.0
-            moments = [moment for moment in (rank.exception_at, rank.died_at) if moment is not None]
-            return min(moments, default=None)
-    return None

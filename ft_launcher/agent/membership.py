@@ -43,6 +43,7 @@ from ft_launcher.agent.joining import Joining
 from ft_launcher.agent.last_end import LastEnd
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
+from ft_launcher.decide.attribution.triage import Outlook
 from ft_launcher.decide.policy.case import RankRequest
 from ft_launcher.decide.policy.restart_policy import asked_by
 from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason, JobOver
@@ -234,15 +235,11 @@ class Membership(EventSource):
         lets its ranks save.
         """
         ranks = self._ranks
+        seen = self._look_for_cause()
+        # The request of a rank that asks and exits may come after the failures of ranks that lose it.
         if ranks.request is not None:
             self._after_request(ranks.request)
             return
-        if self._nodes.is_alone and not ranks.have_agreed:
-            # Only a node that is alone waits for a cause. Among several nodes all would stop later for it, and the
-            # cause may be on any of them.
-            seen = fault_finding.await_cause(ranks, self._ending.signals.fileno())
-        else:
-            seen = fault_finding.look(ranks)
         stood_still = fault_finding.has_stood_still(ranks)
         hung = stood_still or seen.hangs
         end_reason = EndReason.FAILED
@@ -256,6 +253,16 @@ class Membership(EventSource):
         if ranks.have_agreed:
             self._await_agreed_exits()
         self._last_end.keep(fault_finding.stop_and_attribute(ranks, hung, stood_still))
+
+    def _look_for_cause(self) -> Outlook:
+        """Returns what the ranks show before they are stopped. May block while a rank with the cause is on its way out.
+
+        Only a node that is alone waits for a cause. Among several nodes all would stop later for it, and the cause may
+        be on any of them.
+        """
+        if self._nodes.is_alone and not self._ranks.have_agreed:
+            return fault_finding.await_cause(self._ranks, self._ending.signals.fileno())
+        return fault_finding.look(self._ranks)
 
     def _await_agreed_exits(self) -> None:
         """Waits until the ranks have saved and ended, since all of them exit after the same step.

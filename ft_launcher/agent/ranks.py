@@ -20,7 +20,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -322,9 +322,14 @@ class Ranks(EventSource):
         # wake-up: no descriptor reports the code.
         ended = [rank for rank, pidfd in self.running().items() if pidfd in ready or rank in unreaped]
         events = self.receive()
-        # What a rank sent just before its death may still be with its monitor, which sends it before it answers this.
-        if self.in_process.needs_messages(ended):
-            self.monitors.snapshots()
+        # What a rank sent just before its death may still be with its monitor, which sends it before it answers this: a
+        # request, an exception, or the last report of its wrapper. Each of them decides what the death means.
+        silent: Sequence[int] = [rank for rank in ended if rank not in unreaped]
+        if self.in_process.has_notices():
+            # The other ranks' reports about the restart must be applied before the outcome of the notice.
+            silent = self.monitors.local_ranks
+        if silent:
+            self.monitors.snapshots(of=silent)
             events += self.receive()
         for local_rank in ended:
             end = self.processes.reap(local_rank)

@@ -4,8 +4,8 @@ decides.
 `agent/ranks.py` makes an `InProcess` in each cycle, when the ranks have just started, and calls it while the cycle
 runs. A rank that dies in a wrapped function passes these stations:
 
-1. `Ranks.poll` sees the end of the process. `needs_messages` says whether the rank's last report may still be with its
-   monitor: what the death means depends on that report.
+1. `Ranks.poll` sees the end of the process, and asks the rank's monitor for what it has not passed on yet: what the
+   death means depends on the rank's last report.
 2. `ended` asks `RecoveryLevels`. Without a wrapper, the result is `RankEnded`, and the cycle fails as under torchrun.
    Else the result is `RankLost`, and the steps are carried out: as a rule a `NotifyLoss`, in a thread.
 3. The other ranks read the notice in their store, restart, and report their phases (`on_message`).
@@ -27,7 +27,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -119,7 +119,7 @@ class InProcess:
         self._events: list[Event] = []
         """Events that the next `poll` returns."""
         self._notified: list[LossNotified] = []
-        """Outcomes of notices that `needs_messages` has received. `poll` handles them, after the monitors' messages."""
+        """Outcomes of notices that `has_notices` has received. `poll` handles them, after the monitors' messages."""
         self._ends: dict[int, RankEvidence] = {}
         """The last death of each rank."""
         self._open: set[int] = set()
@@ -195,19 +195,13 @@ class InProcess:
             self._open.add(local_rank)
         return RankLost(local_rank)
 
-    def needs_messages(self, ended: Iterable[int]) -> bool:
-        """Returns whether the monitors must be asked for what they have not passed on yet, before `ended` and `poll`.
+    def has_notices(self) -> bool:
+        """Returns whether a notice of a loss has ended, whose outcome the next `poll` handles.
 
-        True in two cases:
-        - The meaning of a death depends on the rank's last report.
-        - A notice of a loss has ended. The other ranks' reports about the restart must be applied before its outcome.
-
-        Args:
-            ended: local ranks whose process ended.
+        The monitors must be asked before for what they have not passed on yet.
         """
         self._notified += self._loss_notifier.notified.drain()
-        missing = (self._levels.needs_message(rank) or self._levels.may_have_declared(rank) for rank in ended)
-        return bool(self._notified) or any(missing)
+        return bool(self._notified)
 
     def poll(self) -> list[Event]:
         """Handles outcomes of notices, a deadline that has passed, and findings of who held up the others.

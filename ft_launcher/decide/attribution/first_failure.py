@@ -187,6 +187,24 @@ def earliest(ranks: Sequence[RankEvidence], stop_began: float | None = None) -> 
     return min(own, key=order, default=None)
 
 
+def began(fault: Fault, ranks: Sequence[RankEvidence]) -> float | None:
+    """Returns when a fault of one of these ranks began (monotonic seconds); None: it is not known.
+
+    A hang began when the wait began that exceeded a limit. For a hang that no monitor saw, 0.0 is returned: the ledger
+    then counts from the last progress on. Any other fault began with the first sign of a failure in any rank: the
+    kernel closes the connections of a killed rank before it reports the death, so another rank may have failed by then.
+    """
+    failed = next((rank for rank in ranks if rank.local_rank == fault.local_rank), None)
+    if failed is None:
+        return None
+    if failed.verdict is not None and failed.verdict.condemned and failed.verdict_at is not None:
+        return failed.verdict_at - failed.verdict.waited_s
+    if fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG:
+        return 0.0
+    signs = [rank.failed_at for rank in ranks]
+    return min((at for at in signs if at is not None), default=None)
+
+
 def _hang_finding(
     failed: RankEvidence, ranks: Sequence[RankEvidence], views: Sequence[RankView], evidence: CycleEvidence
 ) -> HangFinding | None:

@@ -326,19 +326,23 @@ class Coordinator:
     def _asked(self, node: str, asked: RankRequest, text: str, now: float) -> list[Work]:
         """Processes a request of a rank. The rank's node receives the decision with the answer to its next arrival.
 
-        A request for the end of the job, or for the node to leave, counts also where the cycle has ended meanwhile. A
-        request for a restart does not count then: the restart takes place anyway.
+        A request counts also where the cycle has ended meanwhile: a rank that asks and exits makes ranks of other nodes
+        fail, and their report may arrive first. Only a request for a restart that has been decided on already does not
+        count: the restart takes place anyway.
         """
         if self.phase is Phase.OVER or not is_known(asked.request):
             return []
-        if self.phase is Phase.FORMING and asks_for_restart(asked.request):
+        is_decided = self.phase is Phase.FORMING and self._fault_decision.answer is not None
+        if is_decided and asks_for_restart(asked.request):
             return []
         decision = self._fault_decision.decide_request(node, asked, now)
         if decision is None:
             return []
         match decision.action:
-            case Action.RESTART:
+            case Action.RESTART if self.phase is Phase.RUNNING:
                 return self._end_cycle(EndReason.RESTART, text, now)
+            case Action.RESTART:
+                return []
             case Action.LEAVE:
                 return [*self._ranks_ended([node]), *self._node_gone(node, EndReason.LEFT, text, now)]
             case Action.GIVE_UP:

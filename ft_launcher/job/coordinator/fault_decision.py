@@ -110,10 +110,12 @@ class FaultDecision:
             now: the current time (monotonic seconds).
             views: what the nodes saw of their ranks.
         """
-        faulty_node = find_faulty_node(reports, gone)
+        # A rank that asks for a restart and exits is gone for the ranks of other nodes, as those of a lost node are.
+        was_asked = any(judgement.answers_request for judgement in self.kept.values())
+        faulty_node = find_faulty_node(reports, gone or was_asked)
         cause = reports.get(faulty_node or "")
         # A failure without a failed rank: for instance, no node could reach the store of the cycle.
-        failed_to_start = reported and cause is None and not gone
+        failed_to_start = reported and cause is None and not (gone or was_asked)
         if failed_to_start:
             self._failed_starts += 1
         else:
@@ -203,7 +205,7 @@ def find_faulty_node(reports: Reports, gone: bool) -> str | None:
 
     Args:
         reports: the faults, first report first.
-        gone: whether a node was lost or left.
+        gone: whether a node was lost or left, or a rank exited after a request.
     """
     found = {node: report.fault for node, report in reports.items() if report is not None}
     own = [node for node, fault in found.items() if not fault.collateral]

@@ -26,7 +26,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -324,8 +324,13 @@ class NodeMonitors:
                 events.append((local_rank, Replaced(why)))
         return events
 
-    def snapshots(self, meanwhile: Callable[[], object] = lambda: None, stacks: bool = False) -> None:
-        """Asks every monitor where its rank is, and waits for the answers, which `report` then has.
+    def snapshots(
+        self,
+        meanwhile: Callable[[], object] = lambda: None,
+        stacks: bool = False,
+        of: Collection[int] | None = None,
+    ) -> None:
+        """Asks monitors where their ranks are, and waits for the answers, which `report` then has.
 
         Blocks for 0.2 s at most, with stacks for 1 s, and not for a monitor that has died. The answer of a monitor
         comes after all that its rank sent before, so this also makes sure that nothing a dead rank sent is missing.
@@ -333,11 +338,15 @@ class NodeMonitors:
         Args:
             meanwhile: called while they answer: searching /proc for processes, which takes time as well.
             stacks: have the ranks write their stacks too.
+            of: the local ranks whose monitors are asked; None: all.
         """
         self._sequence += 1
         token = self._sequence
+        if of is None:
+            of = self.local_ranks
+        asked = [self._slots[local_rank] for local_rank in of]
         # Between cycles a monitor has no rank to ask about.
-        waiting = {slot.monitor.channel.fileno(): slot for slot in self._slots if slot.start is not None}
+        waiting = {slot.monitor.channel.fileno(): slot for slot in asked if slot.start is not None}
         for slot in waiting.values():
             self._send(slot, SnapshotRequest(token, stacks))
         meanwhile()
