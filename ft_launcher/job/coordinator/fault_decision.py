@@ -111,7 +111,7 @@ class FaultDecision:
             views: what the nodes saw of their ranks.
         """
         # A rank that asks for a restart and exits is gone for the ranks of other nodes, as those of a lost node are.
-        was_asked = any(judgement.answers_request for judgement in self.kept.values())
+        was_asked = any(judgement.answers_request for judgement in self.undelivered.values())
         faulty_node = find_faulty_node(reports, gone or was_asked)
         cause = reports.get(faulty_node or "")
         # A failure without a failed rank: for instance, no node could reach the store of the cycle.
