@@ -181,6 +181,26 @@ def test_a_launcher_that_stands_still_is_not_healthy(start_job: StartJob) -> Non
     assert job.finish() == 0, job.tail()
 
 
+def test_commands_about_a_launcher_that_stands_still(start_job: StartJob, tmp_path: Path) -> None:
+    """Its job runs, so none of them says that there is none: each says which process does not answer."""
+    job = start_job(Plan(hold=4), 1)
+    job.until_ranks_train()
+    name = job_id(job)
+    os.kill(job.process.pid, signal.SIGSTOP)
+    try:
+        for words in (["status"], ["status", name], ["stacks", name], ["bundle", name, "-o", str(tmp_path / "a.zip")]):
+            done = command(job, *words)
+            assert f"the launcher with pid {job.process.pid} is stopped" in done.stderr, words
+            # Without a name another job, of a test beside this one, may be the one that answers.
+            assert done.returncode == 5 or words == ["status"], done
+        assert not (tmp_path / "a.zip").exists()
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+    assert command(job, "status", name).returncode == 0
+    job.go()
+    assert job.finish() == 0, job.tail()
+
+
 def test_an_address_for_all_without_a_token(start_job: StartJob) -> None:
     job = start_job(Plan(), 1, f"--ft-status-port={free_port()}", "--ft-status-address=0.0.0.0")
     assert job.finish() == 2
