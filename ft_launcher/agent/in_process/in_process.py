@@ -6,12 +6,15 @@ runs. A rank that dies in a wrapped function passes these stations:
 
 1. `Ranks.poll` sees the end of the process, and asks the rank's monitor for what it has not passed on yet: what the
    death means depends on the rank's last report.
-2. `ended` asks `RecoveryLevels`. Without a wrapper, the result is `RankEnded`, and the cycle fails as under torchrun.
-   Else the result is `RankLost`, and the steps are carried out: as a rule a `NotifyLoss`, in a thread.
+2. `ended` asks `RecoveryLevels`. If the rank is in no wrapped function, the result is `RankEnded`, and the cycle fails
+   as under torchrun. Else the result is `RankLost`, and the steps are carried out: as a rule a `NotifyLoss`, in a
+   thread.
 3. The other ranks read the notice in their store, restart, and report their phases (`on_message`).
 4. `poll` receives the outcome of the notice. Now the dead rank may be started again, alone (`_start_again`).
 5. When all ranks run again, the step `Restarted` is recorded. When a deadline passes before that, the step `TakeOver`
    ends the cycle: level 2 starts all ranks again.
+
+In a job without wrappers only `ended` is passed: it notes the exit code and returns `RankEnded`.
 
 The decisions are pure and are written to the journal, with what they were decided by. Here are processes, signals,
 stores and the recorder. This file decides nothing, and ends no cycle itself: it returns events to the cycle loop.
@@ -173,6 +176,9 @@ class InProcess:
             `RankEnded`: the death counts as without wrappers. `RankLost`: level 1 handles the death, or has taken the
             cycle to level 2, for which `poll` returns an event of its own.
         """
+        if not self._levels.is_used:
+            self._levels.note_exit(local_rank, exit_code)
+            return RankEnded(local_rank, exit_code)
         was_let_in = local_rank not in self._levels.lost
         steps = self._decide(Died(local_rank, exit_code))
         if steps is None:

@@ -164,6 +164,11 @@ class RecoveryLevels:
         """Whether a fault is being handled in process."""
         return self._state.since is not None
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a rank of this node has reported a wrapper. Until then each death counts as without wrappers."""
+        return any(slot.last is not None or slot.is_new for slot in self._slots)
+
     def is_declared(self, local_rank: int) -> bool:
         """Returns whether the end of a rank is one that level 1 handles: by its last report it was in a wrapped call,
         or is on its way into one.
@@ -222,6 +227,11 @@ class RecoveryLevels:
             self._expect_silent_ones(report, now)
         return steps + self._restarted(now) + self._start_next()
 
+    def note_exit(self, local_rank: int, exit_code: int) -> None:
+        """Notes that a rank's process has ended: no later report of the rank counts, and nothing is awaited of it."""
+        slot = self._slots[local_rank]
+        slot.exit_code, slot.due = exit_code, None
+
     def died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
         """Handles a rank's end.
 
@@ -233,7 +243,7 @@ class RecoveryLevels:
         """
         slot = self._slots[local_rank]
         is_declared = self.is_declared(local_rank)
-        slot.exit_code, slot.due = exit_code, None
+        self.note_exit(local_rank, exit_code)
         # Without a wrapper nobody else can recover, and a final code is a request to the launcher.
         if not is_declared or exit_code in self._state.final_codes:
             return None
