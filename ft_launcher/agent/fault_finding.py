@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_launcher.agent.cycle import nccl_ras
@@ -68,9 +68,26 @@ class NodeFindings:
 def look(ranks: Ranks) -> Outlook:
     """Returns what the ranks show before they are stopped: whether some hang, and whether the cause may still come.
 
-    Called by the membership among several nodes, where no node waits for a cause. Does not block.
+    Called by the membership among several nodes, where no node waits for a cause. Blocks only for files of ranks that
+    have ended with an error (`gather`). If texts that ranks wrote cannot be used, they are left out, and this is
+    logged.
+
+    `Outlook.stood_still` has two signs. This node has ended a rank by `--ft-hang-timeout`. Or a rank has lost another
+    one and stood still at the last check for hangs: the rank that another node ends closes its connections, so a rank
+    of this node that waited for it may fail before the coordinator's message about the end arrives here.
     """
-    return _outlook(ranks, _gathered(ranks))
+    gathered, running, now = _gathered(ranks), ranks.running(), time.monotonic()
+    suspected = [rank.local_rank for rank in gathered if _was_suspect(ranks, rank.local_rank, now)]
+    try:
+        found = outlook(gathered, running, suspected)
+    except Exception as error:
+        log_contained("what the ranks wrote of the fault cannot be used", error)
+        found = outlook(CycleEvidence(gathered).without_texts().ranks, running, suspected)
+    if ranks.request is not None or ranks.parts.settings.monitor.hang_timeout is None:
+        return found
+    lost_peer, is_own = found.lost_peer, any(ended_by_hang_timeout(rank) for rank in gathered)
+    lost_one_that_hung = lost_peer is not None and ranks.monitors.stood_still(lost_peer) is not None
+    return replace(found, stood_still=is_own or lost_one_that_hung)
 
 
 def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
@@ -97,33 +114,6 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
         found = look(ranks)
         left = deadline - time.monotonic()
     return found
-
-
-def has_stood_still(ranks: Ranks) -> bool:
-    """Returns whether the cycle failed by a hang that `--ft-hang-timeout` has ended, on this node or on another one.
-
-    The rank that is ended closes its connections. A rank of this node that waited for the ended one may fail by that
-    before the coordinator's message about the end arrives here. Such a rank stood still at the last check for hangs.
-    """
-    if ranks.request is not None or ranks.parts.settings.monitor.hang_timeout is None:
-        return False
-    gathered = _gathered(ranks)
-    if any(ended_by_hang_timeout(rank) for rank in gathered):
-        return True
-    lost_peer = _outlook(ranks, gathered).lost_peer
-    return lost_peer is not None and ranks.monitors.stood_still(lost_peer) is not None
-
-
-def _outlook(ranks: Ranks, gathered: Sequence[RankEvidence]) -> Outlook:
-    """Returns what the evidence shows. If texts that ranks wrote cannot be used, they are left out, and this is
-    logged."""
-    running, now = ranks.running(), time.monotonic()
-    suspected = [rank.local_rank for rank in gathered if _was_suspect(ranks, rank.local_rank, now)]
-    try:
-        return outlook(gathered, running, suspected)
-    except Exception as error:
-        log_contained("what the ranks wrote of the fault cannot be used", error)
-    return outlook(CycleEvidence(gathered).without_texts().ranks, running, suspected)
 
 
 def _was_suspect(ranks: Ranks, local_rank: int, now: float) -> bool:
@@ -156,8 +146,8 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
     Args:
         ranks: of this node.
         hung: whether some ranks hang or hold up others. The stacks of all ranks are then kept.
-        stood_still: whether a hang was ended by `--ft-hang-timeout`: as `has_stood_still` says here, or as the node
-            says that has ended a rank.
+        stood_still: whether a hang was ended by `--ft-hang-timeout`: as `look` says here, or as the node says that has
+            ended a rank.
     """
     stop_began = time.monotonic()
     recorder, times = ranks.parts.recorder, ranks.parts.times

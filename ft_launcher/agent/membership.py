@@ -43,7 +43,6 @@ from ft_launcher.agent.joining import Joining
 from ft_launcher.agent.last_end import LastEnd
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
-from ft_launcher.decide.attribution.triage import Outlook
 from ft_launcher.decide.policy.case import RankRequest
 from ft_launcher.decide.policy.restart_policy import asked_by
 from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason, JobOver
@@ -235,34 +234,28 @@ class Membership(EventSource):
         lets its ranks save.
         """
         ranks = self._ranks
-        seen = self._look_for_cause()
+        if self._nodes.is_alone and not ranks.have_agreed:
+            # Only a node that is alone waits for a cause. Among several nodes all would stop later for it, and the
+            # cause may be on any of them.
+            seen = fault_finding.await_cause(ranks, self._ending.signals.fileno())
+        else:
+            seen = fault_finding.look(ranks)
         # The request of a rank that asks and exits may come after the failures of ranks that lose it.
         if ranks.request is not None:
             self._after_request(ranks.request)
             return
-        stood_still = fault_finding.has_stood_still(ranks)
-        hung = stood_still or seen.hangs
+        hung = seen.stood_still or seen.hangs
         end_reason = EndReason.FAILED
         if ranks.have_agreed:
             end_reason = EndReason.AGREED
-        elif stood_still:
+        elif seen.stood_still:
             end_reason = EndReason.STOOD_STILL
         elif hung:
             end_reason = EndReason.HUNG
         self._nodes.report_end(end_reason, "a rank failed")
         if ranks.have_agreed:
             self._await_agreed_exits()
-        self._last_end.keep(fault_finding.stop_and_attribute(ranks, hung, stood_still))
-
-    def _look_for_cause(self) -> Outlook:
-        """Returns what the ranks show before they are stopped. May block while a rank with the cause is on its way out.
-
-        Only a node that is alone waits for a cause. Among several nodes all would stop later for it, and the cause may
-        be on any of them.
-        """
-        if self._nodes.is_alone and not self._ranks.have_agreed:
-            return fault_finding.await_cause(self._ranks, self._ending.signals.fileno())
-        return fault_finding.look(self._ranks)
+        self._last_end.keep(fault_finding.stop_and_attribute(ranks, hung, seen.stood_still))
 
     def _await_agreed_exits(self) -> None:
         """Waits until the ranks have saved and ended, since all of them exit after the same step.
@@ -290,7 +283,9 @@ class Membership(EventSource):
             self._await_agreed_exits()
         # A rank of this node may have been ended for the hang, while another node was quicker to report that its ranks
         # have lost that rank.
-        stood_still = end.reason is EndReason.STOOD_STILL or fault_finding.has_stood_still(self._ranks)
+        stood_still = end.reason is EndReason.STOOD_STILL
+        if not stood_still and self._parts.settings.monitor.hang_timeout is not None:
+            stood_still = fault_finding.look(self._ranks).stood_still
         hung = stood_still or end.reason is EndReason.HUNG
         began = None
         if end.reason in (EndReason.HUNG, EndReason.STOOD_STILL):
