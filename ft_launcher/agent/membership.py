@@ -179,11 +179,11 @@ class Membership(EventSource):
         In it, an end of the cycle that arrived must be taken by `poll` soon. If it is not, this thread hangs, and the
         link's thread stops renewing the lease: the monitors then end the ranks in the launcher's place.
         """
-        self._nodes.link.attended = True
+        self._nodes.link.is_polled = True
         try:
             yield
         finally:
-            self._nodes.link.attended = False
+            self._nodes.link.is_polled = False
 
     # After its end.
 

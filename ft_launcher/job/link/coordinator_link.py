@@ -44,8 +44,8 @@ class CoordinatorLink(Protocol):
     `answer`, `host_of_cycle` and `close` block, within their limits; `entered` may make one operation on the store.
     """
 
-    attended: bool
-    """Whether the agent calls `pop_end` as ends arrive: then an end that stays untaken means that the agent stands
+    is_polled: bool
+    """Whether the agent calls `pop_end` as ends arrive: then an end that stays in the queue means that the agent stands
     still. The agent sets it while a cycle runs."""
     hosts_store: bool
     """Whether this node hosts the job's store."""

@@ -43,7 +43,7 @@ class LocalLink:
         self._machine = Coordinator(node, rules, settings.policy, time.monotonic())
         self._answer: tuple[int, Answer] | None = None
         self._end: CycleEnd | None = None
-        self.attended = False
+        self.is_polled = False
 
     def send(self, message: Ended | Left) -> None:
         """Has the coordinator process a message. An end of the cycle that follows from it is there at once."""

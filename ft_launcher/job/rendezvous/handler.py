@@ -353,7 +353,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Begins to wait until the ranks of the cycle have ended on the other nodes, too. Returns at once.
 
         Returns:
-            The key that the box `NodeLink.stopped` receives last; empty: nothing is to be waited for.
+            The key whose value the queue `NodeLink.stopped` receives last; empty: nothing is to be waited for.
         """
         link = self.node_link
         if link is None or self._closed or self.place is None or self.place.nodes == 1:
