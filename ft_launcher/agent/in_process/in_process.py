@@ -21,7 +21,7 @@ stores and the recorder. This file decides nothing, and ends no cycle itself: it
 
 Threads: all methods of `InProcess` are called on the agent's thread, and none of them waits in a store. Work in the
 ranks' store has threads of `store_threads.py`: `ft_rounds PREFIX` serves the stores of a call's rounds,
-`ft_departurePID` reports a lost rank, `ft_blame` and `ft_blameN` find who holds up the others.
+`ft_departurePID` reports a lost rank, `ft_culprit` and `ft_culpritN` find who holds up the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch.distributed import PrefixStore
 
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
 from ft_launcher.agent.cycle.evidence import fault_in, gather, of_node, oom_kills
-from ft_launcher.agent.in_process.blame_exchange import BlameExchange, BlameOfInterruption
+from ft_launcher.agent.in_process.culprit_exchange import CulpritExchange, CulpritSearch
 from ft_launcher.agent.in_process.rank_loss import RankLossNotifier
 from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import is_recorded, to_record
@@ -135,12 +135,12 @@ class InProcess:
         # Not a method: a circle of references would keep the descriptors of a cycle that is over.
         members = partial(_members, placement.ranks, ranks, monitors, self._levels)
         is_host, started_at = store.server is not None, ranks.started_ns / 1e9
-        exchange = BlameExchange(self._threads, placement.nodes, started_at, is_host)
-        self._blames = BlameOfInterruption(monitors, exchange, members)
+        exchange = CulpritExchange(self._threads, placement.nodes, started_at, is_host)
+        self._culprit_search = CulpritSearch(monitors, exchange, members)
 
     def descriptors(self) -> set[int]:
         """Readable when `poll` has something to do."""
-        return {self._loss_notifier.notified.fileno(), self._blames.fileno()}
+        return {self._loss_notifier.notified.fileno(), self._culprit_search.fileno()}
 
     def next_check(self) -> float | None:
         """When `poll` should be called even if nothing is readable (monotonic seconds); None: no need."""
@@ -156,7 +156,7 @@ class InProcess:
         if is_entering and self._ports is not None:
             self._serve_rounds(report.call_prefix, self._ports)
         if report.call_prefix:
-            self._blames.on_message(report)
+            self._culprit_search.on_message(report)
         self._do(self._decide(Reported(local_rank, report)) or [])
 
     def suspected(self) -> None:
@@ -165,7 +165,7 @@ class InProcess:
         Has all nodes asked for stacks now. Once the restart has interrupted the ranks, no stack shows who waited for
         whom. Does not block: the finding comes to a later `poll`.
         """
-        self._blames.suspected(time.monotonic())
+        self._culprit_search.suspected(time.monotonic())
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
         """Handles the end of a rank's process; returns the event that the end is for the cycle.
@@ -232,7 +232,7 @@ class InProcess:
         """
         self._threads.close()
         self._loss_notifier.notified.close()
-        self._blames.close()
+        self._culprit_search.close()
         self._servers.clear()
 
     def finish(self) -> set[int]:
@@ -322,9 +322,11 @@ class InProcess:
     @contained("who held up the others before a restart in process cannot be found")
     def _record_culprits(self) -> None:
         """Records which ranks held up the others before a restart, where a finding has arrived."""
-        for found in self._blames.poll(time.monotonic()):
-            blame = found.blame
-            self._recorder.culprits_named(self._store.cycle, found.number, blame.kind.value, blame.culprits, found.text)
+        for found in self._culprit_search.poll(time.monotonic()):
+            finding = found.finding
+            self._recorder.culprits_named(
+                self._store.cycle, found.number, finding.kind.value, finding.culprits, found.text
+            )
 
     def _serve_rounds(self, prefix: str, ports: PortHolder) -> None:
         """Starts a thread that serves the stores of a call's rounds. No rank serves them, since each rank may die.

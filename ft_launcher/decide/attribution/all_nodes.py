@@ -3,7 +3,7 @@
 One node alone sees ranks that wait, and not for whom: the culprit mostly runs elsewhere. So each node sends `to_record`
 with its arrival after the hang. The coordinator reads the records (`of_records`) and asks `find`, by
 `decide/policy/job_policy.py`. Before a restart in process the node that hosts the ranks' store does the same
-(`agent/in_process/blame_exchange.py`), and `ft_launcher replay` does it with the journals of the nodes.
+(`agent/in_process/culprit_exchange.py`), and `ft_launcher replay` does it with the journals of the nodes.
 """
 
 from __future__ import annotations

@@ -377,7 +377,7 @@ class NodeMonitors:
     def ask_readings(self, stacks: bool = False, collectives: bool = False) -> int:
         """Asks every monitor where its rank is, without waiting. Returns the token of the answers.
 
-        `RankReport.reading` is the answer, once it has come. For the status page and for `blame_exchange.py`.
+        `RankReport.reading` is the answer, once it has come. For the status page and for `culprit_exchange.py`.
 
         Args:
             stacks: have the ranks write their stacks too, and ask for their collectives.

@@ -81,7 +81,7 @@ class RankReport:
         was_attached: whether the client in the rank has ever connected to this monitor.
         client_pid: the process that connected as the rank; 0: none.
         times: the rank's time ledger, as it was sent last.
-        reading: the last answer to `NodeMonitors.ask_readings`, for the status page and for `blame_exchange.py`. Kept
+        reading: the last answer to `NodeMonitors.ask_readings`, for the status page and for `culprit_exchange.py`. Kept
             apart from `snapshot`: a finding about the end of a rank must not take it for one.
         reading_at: when it arrived.
     """

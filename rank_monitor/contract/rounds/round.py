@@ -21,14 +21,14 @@ operation, so that a process killed between two steps leaves nothing that the ne
 
 **The keys**, each after the number of the round:
 
-    note      the store address: where the function finds the round's store server; offered by its host
+    store     the store address: where the function finds the round's store server; offered by its host
               (`round_stores.py`)
     started   "fault", or "go" and the store address: released when every rank has arrived at the start; or "end" and
               the reason why there is no further round
     outcome   "fault" or "done": released by the first fault, or by the last active rank that returned
     closed    `Closed`: released when every rank has arrived at the end of a failed round, or is terminated
     records   why the round was interrupted
-    blame     who held up the others, where a launcher saw it before the interruption
+    culprit   who held up the others, where a launcher saw it before the interruption
 
 A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set. Released keys and the store
 address stay as long as the store: some 300 bytes for each round. Ranks wait for these keys only, so only these keys
@@ -145,7 +145,9 @@ class Round:
         self.start, self.returned, self.end = (
             Arrivals(store, f"{number}/{name}") for name in ("start", "return", "end")
         )
-        self._records, self.store_address, self._culprit = (f"{number}/{name}" for name in ("records", "note", "blame"))
+        self._records, self.store_address, self._culprit = (
+            f"{number}/{name}" for name in ("records", "store", "culprit")
+        )
 
     def offer(self, store_address: str) -> None:
         """Writes the store address that the ranks get at the start. Until the round starts, a later one replaces it."""
