@@ -368,8 +368,7 @@ class CoordinatorService:
                 deadline = min(next_look, self._machine.next_deadline() or next_look)
             self._deadline_changed.wait(max(_SHORT_S, deadline - time.monotonic()))
             if time.monotonic() < next_look:
-                with self._lock:
-                    self._perform(store, self._machine.on_tick(time.monotonic()))
+                self._tick(store)
                 continue
             with self._lock:
                 if self._hosts:
@@ -406,8 +405,28 @@ class CoordinatorService:
                 for node in lost:
                     self._perform(store, self._machine.on_lost(node, now))
                 self._perform(store, self._machine.on_tick(now))
-                forgotten, self._removable = self._removable, range(self._removable.stop, self._removable.stop)
-            store.forget(number for number in forgotten if number not in self._given_up)
+                removable = self._removable
+            store.forget(number for number in removable if number not in self._given_up)
+            with self._lock:  # Only now: where the store did not answer, the next reading removes them.
+                self._removable = range(max(removable.stop, self._removable.start), self._removable.stop)
+
+    def _tick(self, store: JobStore) -> None:
+        """Has the machine process the time at one of its deadlines, between two readings of the beats.
+
+        The term is read before anything is written. A machine that is suspended has a clock that stands still, so a
+        coordinator may be here long after another one took over.
+
+        Raises:
+            StoreLost: as `_perform`.
+            _Deposed: another coordinator took over; nothing was written.
+        """
+        with self._lock:
+            self._todo += self._machine.on_tick(time.monotonic())
+            if self._todo and not self._hosts:
+                term = store.receive(TERM, limit_s=0)
+                if term:  # Without a term the store has lost all, which the next reading of the beats finds.
+                    self._must_have_term([term])
+            self._perform(store, [])
 
     def _perform(self, store: JobStore, work: list[Work]) -> None:
         """Carries out decisions, those that could not be written before included. The caller holds the lock.
