@@ -134,9 +134,15 @@ def test_a_training_that_makes_no_steps(start_job: StartJob, tmp_path: Path) -> 
     """No limit is set, so nothing ends the ranks; every view says whom they wait for, and no second of it is a step."""
     port = free_port()
     job = start_job(Plan(), 3, f"--ft-status-port={port}", script=STALL_WORKER)
-    job.until(lambda: job.journal("cycle_start") and status(job)["times"]["steps"] >= 20, "twenty steps")
-    well = status(job)
-    assert well["state"] == "running" and "detection" not in well["times"]["seconds"]
+
+    def after_twenty_steps() -> dict[str, Any]:
+        found = status(job) if job.journal("cycle_start") else {}
+        if found and found["state"] == "running" and found["times"]["steps"] >= 20:
+            return found
+        return {}
+
+    well = job.until(after_twenty_steps, "twenty steps")
+    assert "detection" not in well["times"]["seconds"]
     stacks = job.runtime_folder() / "stacks0"
     assert stacks.stat().st_size == 0, "nobody is asked while all is well"
     stopped = well["ranks"][2]["pid"]
