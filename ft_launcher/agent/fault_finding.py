@@ -21,9 +21,9 @@ from ft_launcher.agent.cycle import nccl_ras
 from ft_launcher.agent.cycle.evidence import (
     as_decided,
     ended_by_hang_timeout,
-    fault_in,
     gather,
     iteration_reached,
+    log_unusable_texts,
     of_node,
     with_own_locks,
 )
@@ -37,7 +37,7 @@ from ft_launcher.decide.attribution import (
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.attribution.triage import Outlook, outlook
 from ft_launcher.decide.policy.ended_cycle import CycleLife
-from ft_launcher.record.journal.contained import contained, log_contained
+from ft_launcher.record.journal.contained import contained
 from rank_monitor.contract.processes.proc import is_stopped
 from rank_monitor.contract.processes.wait import readable
 
@@ -81,7 +81,7 @@ def look(ranks: Ranks) -> Outlook:
     try:
         found = outlook(gathered, running, suspected)
     except Exception as error:
-        log_contained("what the ranks wrote of the fault cannot be used", error)
+        log_unusable_texts(error)
         found = outlook(CycleEvidence(gathered).without_texts().ranks, running, suspected)
     if ranks.request is not None or ranks.parts.settings.monitor.hang_timeout is None:
         return found
@@ -158,7 +158,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
     lost: list[int] = []
     with contained("which ranks lost another cannot be found"):
         lost = first_failure.lost_a_peer(known.ranks)
-    fault = fault_in(known)
+    fault = first_failure.find(known, on_error=log_unusable_texts)
     if fault is not None or hung:
         recorder.evidence(ranks.cycle, known)
     if fault is None:

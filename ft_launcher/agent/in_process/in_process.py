@@ -38,7 +38,7 @@ from typing import Any
 from torch.distributed import PrefixStore
 
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
-from ft_launcher.agent.cycle.evidence import fault_in, gather, of_node, oom_kills
+from ft_launcher.agent.cycle.evidence import gather, log_unusable_texts, of_node, oom_kills
 from ft_launcher.agent.in_process.culprit_exchange import CulpritExchange, CulpritSearch
 from ft_launcher.agent.in_process.rank_loss import RankLossNotifier
 from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
@@ -59,7 +59,7 @@ from ft_launcher.agent.in_process.recovery_steps import (
     TakeOver,
 )
 from ft_launcher.agent.in_process.store_threads import Keys, StoreThreads, connect
-from ft_launcher.decide.attribution import Fault, FaultKind, RankEvidence
+from ft_launcher.decide.attribution import Fault, FaultKind, RankEvidence, first_failure
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.policy.restart_policy import final_codes
 from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder
@@ -193,7 +193,7 @@ class InProcess:
                 fault = None
             else:
                 evidence = CycleEvidence([end], of_node(self._oom_kills))
-                fault = fault_in(evidence)
+                fault = first_failure.find(evidence, on_error=log_unusable_texts)
                 self._recorder.evidence(self._store.cycle, evidence, end.rank)
             self._recorder.lost(self._store.cycle, end, fault, ours)
         self._do(steps)
