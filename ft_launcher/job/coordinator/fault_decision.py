@@ -1,8 +1,8 @@
 """The decisions about the fault that ended the last cycle, and about requests of ranks. Pure.
 
-Says whose the fault was, what follows, and which node is to be notified. Knows no phase and no members. `formation.py`
-asks for the decision about a fault when a cycle is to form; `coordinator.py` asks for the decision about a request when
-the request arrives.
+Says whose the fault was, what follows, and which node is to be notified. Knows no phase and changes no member.
+`formation.py` asks for the decision about a fault when a cycle is to form; `coordinator.py` asks for the decision about
+a request when the request arrives.
 
 Several nodes may report a fault of the same cycle. `find_faulty_node` picks the report that counts, and the policy
 judges that one only. The judgement goes to all members of the next cycle with their places. Two kinds of judgements
@@ -19,10 +19,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ft_launcher.decide.policy.case import (
-    NO_VIEWS,
     Case,
     FaultReport,
-    NodeViews,
     Policy,
     PolicyAnswer,
     PolicyJudgement,
@@ -31,6 +29,7 @@ from ft_launcher.decide.policy.case import (
 )
 from ft_launcher.decide.policy.restart_policy import Action, Decision
 from ft_launcher.job.coordinator.node_messages import Formed, JobOver, RankAssigned
+from ft_launcher.job.coordinator.roster import Roster
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -86,42 +85,37 @@ class FaultDecision:
         self.answer = None
         self.faulty_node = ""
 
-    def decide(
-        self,
-        reports: Reports,
-        reported: bool,
-        gone: bool,
-        has_spare: bool,
-        why: str,
-        now: float,
-        views: NodeViews = NO_VIEWS,
-    ) -> PolicyAnswer:
+    def decide(self, roster: Roster, why: str, now: float) -> PolicyAnswer:
         """Decides on the cycle that ended, by the policy if a node had a fault; stores the answer and returns it.
 
         Without a fault of a rank the job goes on and nothing is charged: nodes came, left or were lost. An exception
         are cycles that failed without a failed rank, `MAX_FAILED_STARTS` in a row.
 
         Args:
-            reports: the faults.
-            reported: whether a node reported that the cycle failed on it.
-            gone: whether a node was lost or left.
-            has_spare: whether a node waits that could take the place of the faulty node.
+            roster: the nodes, with the faults that they have reported.
             why: why the cycle ended, in words.
             now: the current time (monotonic seconds).
-            views: what the nodes saw of their ranks.
         """
         # A rank that asks for a restart and exits is gone for the ranks of other nodes, as those of a lost node are.
         was_asked = any(judgement.answers_request for judgement in self.undelivered.values())
-        faulty_node = find_faulty_node(reports, gone or was_asked)
+        reports, gone = roster.reports(), was_asked or bool(roster.absent)
+        faulty_node = find_faulty_node(reports, gone)
         cause = reports.get(faulty_node or "")
         # A failure without a failed rank: for instance, no node could reach the store of the cycle.
-        failed_to_start = reported and cause is None and not (gone or was_asked)
+        failed_to_start = bool(roster.failed) and cause is None and not gone
         if failed_to_start:
             self._failed_starts += 1
         else:
             self._failed_starts = 0
         if cause is not None and faulty_node is not None:
-            self.answer = self._ask(combined(cause, reports.values()), faulty_node, has_spare, now, views)
+            case = Case(
+                combined(cause, reports.values()),
+                self.history,
+                age_s=now - self._history_at,
+                other_hardware=len(roster.waiting) > len(roster.members),
+                views=roster.node_views(),
+            )
+            self.answer = self._ask(case, faulty_node, now)
         elif self._failed_starts >= MAX_FAILED_STARTS:
             reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
             self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), judgement=None, history=self.history)
@@ -154,15 +148,13 @@ class FaultDecision:
         decision = judgement.decision
         return JobOver(decision.exit_code or int(ExitCode.NODE_EXCLUDED), decision.reason, judgement)
 
-    def _ask(self, report: FaultReport, node: str, has_spare: bool, now: float, views: NodeViews) -> PolicyAnswer:
+    def _ask(self, case: Case, node: str, now: float) -> PolicyAnswer:
         """Asks the policy about the fault that `node` reported. The policy may find the culprit on another node.
 
         A history that cannot be read ends the job: without it the budget could be exceeded without end.
         """
         try:
-            answer = self._policy(
-                Case(report, self.history, age_s=now - self._history_at, other_hardware=has_spare, views=views), now
-            )
+            answer = self._policy(case, now)
         except ProtocolError as error:
             answer = PolicyAnswer(str(error), int(ExitCode.LAUNCHER_ERROR), judgement=None, history=self.history)
         self._history_at = now

@@ -174,9 +174,11 @@ class Formation:
         if not overdue and not roster.complete:
             return None
         if self._fault_decision.answer is None:
-            over = self._decide(now)
-            if over is not None:
-                return over
+            answer = self._fault_decision.decide(roster, self.why, now)
+            self.why = answer.reason
+            self._not_before = now + answer.wait_s
+            if answer.exit_code is not None:
+                return JobOver(answer.exit_code, answer.reason, answer.judgement)
         due = self._is_due(
             how_many(roster.waiting.values(), len(roster.members), self._rules.size), forming=True, now=now
         )
@@ -188,7 +190,10 @@ class Formation:
             return None
         self._enough_since = None
         self.preempted = ""
-        return self._chosen()
+        arrivals, previous, decided = list(roster.waiting.values()), list(roster.members), self._fault_decision
+        if decided.answer is not None and decided.answer.relocates:
+            return choose_relocated(arrivals, previous, self._rules.size, decided.faulty_node)
+        return choose(arrivals, previous, self._rules.size)
 
     def _is_due(self, count: int, forming: bool, now: float) -> bool:
         """Whether `count` nodes need not wait for more. Notes the time at which there were enough.
@@ -212,37 +217,6 @@ class Formation:
         if forming and self._roster.active:
             return 0.0
         return self._rules.last_call_s
-
-    def _decide(self, now: float) -> JobOver | None:
-        """Has the policy decide on the fault that ended the cycle, and notes the pause that it wants.
-
-        Returns why the job is over; None: it goes on.
-        """
-        roster = self._roster
-        decision = self._fault_decision
-        has_spare = len(roster.waiting) > len(roster.members)
-        answer = decision.decide(
-            roster.reports(),
-            reported=bool(roster.failed),
-            gone=bool(roster.absent),
-            has_spare=has_spare,
-            why=self.why,
-            now=now,
-            views=roster.node_views(),
-        )
-        self.why = answer.reason
-        self._not_before = now + answer.wait_s
-        if answer.exit_code is None:
-            return None
-        return JobOver(answer.exit_code, answer.reason, answer.judgement)
-
-    def _chosen(self) -> list[JoinRequest]:
-        """Returns the members of the next cycle; where ranks are to move, without the faulty node if that can be."""
-        arrivals, previous, size = list(self._roster.waiting.values()), list(self._roster.members), self._rules.size
-        answer = self._fault_decision.answer
-        if answer is not None and answer.relocates:
-            return choose_relocated(arrivals, previous, size, self._fault_decision.faulty_node)
-        return choose(arrivals, previous, size)
 
     def _too_few(self) -> JobOver:
         """Returns the end of the job for want of nodes. Its exit code says whether a cycle had ever formed."""
