@@ -155,7 +155,9 @@ class Membership(EventSource):
         """
         self._end = self._cut = None
         try:
-            waited_s = self._joining.join(assign_ranks)
+            waited_s = self._joining.await_decision()
+            while not self._joining.try_to_join(assign_ranks):
+                pass
         except NoPlace as over:
             raise NoFurtherCycle(self._over(over.over)) from None
         place, store = self._nodes.place, self._nodes.cycle_store

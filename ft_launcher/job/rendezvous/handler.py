@@ -391,13 +391,6 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     # Becoming a member.
 
-    def ask(self) -> None:
-        """Asks the coordinator for a place in the next cycle, with the fault of this node's ranks. Returns at once.
-
-        `next_rendezvous` asks by itself, unless it was asked here before.
-        """
-        self._ask(self.link)
-
     def answered(self, limit_s: float = 0.0) -> RankAssigned | None:
         """Waits up to `limit_s` seconds for the answer to `ask`; returns this node's place, None if none arrived.
 
@@ -421,8 +414,12 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.waiting(False)
         return answer
 
-    def _ask(self, link: CoordinatorLink) -> None:
-        """Sends this node's next arrival, with the number of the cycle that it left."""
+    def ask(self, link: CoordinatorLink) -> None:
+        """Asks the coordinator for a place in the next cycle: sends this node's next arrival, with the fault of its
+        ranks and the number of the cycle that it left. Returns at once.
+
+        A node that is its own coordinator asks before the rendezvous of torch's agent; `await_place` then does not.
+        """
         self._is_joining = True
         if self.place:
             cycle = self.place.cycle
@@ -443,7 +440,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             RendezvousConnectionError: this node is cut off.
         """
         if not self._is_granted:
-            self._ask(link)
+            self.ask(link)
             while self.answered(self._settings.beat_s) is None:
                 self._must_be_linked(link)
                 if self._rename_if_deposed(link):

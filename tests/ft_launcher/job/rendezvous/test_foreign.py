@@ -54,7 +54,7 @@ def node_of(handler: Any, poll_s: float = 3600.0) -> ForeignRendezvous:
     settings = NodeSettings(Rules(Size(1, 1)), make_policy(RestartSettings(), 3), 1.0, 15.0)
     me = JoinRequest("a", 0, "a", "", 2)
     node = ForeignRendezvous(handler, me, settings, PortHolder("127.0.0.1", None, None), poll_s)
-    node.ask()
+    node.ask(node.link)
     assert node.answered() is not None
     node.next_rendezvous()
     return node
@@ -102,7 +102,7 @@ def test_waiting_nodes_end_the_cycle() -> None:
     node.poll(set())
     end = node.pop_end()
     assert end is not None and (end.reason, end.text) == (EndReason.GREW, "other nodes wait to take part")
-    node.ask()
+    node.ask(node.link)
     place = node.answered()
     assert place is not None and place.cycle == 1 and place.judgement is None
 
@@ -114,7 +114,7 @@ def test_an_answer_does_not_outlive_its_cycle() -> None:
     handler.go.set()
     until_answered(node)
     node.report_end(EndReason.FAILED, "a rank failed")
-    node.ask()
+    node.ask(node.link)
     node.poll(set())
     assert node.pop_end() is None or node.descriptors() == set()
 
