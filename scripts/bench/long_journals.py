@@ -23,7 +23,7 @@ from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_reco
 from ft_launcher.decide.attribution.first_failure import find
 from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews, Policy
 from ft_launcher.decide.policy.ended_cycle import CycleLife
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from ft_launcher.decide.policy.restart_policy import Decision
 from ft_launcher.record import events
 from ft_launcher.record.console import console_text
@@ -116,7 +116,7 @@ def simulate(job: Job) -> Story:
     draw = random.Random(job.cycles)
     ledger = JobLedger(_BOOT_S, _WALL_S)
     cycles: list[Cycle] = []
-    policy, history = make_policy(RestartSettings(), _MAX_RESTARTS), History()
+    policy, history = JobPolicy(RestartSettings(), _MAX_RESTARTS), History()
     now, resumed = _BOOT_S, NO_ITERATION
     for number in range(job.cycles):
         now = _form(ledger, now)

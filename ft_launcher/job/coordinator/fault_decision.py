@@ -47,7 +47,7 @@ class FaultDecision:
     """The last answer of the policy, the history of restarts, and judgements that wait for their node's next arrival.
 
     Args:
-        policy: the restart policy.
+        policy: the restart policy (`decide/policy/job_policy.py: JobPolicy`).
         now: the current time (monotonic seconds).
         previous: the last record of the coordinator before this one; None: there was none.
 

@@ -8,7 +8,7 @@ import pytest
 
 from ft_launcher.decide.attribution import Fault, FaultKind
 from ft_launcher.decide.policy.case import FaultReport
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from ft_launcher.decide.policy.restart_policy import Action
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import Ended, EndReason, JobOver, Left, RankAssigned
@@ -22,7 +22,7 @@ EXITED = FaultReport(Fault(FaultKind.EXIT, 0, 0, 1, 1, "exited", "", ""))
 
 
 def linked(max_restarts: int = 3, settings: RestartSettings | None = None) -> LocalLink:
-    policy = make_policy(settings or RestartSettings(), max_restarts)
+    policy = JobPolicy(settings or RestartSettings(), max_restarts)
     return LocalLink("a", NodeSettings(Rules(Size(1, 1)), policy, 1.0, 15.0))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed import HashStore
 
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import EndReason, JoinRequest
 from ft_launcher.job.link.attempt import NodeSettings
@@ -51,7 +51,7 @@ class Handler:
 
 def node_of(handler: Any, poll_s: float = 3600.0) -> ForeignRendezvous:
     """Its node, in its first cycle."""
-    settings = NodeSettings(Rules(Size(1, 1)), make_policy(RestartSettings(), 3), 1.0, 15.0)
+    settings = NodeSettings(Rules(Size(1, 1)), JobPolicy(RestartSettings(), 3), 1.0, 15.0)
     me = JoinRequest("a", 0, "a", "", 2)
     node = ForeignRendezvous(handler, me, settings, PortHolder("127.0.0.1", None, None), poll_s)
     node.ask(node.link)
