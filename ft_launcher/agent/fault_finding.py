@@ -158,7 +158,7 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
     lost: list[int] = []
     with contained("which ranks lost another cannot be found"):
         lost = first_failure.lost_a_peer(known.ranks)
-    fault = first_failure.find(known, on_error=log_unusable_texts)
+    fault = first_failure.find_fault(known, on_error=log_unusable_texts)
     if fault is not None or hung:
         recorder.evidence(ranks.cycle, known)
     if fault is None:
@@ -187,7 +187,7 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
         reports = map(ranks.monitors.report, ranks.monitors.local_ranks)
         ranks.ask_nccl(nccl_ras.hung_for_s(reports, stop_began))
     # The processes are looked for while the monitors answer: both take time on a node with many processes.
-    ranks.monitors.snapshots(meanwhile=tree.find, stacks=hung)
+    ranks.monitors.snapshots(meanwhile=tree.search, stacks=hung)
     # Read before the stop continues stopped processes: other ranks waited for one that was under SIGSTOP or a debugger.
     stopped = {rank for rank, pid in ranks.processes.pids().items() if is_stopped(pid)}
     nccl = None

@@ -257,7 +257,7 @@ class Membership(EventSource):
         self._nodes.report_end(end_reason, "a rank failed")
         if ranks.have_agreed:
             self._await_agreed_exits()
-        self._last_end.keep(fault_finding.stop_and_attribute(ranks, hung, seen.stood_still))
+        self._last_end.store(fault_finding.stop_and_attribute(ranks, hung, seen.stood_still))
 
     def _await_agreed_exits(self) -> None:
         """Waits until the ranks have saved and ended, since all of them exit after the same step.
@@ -294,7 +294,7 @@ class Membership(EventSource):
             # When the hang began is not known here: the ranks of this node have waited since their last progress.
             began = 0.0
         self._parts.times.failed(began)
-        self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung, stood_still))
+        self._last_end.store(fault_finding.stop_and_attribute(self._ranks, hung, stood_still))
 
     def _after_regroup(self, end: CycleEnd) -> None:
         """Stops the ranks of a cycle that ended without a fault, since other nodes take part in the next one.
@@ -303,7 +303,7 @@ class Membership(EventSource):
         """
         if end.reason is not EndReason.RESTART:
             self._parts.times.membership_changes()
-        self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung=False))
+        self._last_end.store(fault_finding.stop_and_attribute(self._ranks, hung=False))
 
     def _after_job_end(self, end: CycleEnd) -> JobEnd:
         """Stops the ranks, since the job is over for all nodes, and returns how it ended for this one."""
@@ -328,7 +328,7 @@ class Membership(EventSource):
             self._end_by_signal()
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.text))
-        self._last_end.keep(NodeFindings())
+        self._last_end.store(NodeFindings())
         return None
 
     def _end_by_signal(self) -> NoReturn:
@@ -353,7 +353,7 @@ class Membership(EventSource):
         """
         found = fault_finding.stop_and_attribute(self._ranks, hung=False)
         self._nodes.report_end(EndReason.ASKED, asked_by(asked.rank, asked.request), asked)
-        self._last_end.keep(NodeFindings(views=found.views), asked)
+        self._last_end.store(NodeFindings(views=found.views), asked)
 
     def _over(self, over: JobOver) -> JobEnd:
         """Records the end of the job for this node, and returns it with torch's result.
@@ -404,7 +404,7 @@ class Membership(EventSource):
         self._nodes.report_end(EndReason.LOST, reason)
         # The standstill used up the time in which the store must answer: the node would count as cut off at once.
         link.wake(time.monotonic())
-        self._last_end.keep(NodeFindings())
+        self._last_end.store(NodeFindings())
 
     def _after_success(self) -> JobEnd | None:
         """Waits for the other nodes after this one's ranks are done, then leaves.
@@ -451,7 +451,7 @@ class Membership(EventSource):
             return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.text))
-        self._last_end.keep(fault_finding.stop_what_is_left(self._ranks))
+        self._last_end.store(fault_finding.stop_what_is_left(self._ranks))
         return None
 
     def _await_end(self, limit_s: float) -> CycleEnd | None:

@@ -20,7 +20,7 @@ from ft_client.rank.monitoring.learned_limits import LearnedLimits
 from ft_launcher.agent.times import WRITE_EVERY_S
 from ft_launcher.decide.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, all_nodes
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.decide.attribution.first_failure import find
+from ft_launcher.decide.attribution.first_failure import find_fault
 from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews, Policy
 from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.job_policy import JobPolicy
@@ -234,7 +234,7 @@ def _ns(seconds: float) -> int:
 def _judge(job: Job, cycle: Cycle, policy: Policy, history: History) -> History:
     """Finds the fault of a cycle and what follows, as its node and the coordinator do; returns the history after it."""
     node = cycle.culprit // RANKS
-    fault = find(_evidence(cycle, node), _raise)
+    fault = find_fault(_evidence(cycle, node), _raise)
     assert fault is not None
     life = CycleLife(cycle.over - cycle.began, cycle.reached)
     report = FaultReport(fault, life, console_text.headline(fault, _name(node)))

@@ -264,7 +264,7 @@ class CulpritExchange:
     def _decide(self, nodes: Sequence[NodeScene], all_ranks: bool, this_round: Round) -> None:
         """Writes who held up the others, for the ranks and as news; nothing if nobody waited for anybody."""
         views = {view.rank: (view, node.name) for node in nodes for view in node.views}
-        finding = all_nodes.find(nodes, all_ranks)
+        finding = all_nodes.find_culprits(nodes, all_ranks)
         if not finding.waiting and not finding.culprits:
             return
         text = finding.text

@@ -193,7 +193,7 @@ class InProcess:
                 fault = None
             else:
                 evidence = CycleEvidence([end], of_node(self._oom_kills))
-                fault = first_failure.find(evidence, on_error=log_unusable_texts)
+                fault = first_failure.find_fault(evidence, on_error=log_unusable_texts)
                 self._recorder.evidence(self._store.cycle, evidence, end.rank)
             self._recorder.lost(self._store.cycle, end, fault, ours)
         self._do(steps)

@@ -1,7 +1,7 @@
 """Finds the culprit of a hang: the rank that the other ranks wait for, by what each has entered and finished. Pure.
 
-In a hang nearly all ranks are innocent: they wait in a collective for a rank that did not come, and exceed their
-limits within milliseconds of each other. Which limit passed first therefore says nothing. `find` looks at all ranks
+In a hang nearly all ranks are innocent: they wait in a collective for a rank that did not come, and exceed their limits
+within milliseconds of each other. Which limit passed first therefore says nothing. `find_culprits` looks at all ranks
 at once. Callers: `first_failure.py` and `all_nodes.py` after a cycle, `hang_clocks.py` while ranks stand still,
 `agent/hang_warnings.py` for a warning, the status page for one line.
 
@@ -76,7 +76,7 @@ def summary(finding: HangFinding, views: Sequence[RankView]) -> str:
     """Returns one line for the status page: whom the ranks wait for. Empty: that is not known.
 
     Args:
-        views: the ranks that `find` was asked about; the culprits must be among them.
+        views: the ranks that `find_culprits` was asked about; the culprits must be among them.
     """
     if not finding.culprits:
         return finding.text
@@ -102,7 +102,7 @@ def waiting_text(waiting: int) -> str:
     return f", and {waiting} ranks wait for it"
 
 
-def find(ranks: Sequence[RankView], all_ranks: bool = True) -> HangFinding:
+def find_culprits(ranks: Sequence[RankView], all_ranks: bool = True) -> HangFinding:
     """Returns who holds up the other ranks. Takes about 0.05 s for 2,048 ranks.
 
     Args:

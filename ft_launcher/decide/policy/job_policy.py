@@ -145,7 +145,7 @@ def _culprit_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | 
             node: all_nodes.of_records(seen.names.get(node, node), records, seen.nccl.get(node))
             for node, records in seen.ranks.items()
         }
-        finding = all_nodes.find(list(nodes.values()), seen.is_complete)
+        finding = all_nodes.find_culprits(list(nodes.values()), seen.is_complete)
     except Exception:  # other nodes wrote the views: a view that cannot be read must not prevent the restart
         return None
     views = [view for node in nodes.values() for view in node.views]

@@ -153,19 +153,19 @@ class Round:
         """Writes the store address that the ranks get at the start. Until the round starts, a later one replaces it."""
         self._store.set(self.store_address, store_address)
 
-    def arrive(self, entry: Entry, end_reason: Callable[[], str] = str) -> None:
+    def arrive(self, entry: Entry, reason_to_give_up: Callable[[], str] = str) -> None:
         """Enters the barrier at the start. Does not wait for the others: that is waiting for `started`.
 
         The last rank waits for the store address, and releases the barrier with it.
 
         Args:
             entry: the arrival of this rank.
-            end_reason: called on the last rank; returns why there is no further round, empty if there is one.
+            reason_to_give_up: called on the last rank; returns why there is no further round, empty if there is one.
         """
         if self.start.complete(entry, entry.world_size):
             # A rank that was stopped for long may lower the number. A reader then follows the ends of more rounds.
             self._store.set(_CURRENT, str(self.number))
-            reason = end_reason()
+            reason = reason_to_give_up()
             store_address = self._store.get(self.store_address).decode()
             if reason:
                 release(self._store, self.started, END + reason)
