@@ -28,6 +28,7 @@ import time
 
 from rank_monitor.agent_channel import AgentChannel
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire.channel import Peer
@@ -229,9 +230,10 @@ class MonitorServer:
             else:
                 pid = watch.client_pid
             self._agent.send(Connected(pid, watch.attached))
+        # In a wrapped function the rank's watchdog stamps as often as the wrapper needs. The answer wakes it for that.
+        enters_function = isinstance(message, RestartReport) and message.phase is RestartPhase.RUNNING
         short_of_stamps = isinstance(message, Hello) and self._needs_stamps_often
-        # The answer to a `RestartReport` wakes the rank's watchdog, which then stamps as often as the wrapper needs.
-        if (isinstance(message, (Attach, RestartReport)) or short_of_stamps) and watch.start is not None:
+        if (isinstance(message, Attach) or enters_function or short_of_stamps) and watch.start is not None:
             self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
 
     @property
