@@ -35,7 +35,7 @@ def rank_of(
 
     At the end all threads of the call have ended.
     """
-    before, said = threading.active_count(), list[str]()
+    before, said = set(threading.enumerate()), list[str]()
     ours, theirs = channel.pair()
     theirs.settimeout(patient(30))
     agent = cast("launcher_parts.StandaloneAgent", AgentOfTest())
@@ -44,7 +44,7 @@ def rank_of(
         channel.send(theirs, write_record(call).encode())
         calls.poll()
         yield theirs, calls, said
-        until(lambda: threading.active_count() == before, "the threads of the call to end")
+        until(lambda: set(threading.enumerate()) <= before, "the threads of the call to end")
 
 
 def call_of_two(host: str, port: int) -> WatchedCall:
