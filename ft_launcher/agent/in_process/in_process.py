@@ -4,8 +4,8 @@ decides.
 `agent/ranks.py` makes an `InProcess` in each cycle, when the ranks have just started, and calls it while the cycle
 runs. A rank that dies in a wrapped function passes these stations:
 
-1. `Ranks.poll` sees the end of the process, and asks the rank's monitor for what it has not passed on yet: what the
-   death means depends on the rank's last report.
+1. `Ranks.poll` sees the end of the process, and asks the monitors for what they have not passed on yet: what the death
+   means depends on the rank's last report, and what follows on those of the others (`needs_all_reports`).
 2. `ended` asks `RecoveryLevels`. If the rank is in no wrapped function, the result is `RankEnded`, and the cycle fails
    as under torchrun. Else the result is `RankLost`, and the steps are carried out: as a rule a `NotifyLoss`, in a
    thread.
@@ -30,7 +30,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -122,7 +122,7 @@ class InProcess:
         self._events: list[Event] = []
         """Events that the next `poll` returns."""
         self._notified: list[LossNotified] = []
-        """Outcomes of notices that `has_notices` has received. `poll` handles them, after the monitors' messages."""
+        """Outcomes of notices, received by `needs_all_reports`. `poll` handles them, after the monitors' messages."""
         self._ends: dict[int, RankEvidence] = {}
         """The last death of each rank."""
         self._open: set[int] = set()
@@ -201,13 +201,18 @@ class InProcess:
             self._open.add(local_rank)
         return RankLost(local_rank)
 
-    def has_notices(self) -> bool:
-        """Returns whether a notice of a loss has ended, whose outcome the next `poll` handles.
+    def needs_all_reports(self, ended: Iterable[int]) -> bool:
+        """Returns whether what follows depends on the last reports of all ranks: their monitors must be asked first.
 
-        The monitors must be asked before for what they have not passed on yet.
+        True in two cases:
+        - A rank has ended in a wrapped call. Whether the others can go on without it depends on where they are.
+        - A notice of a loss has ended. The next `poll` handles its outcome, after the others' reports of the restart.
+
+        Args:
+            ended: local ranks whose process has ended.
         """
         self._notified += self._loss_notifier.notified.drain()
-        return bool(self._notified)
+        return bool(self._notified) or any(self._levels.is_declared(rank) for rank in ended)
 
     def poll(self) -> list[Event]:
         """Handles outcomes of notices, a deadline that has passed, and findings of who held up the others.
