@@ -96,8 +96,10 @@ class FaultDecision:
             why: why the cycle ended, in words.
             now: the current time (monotonic seconds).
         """
-        # A rank that asks for a restart and exits is gone for the ranks of other nodes, as those of a lost node are.
-        was_asked = any(judgement.answers_request for judgement in self.undelivered.values())
+        # A rank that asks for a restart and exits is gone for the ranks of other nodes, as those of a lost node are. (A
+        # node that leaves by request is absent; its judgement may wait here longer than for one cycle.)
+        requests = [judgement for judgement in self.undelivered.values() if judgement.answers_request]
+        was_asked = any(judgement.decision.action is Action.RESTART for judgement in requests)
         reports, gone = roster.reports(), was_asked or bool(roster.absent)
         faulty_node = find_faulty_node(reports, gone)
         cause = reports.get(faulty_node or "")
