@@ -35,6 +35,7 @@ from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import FtError, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode
 from rank_monitor.contract.installed import file_of
+from rank_monitor.contract.processes import proc
 
 if TYPE_CHECKING:
     from ft_launcher.node.zygote.forked_rank import ForkedRank
@@ -52,6 +53,8 @@ SUBCOMMANDS = {
     "validate": "ft_launcher.tools.commands.validate",
 }
 """Subcommand -> the module with the command of that name."""
+_PROCESS_NAME = "pt_elastic"
+"""What `ps` and `top` show for this process: the name that torchrun gives itself."""
 _PEER = "nvidia_resiliency_ext"
 """The package of NVIDIA that also installs a program `ft_launcher`."""
 
@@ -261,6 +264,7 @@ def _job(arguments: Sequence[str], seen: prescan.Scan, zygotes: ZygotePool) -> i
         runtime = runtime or Runtime.start()
         from ft_launcher.composition import run
 
+        proc.name_this_process(_PROCESS_NAME)
         return run(job, runtime, zygotes)
     finally:
         zygotes.close()

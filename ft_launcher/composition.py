@@ -333,7 +333,7 @@ def _more_sources(
     parts = ranks.parts
     if rendezvous is not None:
         rendezvous.waiting = status.waits
-        rendezvous.heard = NodeAnswers(status, asking, parts.times, rendezvous).on_question
+        rendezvous.on_question = NodeAnswers(status, asking, parts.times, rendezvous).on_question
         asking.other_nodes = JobNodes(rendezvous)
     sources: list[EventSource] = [StatusFeed(status, asking, ranks)]
     if parts.settings.record.watch_log is not None:

@@ -1,10 +1,10 @@
 """Detects a hang: messages and time in, actions and the next deadline out. Pure.
 
 `server.py` calls it: `on_message`, `on_heartbeat`, `on_lost` and `on_exit` when something happened, `on_tick` when
-`next_deadline` is reached. Each call returns the actions that the server is to perform. `watch.py` holds the facts of
-the rank and makes deadlines of them; the detector says when a deadline raises an alarm, and what follows. Neither uses
-a socket, a process or a clock: `now_ns` is the monitor's CLOCK_MONOTONIC in nanoseconds, and messages carry the rank's,
-which is the same clock (one per machine).
+`next_deadline` is reached, with what /proc says of a look-up if `needs_look_up` asks for it. Each call returns the
+actions that the server is to perform. `watch.py` holds the facts of the rank and makes deadlines of them; the detector
+says when a deadline raises an alarm, and what follows. Neither uses a socket, a process or a clock: `now_ns` is the
+monitor's CLOCK_MONOTONIC in nanoseconds, and messages carry the rank's, which is the same clock (one per machine).
 
 **How a hang becomes a kill.** Each limit in force gives one deadline; the earliest of them counts.
 
@@ -109,12 +109,6 @@ class AskUsualGap:
 
 
 @dataclass(frozen=True)
-class AskLookUp:
-    """Find out whether the rank waits for a resolver, and call `on_look_up` with the answer: a limit that has passed
-    then waits for the resolver."""
-
-
-@dataclass(frozen=True)
 class NotifyStandstill:
     """Notify the agent that the rank stands still. Only the launcher can see whether that is a hang, and whose: the
     rank may wait for another rank."""
@@ -127,9 +121,7 @@ class Note:
     text: str
 
 
-Action: TypeAlias = (
-    DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | AskUsualGap | AskLookUp | NotifyStandstill | Note
-)
+Action: TypeAlias = DumpStacks | SendVerdict | Interrupt | SendSignal | Kill | AskUsualGap | NotifyStandstill | Note
 """What the server is to do. The server performs the actions of one call in their order."""
 
 
@@ -265,10 +257,23 @@ class HangDetector:
         self._after_change(now_ns)
         return actions
 
-    def on_tick(self, now_ns: int) -> list[Action]:
+    def needs_look_up(self, now_ns: int) -> bool:
+        """Returns whether `on_tick` at this moment must know if the rank waits for a resolver: a limit has passed that
+        waits for look-ups."""
+        if self._alarm not in (None, DetectorState.SUSPECT):
+            return False
+        first = self.watch.first_deadline()
+        return first is not None and now_ns >= first.at_ns and waits_for_look_ups(first)
+
+    def on_tick(self, now_ns: int, asks_resolver: bool = False) -> list[Action]:
         """Judges the deadlines. To be called at `next_deadline()`, after all waiting messages have been handled.
 
         An earlier or a later call does no harm: what is due is found by `now_ns`.
+
+        Args:
+            now_ns: monotonic nanoseconds.
+            asks_resolver: whether the rank's main thread waits for a resolver. A limit that has passed then waits too,
+                for as long as `look_ups.py` says. Must be known where `needs_look_up` holds.
         """
         actions = self._note_oversleep(now_ns)
         if self._alarm is DetectorState.CONDEMNED:
@@ -276,7 +281,7 @@ class HangDetector:
                 self._transition(DetectorEvent.OVER)
                 actions += self._kill_actions
         elif self._alarm is not DetectorState.KILLED:
-            actions += self._judge(now_ns)
+            actions += self._judge(now_ns, asks_resolver)
             actions += self._judge_stall(now_ns)
             actions += self._judge_standstill(now_ns)
         self._arm()
@@ -329,7 +334,7 @@ class HangDetector:
                 self._transition(DetectorEvent.CLEAR)
         self._arm()
 
-    def _judge(self, now_ns: int) -> list[Action]:
+    def _judge(self, now_ns: int, asks_resolver: bool) -> list[Action]:
         """Raises the alarm of the earliest deadline, as far as its moment has come."""
         first = self.watch.first_deadline()
         if first is None or now_ns < first.at_ns - _lead(first):
@@ -341,28 +346,11 @@ class HangDetector:
         if now_ns < first.at_ns:
             self._transition(DetectorEvent.LEAD)
             return dump
-        if self._alarm is DetectorState.INTERRUPTED or not waits_for_look_ups(first):
-            return dump + self._judge_missed(first, now_ns)
-        self._transition(DetectorEvent.LEAD)
-        return [*dump, AskLookUp()]
-
-    def on_look_up(self, asks_resolver: bool, now_ns: int) -> list[Action]:
-        """Handles the answer to `AskLookUp`. Called by the server within the action, so the limit has just passed.
-
-        Args:
-            asks_resolver: whether the rank's main thread waits for a resolver. Then the limit waits too, for as long as
-                `look_ups.py` says; otherwise it acts now.
-            now_ns: monotonic nanoseconds, after the answer.
-        """
-        first = self.watch.first_deadline()
-        if first is None or now_ns < first.at_ns:
-            return []
-        if self.watch.look_ups.postpone(first, asks_resolver, now_ns):
-            actions = self._report_look_up(first, now_ns)
-        else:
-            actions = self._judge_missed(first, now_ns)
-        self._arm()
-        return actions
+        may_wait = self._alarm is not DetectorState.INTERRUPTED and waits_for_look_ups(first)
+        if may_wait and self.watch.look_ups.postpone(first, asks_resolver, now_ns):
+            self._transition(DetectorEvent.LEAD)
+            return dump + self._report_look_up(first, now_ns)
+        return dump + self._judge_missed(first, now_ns)
 
     def _report_look_up(self, spared: Deadline, now_ns: int) -> list[Action]:
         """Returns the log line about a look-up that limits wait for: once for each look-up."""

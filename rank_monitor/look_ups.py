@@ -1,11 +1,11 @@
 """Whether a rank waits for a resolver, and how long its limits wait for the answer. Pure.
 
-The detector asks when a limit has passed, and at no other time (`hang_detector.py: AskLookUp`); `rank_process.py` then
-reads what /proc says. A rank that looks up a name (gloo does so for each group, torch before 2.9 for each store) does
-nothing wrong. To restart the rank would cost more than the answer, and the new process would look up the same name
-again. So the limit waits: it is postponed by 0.1 s again and again while the rank asks the resolver, for `MAX_WAIT_S`
-at most. Once the rank is seen outside of a look-up, it gets its whole limit once more, since nobody knows when the
-answer came.
+What /proc says of the rank (`rank_process.py`) is read when a limit has passed, and at no other time
+(`hang_detector.py: needs_look_up`). A rank that looks up a name (gloo does so for each group, torch before 2.9 for each
+store) does nothing wrong. To restart the rank would cost more than the answer, and the new process would look up the
+same name again. So the limit waits: it is postponed by 0.1 s again and again while the rank asks the resolver, for
+`MAX_WAIT_S` at most. Once the rank is seen outside of a look-up, it gets its whole limit once more, since nobody knows
+when the answer came.
 
     no look-up ----asks a resolver----> LOOKS UP -----no longer-----> ANSWERED ---the limit passes again--> it acts
                                         |      ^                      |

@@ -31,6 +31,9 @@ _READINGS = 4
 fifty readings finds no function of the kernel. Some kernels never name one."""
 _QUIET_POLLS = 5
 """Where the end of a dump cannot be told from its text, a file that has not grown for this many polls is complete."""
+_SETTLED_S = 0.02
+"""A stack file that nothing was written to for so many seconds is not being written: longer than `_QUIET_POLLS` polls,
+and two ticks of the slowest kernel clock (100 Hz), by which files are dated."""
 _MAX_DUMP = 1 << 20
 """Bytes of a dump that are read; a bound, since the rank can write to this file as well. faulthandler dumps at most 100
 threads of 100 frames each."""
@@ -152,8 +155,13 @@ class RankProcess:
         return found.frames
 
     def _dump(self, deadline: float) -> str:
-        """Returns the text of the dump that was asked for, once it is complete or the deadline (monotonic) is over."""
+        """Returns the text of the dump that was asked for, once it is complete or the deadline (monotonic) is over.
+
+        As a rule it was asked for 0.1 s before, and is complete at once. Each wait would delay the end of the rank.
+        """
         size, quiet = self._offset, 0
+        if _has_settled(self._file):
+            size = _size(self._file)
         while time.monotonic() < deadline:
             before, size = size, _size(self._file)
             quiet = quiet + 1
@@ -214,6 +222,18 @@ def _read_from(path: str, offset: int) -> str:
         return ""
     finally:
         os.close(descriptor)
+
+
+def _has_settled(path: str) -> bool:
+    """Returns whether nothing was written to a file for `_SETTLED_S` seconds, by the clock that files are dated with.
+
+    A clock that was set meanwhile may say so too early: then the file is taken for complete as soon as its text is
+    (`stacks.is_whole`).
+    """
+    try:
+        return time.time() - os.stat(path).st_mtime >= _SETTLED_S
+    except OSError:
+        return False
 
 
 def _size(path: str) -> int:

@@ -28,6 +28,7 @@ import time
 
 from rank_monitor.agent_channel import AgentChannel
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire.channel import Peer
@@ -67,7 +68,6 @@ from rank_monitor.contract.wire.messages import (
 from rank_monitor.flight_recorder import FlightRecorder
 from rank_monitor.hang_detector import (
     Action,
-    AskLookUp,
     AskUsualGap,
     DumpStacks,
     HangDetector,
@@ -176,7 +176,10 @@ class MonitorServer:
             now_ns = time.monotonic_ns()
             due_ns = self._detector.next_deadline()
             if due_ns is not None and due_ns <= now_ns:
-                self._act(self._detector.on_tick(now_ns))
+                asks_resolver = False
+                if self._process is not None and self._detector.needs_look_up(now_ns):
+                    asks_resolver = self._process.asks_resolver()
+                self._act(self._detector.on_tick(now_ns, asks_resolver))
             timeout_s = self._timeout_s()
         self._loop.wait(timeout_s)
 
@@ -227,9 +230,10 @@ class MonitorServer:
             else:
                 pid = watch.client_pid
             self._agent.send(Connected(pid, watch.attached))
+        # In a wrapped function the rank's watchdog stamps as often as the wrapper needs. The answer wakes it for that.
+        enters_function = isinstance(message, RestartReport) and message.phase is RestartPhase.RUNNING
         short_of_stamps = isinstance(message, Hello) and self._needs_stamps_often
-        # The answer to a `RestartReport` wakes the rank's watchdog, which then stamps as often as the wrapper needs.
-        if (isinstance(message, (Attach, RestartReport)) or short_of_stamps) and watch.start is not None:
+        if (isinstance(message, Attach) or enters_function or short_of_stamps) and watch.start is not None:
             self._socket.reply(Welcome(to_json(self._settings), watch.start.cycle))
 
     @property
@@ -437,12 +441,9 @@ class MonitorServer:
 
         Log lines of verdicts come last, so that no signal waits for a write.
 
-        Two actions are questions: `AskUsualGap` and `AskLookUp`. The detector cannot look at a process itself. So a
-        question ends its decision for the moment, and the answer continues it: the answer goes back at once
-        (`on_usual_gap`, `on_look_up`), and the further actions are performed within this call. An example is a limit
-        that has passed: `on_tick` returns `AskLookUp`, this method reads /proc, and `on_look_up` returns either a note
-        that the limit waits for the resolver, or what follows a missed limit. No answer leads to another question, so
-        the recursion ends.
+        One action is a question: `AskUsualGap`. The detector cannot ask the flight recorder itself. The answer goes
+        back at once (`on_usual_gap`), and the further actions are performed within this call. They contain no other
+        question, so the recursion ends.
         """
         lines = []
         for action in actions:
@@ -466,9 +467,6 @@ class MonitorServer:
                     since = time.monotonic() - _RECENT_S
                     usual_gap_s = self._recorder.usual_gap_s(_RECORDER_WAIT_S, since)
                     self._act(self._detector.on_usual_gap(usual_gap_s, time.monotonic_ns()))
-                case AskLookUp():
-                    asks = self._process is not None and self._process.asks_resolver()
-                    self._act(self._detector.on_look_up(asks, time.monotonic_ns()))
                 case NotifyStandstill():
                     start = self._detector.watch.start
                     if start is not None:

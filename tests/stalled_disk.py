@@ -3,8 +3,9 @@
     python -m tests.stalled_disk FOLDER   mounts it at FOLDER, prints "mounted", and serves until it is unmounted
 
 SIGUSR1 makes it hold the next request, and all later ones, after it has read the first: that request is being served,
-and SIGKILL does not end who waits for it. SIGSTOP stops it before it reads any: requests are queued, and SIGKILL ends
-who waits. SIGUSR2 and SIGCONT have it go on. Needs root and /dev/fuse. Speaks FUSE by itself, from <linux/fuse.h>
+and SIGKILL does not end who waits for it. SIGTSTP has it stop once it has answered what it has read: later requests are
+queued, and SIGKILL ends who waits. SIGSTOP could come between a request and its answer. SIGUSR2 and SIGCONT have it go
+on. Needs root and /dev/fuse. Speaks FUSE by itself, from <linux/fuse.h>
 (protocol 7.19 and what of 7.31 is the same): a file system of one user with regular files, folders and sockets.
 """
 
@@ -14,6 +15,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import select
 import signal
 import stat
 import struct
@@ -47,11 +49,22 @@ class Server:
     def __init__(self, device: int) -> None:
         self.device = device
         self.nodes = {_ROOT: Node(stat.S_IFDIR | 0o777)}
-        self.holds = False
+        self.holds = self.stops = False
 
-    def serve(self) -> None:
-        """Serves until the file system is unmounted."""
+    def serve(self, signals: int) -> None:
+        """Serves until the file system is unmounted. `signals`: readable once a signal has come."""
+        waits = select.poll()
+        waits.register(self.device, select.POLLIN)
+        waits.register(signals, select.POLLIN)
         while True:
+            ready = dict(waits.poll())
+            if signals in ready:
+                os.read(signals, 64)
+            if self.stops:
+                self.stops = False
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if self.device not in ready:
+                continue
             try:
                 request = os.read(self.device, _MOST + 4096)
             except OSError as error:
@@ -183,8 +196,11 @@ def main() -> None:
     server = Server(mount(sys.argv[1]))
     signal.signal(signal.SIGUSR1, lambda *_: setattr(server, "holds", True))
     signal.signal(signal.SIGUSR2, lambda *_: setattr(server, "holds", False))
+    signal.signal(signal.SIGTSTP, lambda *_: setattr(server, "stops", True))
+    signals, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakes)
     print("mounted", flush=True)
-    server.serve()
+    server.serve(signals)
 
 
 if __name__ == "__main__":

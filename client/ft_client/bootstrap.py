@@ -57,14 +57,14 @@ def rank() -> Rank:
     return Rank(main_of(arguments, first_path), prepare())
 
 
-def prepare(tells_modules: bool = False) -> Report:
+def prepare(reports_modules: bool = False) -> Report:
     """Connects this process to its monitor as the rank, and sets torch's default timeout. Raises nothing.
 
     Where something fails, one line on stderr says so, and the program runs unwatched.
 
     Args:
-        tells_modules: whether the rank is to send which modules its program has imported: the launcher asks one fork on
-            each node for that.
+        reports_modules: whether the rank is to send which modules its program has imported. The launcher asks one rank
+            of each node to do so.
 
     Returns:
         What reports how the rank ends: called with the exception, with None where the rank exits with an error and
@@ -82,7 +82,7 @@ def prepare(tells_modules: bool = False) -> Report:
             nvrx_alias.install_if_asked()
         after_import.set_collective_timeout()
         after_import.answer_monitor()
-        process.start(own=True, tells_modules=tells_modules)
+        process.start(own=True, reports_modules=reports_modules)
         exception_report.keep_stderr()
         return exception_report.report
     except Exception as error:

@@ -109,5 +109,5 @@ class Departure:
         while last and (left := ends_at - time.monotonic()) > 0 and link.cut(time.monotonic()) is None:
             readable({self._ending.fileno(), link.stopped.fileno()}, min(left, self._nodes.check_s))
             ends_at = min(ends_at, time.monotonic() + self._ending.time_left())
-            if link.stopped.take(last, 0.0) is not None:
+            if link.stopped.pop(last, 0.0) is not None:
                 return

@@ -13,25 +13,23 @@ The functions run on the agent's thread and block, each within the bound that it
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ft_launcher.agent.cycle import nccl_ras
 from ft_launcher.agent.cycle.evidence import (
     as_decided,
     ended_by_hang_timeout,
-    fault_in,
     gather,
     iteration_reached,
+    log_unusable_texts,
     of_node,
     with_own_locks,
 )
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.decide.attribution import (
     Fault,
-    FaultClass,
-    FaultKind,
     RankEvidence,
     all_nodes,
     first_failure,
@@ -39,7 +37,7 @@ from ft_launcher.decide.attribution import (
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.attribution.triage import Outlook, outlook
 from ft_launcher.decide.policy.ended_cycle import CycleLife
-from ft_launcher.record.journal.contained import contained, log_contained
+from ft_launcher.record.journal.contained import contained
 from rank_monitor.contract.processes.proc import is_stopped
 from rank_monitor.contract.processes.wait import readable
 
@@ -70,9 +68,26 @@ class NodeFindings:
 def look(ranks: Ranks) -> Outlook:
     """Returns what the ranks show before they are stopped: whether some hang, and whether the cause may still come.
 
-    Called by the membership among several nodes, where no node waits for a cause. Does not block.
+    Called by the membership among several nodes, where no node waits for a cause. Blocks only for files of ranks that
+    have ended with an error (`gather`). If texts that ranks wrote cannot be used, they are left out, and this is
+    logged.
+
+    `Outlook.stood_still` has two signs. This node has ended a rank by `--ft-hang-timeout`. Or a rank has lost another
+    one and stood still at the last check for hangs: the rank that another node ends closes its connections, so a rank
+    of this node that waited for it may fail before the coordinator's message about the end arrives here.
     """
-    return _outlook(ranks, _gathered(ranks))
+    gathered, running, now = _gathered(ranks), ranks.running(), time.monotonic()
+    suspected = [rank.local_rank for rank in gathered if _was_suspect(ranks, rank.local_rank, now)]
+    try:
+        found = outlook(gathered, running, suspected)
+    except Exception as error:
+        log_unusable_texts(error)
+        found = outlook(CycleEvidence(gathered).without_texts().ranks, running, suspected)
+    if ranks.request is not None or ranks.parts.settings.monitor.hang_timeout is None:
+        return found
+    lost_peer, is_own = found.lost_peer, any(ended_by_hang_timeout(rank) for rank in gathered)
+    lost_one_that_hung = lost_peer is not None and ranks.monitors.stood_still(lost_peer) is not None
+    return replace(found, stood_still=is_own or lost_one_that_hung)
 
 
 def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
@@ -80,7 +95,8 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
 
     A rank that cleans up after an error, for example in a `finally` that destroys the process group, first closes its
     connections. Its peers fail by that before the rank has reported its error. A stop at this moment would end the rank
-    without the report, and the fault would name a peer.
+    without the report, and the fault would name a peer. Nothing is waited for once a rank has asked for something: its
+    request is followed, whatever failed.
 
     Args:
         ranks: of this node.
@@ -90,7 +106,7 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
     processes = ranks.processes
     found = look(ranks)
     left = _CAUSE_WAIT_S
-    while processes.pidfds and found.cause_may_come and left > 0:
+    while processes.pidfds and found.cause_may_come and left > 0 and ranks.request is None:
         if interrupt in readable([*processes.pidfds.values(), *ranks.monitors.descriptors(), interrupt], left):
             break
         processes.reap_all()
@@ -98,33 +114,6 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
         found = look(ranks)
         left = deadline - time.monotonic()
     return found
-
-
-def has_stood_still(ranks: Ranks) -> bool:
-    """Returns whether the cycle failed by a hang that `--ft-hang-timeout` has ended, on this node or on another one.
-
-    The rank that is ended closes its connections. A rank of this node that waited for the ended one may fail by that
-    before the coordinator's message about the end arrives here. Such a rank stood still at the last check for hangs.
-    """
-    if ranks.request is not None or ranks.parts.settings.monitor.hang_timeout is None:
-        return False
-    gathered = _gathered(ranks)
-    if any(ended_by_hang_timeout(rank) for rank in gathered):
-        return True
-    lost_peer = _outlook(ranks, gathered).lost_peer
-    return lost_peer is not None and ranks.monitors.stood_still(lost_peer) is not None
-
-
-def _outlook(ranks: Ranks, gathered: Sequence[RankEvidence]) -> Outlook:
-    """Returns what the evidence shows. If texts that ranks wrote cannot be used, they are left out, and this is
-    logged."""
-    running, now = ranks.running(), time.monotonic()
-    suspected = [rank.local_rank for rank in gathered if _was_suspect(ranks, rank.local_rank, now)]
-    try:
-        return outlook(gathered, running, suspected)
-    except Exception as error:
-        log_contained("what the ranks wrote of the fault cannot be used", error)
-    return outlook(CycleEvidence(gathered).without_texts().ranks, running, suspected)
 
 
 def _was_suspect(ranks: Ranks, local_rank: int, now: float) -> bool:
@@ -157,8 +146,8 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
     Args:
         ranks: of this node.
         hung: whether some ranks hang or hold up others. The stacks of all ranks are then kept.
-        stood_still: whether a hang was ended by `--ft-hang-timeout`: as `has_stood_still` says here, or as the node
-            says that has ended a rank.
+        stood_still: whether a hang was ended by `--ft-hang-timeout`: as `look` says here, or as the node says that has
+            ended a rank.
     """
     stop_began = time.monotonic()
     recorder, times = ranks.parts.recorder, ranks.parts.times
@@ -169,14 +158,14 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
     lost: list[int] = []
     with contained("which ranks lost another cannot be found"):
         lost = first_failure.lost_a_peer(known.ranks)
-    fault = fault_in(known)
+    fault = first_failure.find_fault(known, on_error=log_unusable_texts)
     if fault is not None or hung:
         recorder.evidence(ranks.cycle, known)
     if fault is None:
         if hung:
             recorder.hang_on_other_node(ranks.cycle, known.ranks)
         return NodeFindings(views=views, lost=lost)
-    times.failed(_began(fault, known.ranks))
+    times.failed(first_failure.began(fault, known.ranks))
     ranks.record_times()
     times.stopped()
     reached = None
@@ -198,7 +187,7 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
         reports = map(ranks.monitors.report, ranks.monitors.local_ranks)
         ranks.ask_nccl(nccl_ras.hung_for_s(reports, stop_began))
     # The processes are looked for while the monitors answer: both take time on a node with many processes.
-    ranks.monitors.snapshots(meanwhile=tree.find, stacks=hung)
+    ranks.monitors.snapshots(meanwhile=tree.search, stacks=hung)
     # Read before the stop continues stopped processes: other ranks waited for one that was under SIGSTOP or a debugger.
     stopped = {rank for rank, pid in ranks.processes.pids().items() if is_stopped(pid)}
     nccl = None
@@ -231,20 +220,3 @@ def _gathered(ranks: Ranks, stopped: Collection[int] = (), killed: Collection[in
     """Returns the evidence of all ranks of the cycle, as far as it has arrived. Asks nobody. Arguments as of
     `gather`."""
     return gather(ranks.placement.ranks, ranks.processes, ranks.monitors, stopped, killed)
-
-
-def _began(fault: Fault, evidence: Iterable[RankEvidence]) -> float | None:
-    """Returns when a fault began (monotonic seconds); None: when the cycle was over.
-
-    A hang began when the wait began that exceeded a limit. For a hang that no monitor saw, 0.0 is returned: the ledger
-    then counts from the last progress on.
-    """
-    for rank in evidence:
-        if rank.local_rank == fault.local_rank:
-            if rank.verdict is not None and rank.verdict.condemned and rank.verdict_at is not None:
-                return rank.verdict_at - rank.verdict.waited_s
-            if fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG:
-                return 0.0
-            moments = [moment for moment in (rank.exception_at, rank.died_at) if moment is not None]
-            return min(moments, default=None)
-    return None

@@ -64,7 +64,7 @@ class HangExchange:
 
     def __init__(self, rendezvous: NodeRendezvous) -> None:
         self._rendezvous = rendezvous
-        self._pass_on, rendezvous.heard = rendezvous.heard, self._on_question
+        self._pass_on, rendezvous.on_question = rendezvous.on_question, self._on_question
         self._news: EventQueue[int | Others] = EventQueue()
         self._asked: list[int] = []
         self._others: Others | None = None

@@ -179,7 +179,7 @@ def _who_waits(views: Sequence[RankView], all_ranks: bool, waited_s: float) -> s
         views: of the ranks of this node.
         all_ranks: these are all ranks of the job.
     """
-    finding = collective.find(views, all_ranks)
+    finding = collective.find_culprits(views, all_ranks)
     if not (finding.culprits and finding.text):
         return ""
     scene = next(view.scene for view in views if view.rank == finding.culprits[0])

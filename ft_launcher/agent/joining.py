@@ -8,17 +8,16 @@ times. The steps, each with its owner:
 
 1. ours: `NodeAgent._run_cycles` calls torch's `_initialize_workers`.
 2. torch: `_initialize_workers` calls the hook `_rendezvous`.
-3. ours: `NodeAgent._rendezvous` calls `Membership.form`, with torch's own `_rendezvous` as `assign_ranks`. `form` calls
-   `Joining.join`.
-4. ours: `_await_decision`. A node that is its own coordinator asks for its place here, and waits for a backoff.
-5. ours: `_try_to_join` checks the health of the node, and calls `assign_ranks` in a thread of `EndingSignal.call`.
+3. ours: `NodeAgent._rendezvous` calls `Membership.form`, with torch's own `_rendezvous` as `assign_ranks`.
+4. ours: `await_decision`. A node that is its own coordinator asks for its place here, and waits for a backoff.
+5. ours: `try_to_join` checks the health of the node, and calls `assign_ranks` in a thread of `EndingSignal.call`.
 6. torch, in this thread: `_rendezvous` calls `next_rendezvous` of the handler.
 7. ours, in this thread: `NodeRendezvous.next_rendezvous`. One of several nodes asks for its place here. A node that has
    its place from step 4 does not ask again. The cycle's store is opened. Under a handler that is not ours,
    `ForeignRendezvous.next_rendezvous` has that handler form the group.
 8. torch, in this thread: `_rendezvous` calls the hook `_assign_worker_ranks`, in which `NodeAgent` numbers the ranks by
    the place.
-9. ours: `form` records the decision, where `_await_decision` has not, and returns the cycle's store.
+9. ours: `form` records the decision, where `await_decision` has not, and returns the cycle's store.
 10. torch: `_initialize_workers` calls the hook `_start_workers`.
 
 Where the store cannot be made, the other nodes are told, and steps 5 to 8 are repeated for the next formation.
@@ -70,27 +69,7 @@ class Joining:
         self._nodes = rendezvous
         self._last_end = last_end
 
-    def join(self, assign_ranks: Callable[[], None]) -> float:
-        """Waits for this node's place in the next cycle, and enters that cycle. Blocks, perhaps for ever: a spare waits
-        until a node is lost.
-
-        Args:
-            assign_ranks: has torch's agent call the rendezvous, and numbers the ranks.
-
-        Returns:
-            The seconds of a backoff that were waited for here.
-
-        Raises:
-            NoPlace: the job is over for this node, as the coordinator says.
-            NoFurtherCycle: this node is unhealthy.
-            SignalException: the launcher got a signal.
-        """
-        waited_s = self._await_decision()
-        while not self._try_to_join(assign_ranks):
-            pass
-        return waited_s
-
-    def _await_decision(self) -> float:
+    def await_decision(self) -> float:
         """On a node that is its own coordinator: records what follows the last cycle, and waits for a backoff.
 
         No other node waits, so the decision is on the console before this node's health is checked. Among several nodes
@@ -107,7 +86,7 @@ class Joining:
         if link is None:
             self._await_dismissal()
             return 0.0
-        self._nodes.ask()
+        self._nodes.ask(link)
         place = self._nodes.answered()
         if place is not None:
             self._last_end.record(place.judgement, place.reason)
@@ -146,8 +125,12 @@ class Joining:
             assert code is not None, "the launcher ends"
             raise NoPlace(JobOver(int(code), asked_by(asked.rank, asked.request))) from None
 
-    def _try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
-        """Checks this node, waits for a place in the next cycle, and enters that cycle.
+    def try_to_join(self, assign_ranks: Callable[[], None]) -> bool:
+        """Checks this node, waits for a place in the next cycle, and enters that cycle. Blocks, perhaps for ever: a
+        spare waits until a node is lost.
+
+        Args:
+            assign_ranks: has torch's agent call the rendezvous, and numbers the ranks.
 
         Returns:
             Whether the cycle was entered. False: its store could not be made, and another formation follows.
@@ -168,7 +151,7 @@ class Joining:
                 raise
             # Another node may host the store of the cycle, and be gone: the coordinator forms another cycle, unless it
             # has ended this one already.
-            if self._nodes.take_end() is None:
+            if self._nodes.pop_end() is None:
                 self._nodes.report_end(EndReason.FAILED, f"the store of the cycle cannot be made: {one_line(error)}")
             return False
         except RendezvousConnectionError as error:

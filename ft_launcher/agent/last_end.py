@@ -3,7 +3,7 @@
 A fault and the decision about it become known at different times, and journal and console show them together. So this
 object keeps the first until the second arrives:
 
-1. `keep`, when the ranks are stopped (`membership.py`). The fault is also set in the rendezvous, which sends it with
+1. `store`, when the ranks are stopped (`membership.py`). The fault is also set in the rendezvous, which sends it with
    the next request for a place.
 2. The coordinator decides once for all nodes, when it has the faults of all.
 3. `record`, when the decision has arrived with the place (`joining.py` on one node, else `membership.py`), or when the
@@ -45,8 +45,8 @@ class LastEnd:
         self._ranks = ranks
         self._nodes = rendezvous
 
-    def keep(self, found: NodeFindings, asked: RankRequest | None = None) -> None:
-        """Keeps what was found of the cycle that has ended, for the coordinator and for this node's record.
+    def store(self, found: NodeFindings, asked: RankRequest | None = None) -> None:
+        """Stores what was found of the cycle that has ended, for the coordinator and for this node's record.
 
         Args:
             found: the fault, and where the ranks were; without a fault where no rank of this node failed by itself.
@@ -63,7 +63,7 @@ class LastEnd:
         # The views are for nodes that compare where all ranks were. On one node the fault was found by them already.
         if self._nodes.is_local:
             views = {}
-        self._nodes.bring(report, views)
+        self._nodes.attach(report, views)
 
     def record(self, judgement: PolicyJudgement | None, reason: str, over: JobOver | None = None) -> None:
         """Records why the cycle ended, with the coordinator's decision, and forgets what was found of the cycle.

@@ -120,7 +120,7 @@ class Membership(EventSource):
             return [CyclePhase.FENCED]
         events: list[Event] = []
         self._nodes.poll(ready)
-        end = self._nodes.take_end()
+        end = self._nodes.pop_end()
         if end is not None:
             self._end = end
             events.append(EndedElsewhere(end))
@@ -155,7 +155,9 @@ class Membership(EventSource):
         """
         self._end = self._cut = None
         try:
-            waited_s = self._joining.join(assign_ranks)
+            waited_s = self._joining.await_decision()
+            while not self._joining.try_to_join(assign_ranks):
+                pass
         except NoPlace as over:
             raise NoFurtherCycle(self._over(over.over)) from None
         place, store = self._nodes.place, self._nodes.cycle_store
@@ -179,11 +181,11 @@ class Membership(EventSource):
         In it, an end of the cycle that arrived must be taken by `poll` soon. If it is not, this thread hangs, and the
         link's thread stops renewing the lease: the monitors then end the ranks in the launcher's place.
         """
-        self._nodes.link.attended = True
+        self._nodes.link.is_polled = True
         try:
             yield
         finally:
-            self._nodes.link.attended = False
+            self._nodes.link.is_polled = False
 
     # After its end.
 
@@ -234,28 +236,28 @@ class Membership(EventSource):
         lets its ranks save.
         """
         ranks = self._ranks
-        if ranks.request is not None:
-            self._after_request(ranks.request)
-            return
         if self._nodes.is_alone and not ranks.have_agreed:
             # Only a node that is alone waits for a cause. Among several nodes all would stop later for it, and the
             # cause may be on any of them.
             seen = fault_finding.await_cause(ranks, self._ending.signals.fileno())
         else:
             seen = fault_finding.look(ranks)
-        stood_still = fault_finding.has_stood_still(ranks)
-        hung = stood_still or seen.hangs
+        # The request of a rank that asks and exits may come after the failures of ranks that lose it.
+        if ranks.request is not None:
+            self._after_request(ranks.request)
+            return
+        hung = seen.stood_still or seen.hangs
         end_reason = EndReason.FAILED
         if ranks.have_agreed:
             end_reason = EndReason.AGREED
-        elif stood_still:
+        elif seen.stood_still:
             end_reason = EndReason.STOOD_STILL
         elif hung:
             end_reason = EndReason.HUNG
         self._nodes.report_end(end_reason, "a rank failed")
         if ranks.have_agreed:
             self._await_agreed_exits()
-        self._last_end.keep(fault_finding.stop_and_attribute(ranks, hung, stood_still))
+        self._last_end.store(fault_finding.stop_and_attribute(ranks, hung, seen.stood_still))
 
     def _await_agreed_exits(self) -> None:
         """Waits until the ranks have saved and ended, since all of them exit after the same step.
@@ -283,14 +285,16 @@ class Membership(EventSource):
             self._await_agreed_exits()
         # A rank of this node may have been ended for the hang, while another node was quicker to report that its ranks
         # have lost that rank.
-        stood_still = end.reason is EndReason.STOOD_STILL or fault_finding.has_stood_still(self._ranks)
+        stood_still = end.reason is EndReason.STOOD_STILL
+        if not stood_still and self._parts.settings.monitor.hang_timeout is not None:
+            stood_still = fault_finding.look(self._ranks).stood_still
         hung = stood_still or end.reason is EndReason.HUNG
         began = None
         if end.reason in (EndReason.HUNG, EndReason.STOOD_STILL):
             # When the hang began is not known here: the ranks of this node have waited since their last progress.
             began = 0.0
         self._parts.times.failed(began)
-        self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung, stood_still))
+        self._last_end.store(fault_finding.stop_and_attribute(self._ranks, hung, stood_still))
 
     def _after_regroup(self, end: CycleEnd) -> None:
         """Stops the ranks of a cycle that ended without a fault, since other nodes take part in the next one.
@@ -299,7 +303,7 @@ class Membership(EventSource):
         """
         if end.reason is not EndReason.RESTART:
             self._parts.times.membership_changes()
-        self._last_end.keep(fault_finding.stop_and_attribute(self._ranks, hung=False))
+        self._last_end.store(fault_finding.stop_and_attribute(self._ranks, hung=False))
 
     def _after_job_end(self, end: CycleEnd) -> JobEnd:
         """Stops the ranks, since the job is over for all nodes, and returns how it ended for this one."""
@@ -324,7 +328,7 @@ class Membership(EventSource):
             self._end_by_signal()
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.text))
-        self._last_end.keep(NodeFindings())
+        self._last_end.store(NodeFindings())
         return None
 
     def _end_by_signal(self) -> NoReturn:
@@ -349,7 +353,7 @@ class Membership(EventSource):
         """
         found = fault_finding.stop_and_attribute(self._ranks, hung=False)
         self._nodes.report_end(EndReason.ASKED, asked_by(asked.rank, asked.request), asked)
-        self._last_end.keep(NodeFindings(views=found.views), asked)
+        self._last_end.store(NodeFindings(views=found.views), asked)
 
     def _over(self, over: JobOver) -> JobEnd:
         """Records the end of the job for this node, and returns it with torch's result.
@@ -400,7 +404,7 @@ class Membership(EventSource):
         self._nodes.report_end(EndReason.LOST, reason)
         # The standstill used up the time in which the store must answer: the node would count as cut off at once.
         link.wake(time.monotonic())
-        self._last_end.keep(NodeFindings())
+        self._last_end.store(NodeFindings())
 
     def _after_success(self) -> JobEnd | None:
         """Waits for the other nodes after this one's ranks are done, then leaves.
@@ -447,7 +451,7 @@ class Membership(EventSource):
             return JobEnd(int(ExitCode.PREEMPTED), "", self._results.stopped())
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.text))
-        self._last_end.keep(fault_finding.stop_what_is_left(self._ranks))
+        self._last_end.store(fault_finding.stop_what_is_left(self._ranks))
         return None
 
     def _await_end(self, limit_s: float) -> CycleEnd | None:
@@ -460,7 +464,7 @@ class Membership(EventSource):
             SignalException: the launcher got a second signal, or Ctrl-C.
         """
         if self._end is None:
-            self._end = self._nodes.take_end()
+            self._end = self._nodes.pop_end()
         if self._end is not None:
             # The end arrived with the end of the last rank, and `poll` has received it: the success came first.
             return self._end
@@ -468,7 +472,7 @@ class Membership(EventSource):
             limit_s = min(limit_s, _ENDS_AFTER_SIGNAL_S)
         deadline = time.monotonic() + limit_s
         while (left := deadline - time.monotonic()) > 0:
-            end = self._nodes.take_end()
+            end = self._nodes.pop_end()
             if end is not None:
                 return end
             cut = self._nodes.link.cut(time.monotonic())

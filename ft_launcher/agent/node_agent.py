@@ -142,7 +142,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._job_end = over.end
         finally:
             # The process may go on: `launch()` was called by the user's program, which needs the descriptors.
-            reserve.release()
+            reserve.free()
         return self._job_end.result
 
     def _run_cycles(self, nprocs: int, reserve: Reserve) -> JobEnd:

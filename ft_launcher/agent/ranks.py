@@ -20,7 +20,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -321,11 +321,7 @@ class Ranks(EventSource):
         # The exit code of a rank that has ended may not be there yet (`zombies.py`). Such a rank is tried again at each
         # wake-up: no descriptor reports the code.
         ended = [rank for rank, pidfd in self.running().items() if pidfd in ready or rank in unreaped]
-        events = self.receive()
-        # What a rank sent just before its death may still be with its monitor, which sends it before it answers this.
-        if self.in_process.needs_messages(ended):
-            self.monitors.snapshots()
-            events += self.receive()
+        events = self.receive() + self._receive_before_ends([rank for rank in ended if rank not in unreaped])
         for local_rank in ended:
             end = self.processes.reap(local_rank)
             if end is None:
@@ -348,6 +344,25 @@ class Ranks(EventSource):
             self._ask_times_at = time.monotonic() + min(ran_s, _ASK_S)
             self.record_times()
             self.monitors.ask_times()
+        return events
+
+    def _receive_before_ends(self, ended: Sequence[int]) -> list[Event]:
+        """Receives what monitors have not passed on yet, where the next steps of `poll` depend on it.
+
+        What a rank sent just before its death decides what the death means: a request, an exception, or the last report
+        of its wrapper. Its monitor sends all of this before it answers the request for a snapshot. Where level 1
+        handles the death, or a notice of an earlier one has ended, the reports of all ranks decide what follows.
+
+        Args:
+            ended: local ranks whose end was seen just now.
+        """
+        events = list[Event]()
+        if ended and not self.in_process.needs_all_reports(ended):
+            self.monitors.snapshots(of=ended)
+            events += self.receive()
+        if self.in_process.needs_all_reports(ended):
+            self.monitors.snapshots()
+            events += self.receive()
         return events
 
     def receive(self, is_over: bool = False) -> list[Event]:
@@ -431,7 +446,7 @@ class Ranks(EventSource):
     def _failure_in_words(self, local_rank: int) -> str:
         """Returns in words how the program of a rank ended: by which exception, or with which exit code."""
         report = self.monitors.report(local_rank)
-        exception = report.exception or report.untold()
+        exception = report.exception or report.incomplete_exception()
         if exception is not None:
             return what_was_raised(exception)
         if report.failed is not None:

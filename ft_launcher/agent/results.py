@@ -103,7 +103,7 @@ class Results:
         if limit_s is not None:
             deadline = self._done_at + limit_s
         tree = self._ranks.tree(self._background.has)
-        left = tree.find()
+        left = tree.search()
         if not left:
             return
         cycle, recorder = self._ranks.cycle, self._parts.recorder

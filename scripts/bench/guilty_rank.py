@@ -11,7 +11,7 @@ from ft_launcher.decide.attribution.rank_view import GroupState, RankView
 from ft_launcher.decide.attribution.scene import Scene
 from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews
 from ft_launcher.decide.policy.ended_cycle import CycleLife
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from rank_monitor.contract.settings.config import RestartSettings
 
 from .job import JobFailed
@@ -38,7 +38,7 @@ def found(_launcher: Launcher, ranks: int, outcome: Outcome) -> None:
     }
     hang = Fault(FaultKind.HANG, 0, 0, 1, -9, "hangs", "", "", fault_class=FaultClass.HANG, collateral=True)
     report = FaultReport(hang, CycleLife(60.0), "rank 0 hangs")
-    policy = make_policy(RestartSettings(), 3)
+    policy = JobPolicy(RestartSettings(), 3)
     for _ in range(RUNS):
         began, began_cpu = time.perf_counter(), time.process_time()
         seen = {node: json.loads(text) for node, text in sent.items()}

@@ -20,10 +20,10 @@ from ft_client.rank.monitoring.learned_limits import LearnedLimits
 from ft_launcher.agent.times import WRITE_EVERY_S
 from ft_launcher.decide.attribution import Fault, FaultKind, NodeEvidence, RankEvidence, all_nodes
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, to_record
-from ft_launcher.decide.attribution.first_failure import find
+from ft_launcher.decide.attribution.first_failure import find_fault
 from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews, Policy
 from ft_launcher.decide.policy.ended_cycle import CycleLife
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from ft_launcher.decide.policy.restart_policy import Decision
 from ft_launcher.record import events
 from ft_launcher.record.console import console_text
@@ -116,7 +116,7 @@ def simulate(job: Job) -> Story:
     draw = random.Random(job.cycles)
     ledger = JobLedger(_BOOT_S, _WALL_S)
     cycles: list[Cycle] = []
-    policy, history = make_policy(RestartSettings(), _MAX_RESTARTS), History()
+    policy, history = JobPolicy(RestartSettings(), _MAX_RESTARTS), History()
     now, resumed = _BOOT_S, NO_ITERATION
     for number in range(job.cycles):
         now = _form(ledger, now)
@@ -234,7 +234,7 @@ def _ns(seconds: float) -> int:
 def _judge(job: Job, cycle: Cycle, policy: Policy, history: History) -> History:
     """Finds the fault of a cycle and what follows, as its node and the coordinator do; returns the history after it."""
     node = cycle.culprit // RANKS
-    fault = find(_evidence(cycle, node), _raise)
+    fault = find_fault(_evidence(cycle, node), _raise)
     assert fault is not None
     life = CycleLife(cycle.over - cycle.began, cycle.reached)
     report = FaultReport(fault, life, console_text.headline(fault, _name(node)))

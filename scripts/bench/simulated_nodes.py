@@ -110,9 +110,9 @@ class OurNode:
         if self._handler.place is not None:
             if self._fails:
                 self._handler.report_end(EndReason.FAILED, "a rank failed")
-            while self._handler.take_end() is None:
+            while self._handler.pop_end() is None:
                 readable({self._handler.link.fileno()}, 1.0)
-            self._handler.bring(FaultReport(replace(FAULT, collateral=not self._fails)))
+            self._handler.attach(FaultReport(replace(FAULT, collateral=not self._fails)))
         self._handler.next_rendezvous()
         assert self._handler.place is not None
         return self._handler.place.first_rank // RANKS

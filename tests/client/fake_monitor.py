@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
+from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire import channel, codec
@@ -116,5 +117,6 @@ class FakeMonitor:
                 return
             one = codec.decode(taken[0])
             (self.progress if isinstance(one.message, Progress) else self.received).append(one)
-            if isinstance(one.message, (Attach, RestartReport)) and not self.silent and not self.refusal:
+            enters_function = isinstance(one.message, RestartReport) and one.message.phase is RestartPhase.RUNNING
+            if (enters_function or isinstance(one.message, Attach)) and not self.silent and not self.refusal:
                 channel.send(client, codec.encode(Welcome(to_json(self.settings), 0), 1, time.monotonic_ns()))

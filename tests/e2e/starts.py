@@ -35,7 +35,7 @@ class ListeningPool(ZygotePool):
 
     said: str = ""
 
-    def _hear_ranks(self) -> None:
+    def _read_reports(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self.said += os.read(self._reports[0], 1 << 16).decode() if self._reports else ""
 

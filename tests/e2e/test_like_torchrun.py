@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch.distributed.run
 from torch.distributed.run import get_args_parser
 
 from tests import program
@@ -132,6 +134,14 @@ def test_the_ranks_see_and_print_the_same(folder: Path, words: list[str]) -> Non
     assert ours.stdout == theirs.stdout
     assert to_stderr(ours) == to_stderr(theirs)
     assert sorted(folder.iterdir()) == before or "--log-dir" in words
+
+
+def test_the_launcher_has_the_name_of_torchrun_in_lists_of_processes(folder: Path) -> None:
+    (folder / "parent.py").write_text("import os; print(open(f'/proc/{os.getppid()}/comm').read().strip())")
+    torchrun, ours = both(folder, "parent.py")
+    assert ours.stdout == ["pt_elastic"]
+    if "pt_elastic" in inspect.getsource(torch.distributed.run):  # not in each torch
+        assert torchrun.stdout == ours.stdout
 
 
 def test_rank_0_makes_the_store_where_it_is_not_shared(folder: Path) -> None:

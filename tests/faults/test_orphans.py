@@ -36,9 +36,12 @@ def leave_orphans(others=0):
     # A daemon: in a session of its own.
     subprocess.run(["sh", "-c", "setsid true & exit 0"], check=True)
     deadline = time.monotonic() + 60
-    while zombies(parent) > others and time.monotonic() < deadline:
+    count = zombies(parent)
+    while count != others and time.monotonic() < deadline:
         time.sleep(0.05)
-    return zombies(parent)
+        count = zombies(parent)
+    # Not counted once more: the other rank may end meanwhile, and is a zombie until the launcher takes its exit code.
+    return count
 """
 SCRIPT = (
     ORPHANS

@@ -68,7 +68,7 @@ class Stall:
     ends: int
 
 
-QUEUED = Stall("queued", signal.SIGSTOP, signal.SIGCONT)
+QUEUED = Stall("queued", signal.SIGTSTP, signal.SIGCONT)
 SERVED = Stall("served", signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -130,6 +130,8 @@ class StalledJob:
     def begin(self, stall: Stall) -> None:
         """From now on the file system does not answer."""
         self.server.send_signal(stall.begins)
+        if stall is QUEUED:
+            self.wait(lambda: _state(self.server.pid) == "T", "the stop of the server")
 
     def end(self, stall: Stall) -> None:
         """It answers again."""

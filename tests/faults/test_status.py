@@ -134,9 +134,15 @@ def test_a_training_that_makes_no_steps(start_job: StartJob, tmp_path: Path) -> 
     """No limit is set, so nothing ends the ranks; every view says whom they wait for, and no second of it is a step."""
     port = free_port()
     job = start_job(Plan(), 3, f"--ft-status-port={port}", script=STALL_WORKER)
-    job.until(lambda: job.journal("cycle_start") and status(job)["times"]["steps"] >= 20, "twenty steps")
-    well = status(job)
-    assert well["state"] == "running" and "detection" not in well["times"]["seconds"]
+
+    def after_twenty_steps() -> dict[str, Any]:
+        found = status(job) if job.journal("cycle_start") else {}
+        if found and found["state"] == "running" and found["times"]["steps"] >= 20:
+            return found
+        return {}
+
+    well = job.until(after_twenty_steps, "twenty steps")
+    assert "detection" not in well["times"]["seconds"]
     stacks = job.runtime_folder() / "stacks0"
     assert stacks.stat().st_size == 0, "nobody is asked while all is well"
     stopped = well["ranks"][2]["pid"]
@@ -177,6 +183,26 @@ def test_a_launcher_that_stands_still_is_not_healthy(start_job: StartJob) -> Non
     finally:
         os.kill(job.process.pid, signal.SIGCONT)
     assert get(at, "/healthz") == (200, "ok\n")
+    job.go()
+    assert job.finish() == 0, job.tail()
+
+
+def test_commands_about_a_launcher_that_stands_still(start_job: StartJob, tmp_path: Path) -> None:
+    """Its job runs, so none of them says that there is none: each says which process does not answer."""
+    job = start_job(Plan(hold=4), 1)
+    job.until_ranks_train()
+    name = job_id(job)
+    os.kill(job.process.pid, signal.SIGSTOP)
+    try:
+        for words in (["status"], ["status", name], ["stacks", name], ["bundle", name, "-o", str(tmp_path / "a.zip")]):
+            done = command(job, *words)
+            assert f"the launcher with pid {job.process.pid} is stopped" in done.stderr, words
+            # Without a name another job, of a test beside this one, may be the one that answers.
+            assert done.returncode == 5 or words == ["status"], done
+        assert not (tmp_path / "a.zip").exists()
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+    assert command(job, "status", name).returncode == 0
     job.go()
     assert job.finish() == 0, job.tail()
 

@@ -63,6 +63,9 @@ def test_a_launcher_that_stands_still(start_job: StartJob) -> None:
         os.kill(job.process.pid, signal.SIGSTOP)
         try:
             screen.until("the launcher has not answered for ")
+            with top(job) as later:
+                later.until(f"the launcher with pid {job.process.pid} is stopped, and does not answer")
+                assert later.finish() == 5
         finally:
             os.kill(job.process.pid, signal.SIGCONT)
         screen.press("x")

@@ -83,7 +83,7 @@ def job(backend: str, endpoint: str, count: int, **conf: Any) -> Iterator[list[N
         for one in nodes:
             one.report_end(EndReason.SUCCEEDED, "")
         for one in nodes:
-            while (end := one.take_end()) is None:
+            while (end := one.pop_end()) is None:
                 readable(one.descriptors(), 1.0)
             assert end.reason is EndReason.SUCCEEDED
         list(pool.map(lambda one: one.leave("done", 30.0), nodes))

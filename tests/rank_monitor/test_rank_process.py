@@ -192,6 +192,22 @@ def test_only_the_last_dump_is_read(node: Node) -> None:
     process.close()
 
 
+def test_stacks_that_were_written_a_while_ago_are_read_without_a_wait(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = node.puppet()
+    rank.do("register", STACK_SIGNAL, node.stack_file)
+    process = RankProcess(rank.pid)
+    process.ask_stacks(STACK_SIGNAL, str(node.stack_file))
+    frames = until(process.frames, "no stacks came")
+    written = node.stack_file.stat()
+    os.utime(node.stack_file, (written.st_atime, written.st_mtime - 1.0))
+    with monkeypatch.context() as patched:
+        patched.delattr(time, "sleep")
+        assert process.frames() == frames
+    process.close()
+
+
 _LOSES_THE_CPU = f"""
 import signal, sys, time
 OTHER = 'Thread 0x1 (most recent call first):\\n  File "watchdog.py", line 7 in run\\n\\n'

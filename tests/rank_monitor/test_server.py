@@ -343,7 +343,7 @@ def test_no_other_process_takes_the_place_of_a_rank_that_lives(node: Node) -> No
 
 
 def test_a_second_program_of_a_script_is_the_rank_when_the_first_has_ended(node: Node) -> None:
-    node.monitor(SECTIONS)
+    node.monitor(RECONNECTS)
     script, first, second = node.puppet(), node.puppet(), node.puppet()
     node.start(script)
     for program in (first, second):

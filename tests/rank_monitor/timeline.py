@@ -29,7 +29,7 @@ from rank_monitor.contract.wire.messages import (
     RestartReport,
     Sections,
 )
-from rank_monitor.hang_detector import Action, AskLookUp, AskUsualGap, HangDetector, SendVerdict
+from rank_monitor.hang_detector import Action, AskUsualGap, HangDetector, SendVerdict
 from tests.restart_reports import report
 
 NO_LIMITS = MonitorSettings(
@@ -134,16 +134,15 @@ class Timeline:
 
     def tick(self, now_ns: int) -> list[Action]:
         """The detector is woken."""
-        return self._answered(self.detector.on_tick(now_ns), now_ns)
+        asks_resolver = self.asks_resolver and self.detector.needs_look_up(now_ns)
+        return self._answered(self.detector.on_tick(now_ns, asks_resolver), now_ns)
 
     def _answered(self, actions: list[Action], now_ns: int) -> list[Action]:
-        """The actions, those in place of `AskUsualGap` and `AskLookUp` that follow from its answer."""
+        """The actions, those in place of `AskUsualGap` that follow from its answer."""
         found: list[Action] = []
         for action in actions:
             if isinstance(action, AskUsualGap):
                 found += self.detector.on_usual_gap(self.usual_gap_s, now_ns)
-            elif isinstance(action, AskLookUp):
-                found += self.detector.on_look_up(self.asks_resolver, now_ns)
             else:
                 found.append(action)
         return found

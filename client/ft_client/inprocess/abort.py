@@ -70,8 +70,8 @@ class AbortTorchDistributed(Abort):
 
     - NCCL's communicators are aborted, each in a thread of its own.
     - Gloo's connections are shut down: a wait in gloo then ends with a RuntimeError. On the other side of a connection
-      a wait ends when that side aborts, too, or when this side calls `gloo_connections.release`, which the wrapper does
-      as the next round begins.
+      a wait ends when that side aborts, too, or when this side calls `gloo_connections.close_cut`, which the wrapper
+      does as the next round begins.
     - Connections to the store at MASTER_PORT are shut down: a main thread inside `init_process_group` may wait there.
 
     A main thread that is still on its way into a wait is not freed: its store may be looking up a name, or may find no

@@ -12,7 +12,7 @@ epoll descriptor in its present system call, and the descriptors that this one w
 What must not happen:
 
 - A socket is shut down and never closed here: its owner closes it, and a number that is closed twice may be another
-  file's by then. `release` closes copies of the sockets only.
+  file's by then. `close_cut` closes copies of the sockets only.
 - A listening socket stays as it is: gloo ends the process when accepting fails. A wait there for a lost peer gets a
   connection in the peer's place (`stand_in_for_peers`).
 """
@@ -54,7 +54,7 @@ _PEER = struct.Struct("=q")
 _spared: set[int] = set()
 """Ports whose connections `cut_store` leaves alone."""
 _held: dict[int, socket.socket] = {}
-"""Copies of the sockets that were cut, by inode. They keep the connections open until `release`."""
+"""Copies of the sockets that were cut, by inode. They keep the connections open until `close_cut`."""
 _LEFT_FOR_OTHERS = 64
 """Descriptors that stay free for the rest of the process while connections stand in for peers."""
 
@@ -68,8 +68,8 @@ def cut_gloo() -> list[str]:
     """Ends the waits in the gloo groups of this process: each of their connections reads end of file.
 
     Only the receiving side of a connection is shut down, and a copy keeps it open after gloo has closed it, until
-    `release`. So no send fails, on this rank or the peer's, before end of file was read: gloo never wakes a wait for a
-    send that failed. The peer reads end of file when it cuts its own side.
+    `close_cut`. So no send fails, on this rank or the peer's, before end of file was read: gloo never wakes a wait for
+    a send that failed. The peer reads end of file when it cuts its own side.
 
     Returns:
         What could not be found or cut, one sentence each.
@@ -86,7 +86,7 @@ def cut_gloo() -> list[str]:
     return left
 
 
-def release() -> None:
+def close_cut() -> None:
     """Closes the copies of gloo's sockets that were cut. Called when no rank waits for a connection any more.
 
     Where unread data is left, the kernel resets the connection. If a peer on a busy machine has not read its own data

@@ -22,10 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ft_launcher.decide.attribution import Fault, NodeEvidence, RankEvidence, iteration
-from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
+from ft_launcher.decide.attribution import NodeEvidence, RankEvidence, iteration
 from ft_launcher.decide.attribution.error_text import of_error_file, of_output
-from ft_launcher.decide.attribution.first_failure import find
 from ft_launcher.decide.attribution.own_lock import waits_in_own_lock
 from ft_launcher.decide.attribution.rank_view import views
 from ft_launcher.node.monitors.monitors import NodeMonitors
@@ -86,7 +84,7 @@ def gather(
             with contained(f"what rank {each.rank} wrote of its error cannot be read"):
                 exception, exception_at = _written(ranks, local_rank, end, report)
         if exception is None:
-            exception, exception_at = report.untold(), report.failed_at
+            exception, exception_at = report.incomplete_exception(), report.failed_at
         evidence.append(
             RankEvidence(
                 rank=each.rank,
@@ -148,12 +146,9 @@ def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_stil
     return found
 
 
-def fault_in(evidence: CycleEvidence) -> Fault | None:
-    """Returns the fault that the evidence shows; None: no rank failed by itself. See `first_failure.find`.
-
-    An error in texts that ranks wrote is logged, and the fault is found without these texts.
-    """
-    return find(evidence, partial(log_contained, "what the ranks wrote of the fault cannot be used"))
+def log_unusable_texts(error: Exception) -> None:
+    """Logs that texts that ranks wrote cannot be used: the fault is found without these texts."""
+    log_contained("what the ranks wrote of the fault cannot be used", error)
 
 
 def _written(

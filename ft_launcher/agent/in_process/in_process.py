@@ -4,21 +4,24 @@ decides.
 `agent/ranks.py` makes an `InProcess` in each cycle, when the ranks have just started, and calls it while the cycle
 runs. A rank that dies in a wrapped function passes these stations:
 
-1. `Ranks.poll` sees the end of the process. `needs_messages` says whether the rank's last report may still be with its
-   monitor: what the death means depends on that report.
-2. `ended` asks `RecoveryLevels`. Without a wrapper, the result is `RankEnded`, and the cycle fails as under torchrun.
-   Else the result is `RankLost`, and the steps are carried out: as a rule a `NotifyLoss`, in a thread.
+1. `Ranks.poll` sees the end of the process, and asks the monitors for what they have not passed on yet: what the death
+   means depends on the rank's last report, and what follows on those of the others (`needs_all_reports`).
+2. `ended` asks `RecoveryLevels`. If the rank is in no wrapped function, the result is `RankEnded`, and the cycle fails
+   as under torchrun. Else the result is `RankLost`, and the steps are carried out: as a rule a `NotifyLoss`, in a
+   thread.
 3. The other ranks read the notice in their store, restart, and report their phases (`on_message`).
 4. `poll` receives the outcome of the notice. Now the dead rank may be started again, alone (`_start_again`).
 5. When all ranks run again, the step `Restarted` is recorded. When a deadline passes before that, the step `TakeOver`
    ends the cycle: level 2 starts all ranks again.
+
+In a job without wrappers only `ended` is passed: it notes the exit code and returns `RankEnded`.
 
 The decisions are pure and are written to the journal, with what they were decided by. Here are processes, signals,
 stores and the recorder. This file decides nothing, and ends no cycle itself: it returns events to the cycle loop.
 
 Threads: all methods of `InProcess` are called on the agent's thread, and none of them waits in a store. Work in the
 ranks' store has threads of `store_threads.py`: `ft_rounds PREFIX` serves the stores of a call's rounds,
-`ft_departurePID` reports a lost rank, `ft_blame` and `ft_blameN` find who holds up the others.
+`ft_departurePID` reports a lost rank, `ft_culprit` and `ft_culpritN` find who holds up the others.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ from typing import Any
 from torch.distributed import PrefixStore
 
 from ft_launcher.agent.cycle.cycle import CyclePhase, Event, RankEnded, RankLost, TakesPart
-from ft_launcher.agent.cycle.evidence import fault_in, gather, of_node
-from ft_launcher.agent.in_process.blame_exchange import BlameExchange, BlameOfInterruption
+from ft_launcher.agent.cycle.evidence import gather, log_unusable_texts, of_node
+from ft_launcher.agent.in_process.culprit_exchange import CulpritExchange, CulpritSearch
 from ft_launcher.agent.in_process.rank_loss import RankLossNotifier
 from ft_launcher.agent.in_process.recovery_level import RecoveryLevels, RecoveryState
 from ft_launcher.agent.in_process.recovery_record import is_recorded, to_record
@@ -56,7 +59,7 @@ from ft_launcher.agent.in_process.recovery_steps import (
     TakeOver,
 )
 from ft_launcher.agent.in_process.store_threads import Keys, StoreThreads, connect
-from ft_launcher.decide.attribution import Fault, FaultKind, RankEvidence
+from ft_launcher.decide.attribution import Fault, FaultKind, RankEvidence, first_failure
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
 from ft_launcher.decide.policy.restart_policy import final_codes
 from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder
@@ -120,7 +123,7 @@ class InProcess:
         self._events: list[Event] = []
         """Events that the next `poll` returns."""
         self._notified: list[LossNotified] = []
-        """Outcomes of notices that `needs_messages` has received. `poll` handles them, after the monitors' messages."""
+        """Outcomes of notices, received by `needs_all_reports`. `poll` handles them, after the monitors' messages."""
         self._ends: dict[int, RankEvidence] = {}
         """The last death of each rank."""
         self._open: set[int] = set()
@@ -133,12 +136,12 @@ class InProcess:
         # Not a method: a circle of references would keep the descriptors of a cycle that is over.
         members = partial(_members, placement.ranks, ranks, monitors, self._levels)
         is_host, started_at = store.server is not None, ranks.started_ns / 1e9
-        exchange = BlameExchange(self._threads, placement.nodes, started_at, is_host)
-        self._blames = BlameOfInterruption(monitors, exchange, members)
+        exchange = CulpritExchange(self._threads, placement.nodes, started_at, is_host)
+        self._culprit_search = CulpritSearch(monitors, exchange, members)
 
     def descriptors(self) -> set[int]:
         """Readable when `poll` has something to do."""
-        return {self._loss_notifier.notified.fileno(), self._blames.fileno()}
+        return {self._loss_notifier.notified.fileno(), self._culprit_search.fileno()}
 
     def next_check(self) -> float | None:
         """When `poll` should be called even if nothing is readable (monotonic seconds); None: no need."""
@@ -154,7 +157,7 @@ class InProcess:
         if is_entering and self._ports is not None:
             self._serve_rounds(report.call_prefix, self._ports)
         if report.call_prefix:
-            self._blames.on_message(report)
+            self._culprit_search.on_message(report)
         self._do(self._decide(Reported(local_rank, report)) or [])
 
     def suspected(self) -> None:
@@ -163,7 +166,7 @@ class InProcess:
         Has all nodes asked for stacks now. Once the restart has interrupted the ranks, no stack shows who waited for
         whom. Does not block: the finding comes to a later `poll`.
         """
-        self._blames.suspected(time.monotonic())
+        self._culprit_search.suspected(time.monotonic())
 
     def ended(self, local_rank: int, exit_code: int) -> Event:
         """Handles the end of a rank's process; returns the event that the end is for the cycle.
@@ -174,6 +177,9 @@ class InProcess:
             `RankEnded`: the death counts as without wrappers. `RankLost`: level 1 handles the death, or has taken the
             cycle to level 2, for which `poll` returns an event of its own.
         """
+        if not self._levels.is_used:
+            self._levels.note_exit(local_rank, exit_code)
+            return RankEnded(local_rank, exit_code)
         was_let_in = local_rank not in self._levels.lost
         steps = self._decide(Died(local_rank, exit_code))
         if steps is None:
@@ -188,7 +194,7 @@ class InProcess:
                 fault = None
             else:
                 evidence = CycleEvidence([end], of_node(self._oom_kills))
-                fault = fault_in(evidence)
+                fault = first_failure.find_fault(evidence, on_error=log_unusable_texts)
                 self._recorder.evidence(self._store.cycle, evidence, end.rank)
             self._recorder.lost(self._store.cycle, end, fault, ours)
         self._do(steps)
@@ -196,19 +202,18 @@ class InProcess:
             self._open.add(local_rank)
         return RankLost(local_rank)
 
-    def needs_messages(self, ended: Iterable[int]) -> bool:
-        """Returns whether the monitors must be asked for what they have not passed on yet, before `ended` and `poll`.
+    def needs_all_reports(self, ended: Iterable[int]) -> bool:
+        """Returns whether what follows depends on the last reports of all ranks: their monitors must be asked first.
 
         True in two cases:
-        - The meaning of a death depends on the rank's last report.
-        - A notice of a loss has ended. The other ranks' reports about the restart must be applied before its outcome.
+        - A rank has ended in a wrapped call. Whether the others can go on without it depends on where they are.
+        - A notice of a loss has ended. The next `poll` handles its outcome, after the others' reports of the restart.
 
         Args:
-            ended: local ranks whose process ended.
+            ended: local ranks whose process has ended.
         """
         self._notified += self._loss_notifier.notified.drain()
-        missing = (self._levels.needs_message(rank) or self._levels.may_have_declared(rank) for rank in ended)
-        return bool(self._notified) or any(missing)
+        return bool(self._notified) or any(self._levels.is_declared(rank) for rank in ended)
 
     def poll(self) -> list[Event]:
         """Handles outcomes of notices, a deadline that has passed, and findings of who held up the others.
@@ -233,7 +238,7 @@ class InProcess:
         """
         self._threads.close()
         self._loss_notifier.notified.close()
-        self._blames.close()
+        self._culprit_search.close()
         self._servers.clear()
 
     def finish(self) -> set[int]:
@@ -323,9 +328,11 @@ class InProcess:
     @contained("who held up the others before a restart in process cannot be found")
     def _record_culprits(self) -> None:
         """Records which ranks held up the others before a restart, where a finding has arrived."""
-        for found in self._blames.poll(time.monotonic()):
-            blame = found.blame
-            self._recorder.culprits_named(self._store.cycle, found.number, blame.kind.value, blame.culprits, found.text)
+        for found in self._culprit_search.poll(time.monotonic()):
+            finding = found.finding
+            self._recorder.culprits_named(
+                self._store.cycle, found.number, finding.kind.value, finding.culprits, found.text
+            )
 
     def _serve_rounds(self, prefix: str, ports: PortHolder) -> None:
         """Starts a thread that serves the stores of a call's rounds. No rank serves them, since each rank may die.

@@ -164,20 +164,19 @@ class RecoveryLevels:
         """Whether a fault is being handled in process."""
         return self._state.since is not None
 
-    def needs_message(self, local_rank: int) -> bool:
-        """Returns whether the last message of a rank that ended must be known before `died` is called.
+    @property
+    def is_used(self) -> bool:
+        """Whether a rank of this node has reported a wrapper. Until then each death counts as without wrappers."""
+        return any(slot.last is not None or slot.is_new for slot in self._slots)
 
-        Its monitor may not have passed the message on yet. What the death means depends on the last phase.
+    def is_declared(self, local_rank: int) -> bool:
+        """Returns whether the end of a rank is one that level 1 handles: by its last report it was in a wrapped call,
+        or is on its way into one.
+
+        What the rank's monitor has must be received before this is asked.
         """
         slot = self._slots[local_rank]
         return slot.is_new or slot.phase not in (RestartPhase.NONE, RestartPhase.DONE)
-
-    def may_have_declared(self, local_rank: int) -> bool:
-        """Returns whether a rank without any report may have sent one that its monitor still has.
-
-        True while other ranks have wrappers: this rank runs the same script.
-        """
-        return self._slots[local_rank].last is None and any(slot.last for slot in self._slots)
 
     def next_check(self) -> float | None:
         """Returns when `tick` is to be called (monotonic seconds); None: no deadline runs."""
@@ -228,6 +227,11 @@ class RecoveryLevels:
             self._expect_silent_ones(report, now)
         return steps + self._restarted(now) + self._start_next()
 
+    def note_exit(self, local_rank: int, exit_code: int) -> None:
+        """Notes that a rank's process has ended: no later report of the rank counts, and nothing is awaited of it."""
+        slot = self._slots[local_rank]
+        slot.exit_code, slot.due = exit_code, None
+
     def died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
         """Handles a rank's end.
 
@@ -238,8 +242,8 @@ class RecoveryLevels:
             instance because the rank had left before. A list with `TakeOver` ends the cycle: level 1 has failed.
         """
         slot = self._slots[local_rank]
-        is_declared = self.needs_message(local_rank)
-        slot.exit_code, slot.due = exit_code, None
+        is_declared = self.is_declared(local_rank)
+        self.note_exit(local_rank, exit_code)
         # Without a wrapper nobody else can recover, and a final code is a request to the launcher.
         if not is_declared or exit_code in self._state.final_codes:
             return None

@@ -109,7 +109,7 @@ class StoreThreads:
             end: called in the thread after `task`, with the error in one line; empty: there was none.
         """
         thread = threading.Thread(target=self._run, args=(name, prefix, task, end), daemon=True, name=name)
-        self._threads = [*(former for former in self._threads if former.is_alive()), thread]
+        self._threads = [*(earlier for earlier in self._threads if earlier.is_alive()), thread]
         thread.start()
 
     def close(self) -> None:

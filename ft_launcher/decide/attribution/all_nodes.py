@@ -1,9 +1,9 @@
 """Finds who holds up the ranks of all nodes at a hang, by what each node saw of its own ranks. Pure.
 
 One node alone sees ranks that wait, and not for whom: the culprit mostly runs elsewhere. So each node sends `to_record`
-with its arrival after the hang. The coordinator reads the records (`of_records`) and asks `find`, by
+with its arrival after the hang. The coordinator reads the records (`of_records`) and asks `find_culprits`, by
 `decide/policy/job_policy.py`. Before a restart in process the node that hosts the ranks' store does the same
-(`agent/in_process/blame_exchange.py`), and `ft_launcher replay` does it with the journals of the nodes.
+(`agent/in_process/culprit_exchange.py`), and `ft_launcher replay` does it with the journals of the nodes.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def of_records(name: str, ranks: Sequence[Any], nccl: Any) -> NodeScene:
     return NodeScene(name, views, {rank: pid or 0 for rank, pid in pids.items()}, answer)
 
 
-def find(nodes: Sequence[NodeScene], all_ranks: bool) -> HangFinding:
+def find_culprits(nodes: Sequence[NodeScene], all_ranks: bool) -> HangFinding:
     """Returns who holds up the ranks of these nodes.
 
     Args:
         all_ranks: `nodes` are all nodes of the job; else only findings are returned that hold without the others.
     """
     views = [view for node in nodes for view in node.views]
-    finding = collective.find(views, all_ranks)
+    finding = collective.find_culprits(views, all_ranks)
     pids = {rank: pid for node in nodes for rank, pid in node.pids.items()}
     names = {rank: node.name for node in nodes for rank in node.pids}
     answers = [node.nccl for node in nodes if node.nccl is not None]

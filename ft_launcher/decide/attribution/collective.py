@@ -1,13 +1,13 @@
 """Finds the culprit of a hang: the rank that the other ranks wait for, by what each has entered and finished. Pure.
 
-In a hang nearly all ranks are innocent: they wait in a collective for a rank that did not come, and exceed their
-limits within milliseconds of each other. Which limit passed first therefore says nothing. `find` looks at all ranks
+In a hang nearly all ranks are innocent: they wait in a collective for a rank that did not come, and exceed their limits
+within milliseconds of each other. Which limit passed first therefore says nothing. `find_culprits` looks at all ranks
 at once. Callers: `first_failure.py` and `all_nodes.py` after a cycle, `hang_clocks.py` while ranks stand still,
 `agent/hang_warnings.py` for a warning, the status page for one line.
 
 The waits form a graph over the ranks (`wait_graph.py`): an edge from a rank to each rank that it waits for. A rank that
 others wait for, and that waits for nobody itself, holds up the job. The rules are tried in this order, and the first
-that gives a finding decides (`_first_that_applies`):
+that gives a finding decides:
 
 1. `_gone`: a rank is stopped, or has ended while others wait for it.
 2. `_behind`: a rank never entered the collective that others wait in. It waits for nobody: a source of the graph.
@@ -76,7 +76,7 @@ def summary(finding: HangFinding, views: Sequence[RankView]) -> str:
     """Returns one line for the status page: whom the ranks wait for. Empty: that is not known.
 
     Args:
-        views: the ranks that `find` was asked about; the culprits must be among them.
+        views: the ranks that `find_culprits` was asked about; the culprits must be among them.
     """
     if not finding.culprits:
         return finding.text
@@ -102,7 +102,7 @@ def waiting_text(waiting: int) -> str:
     return f", and {waiting} ranks wait for it"
 
 
-def find(ranks: Sequence[RankView], all_ranks: bool = True) -> HangFinding:
+def find_culprits(ranks: Sequence[RankView], all_ranks: bool = True) -> HangFinding:
     """Returns who holds up the other ranks. Takes about 0.05 s for 2,048 ranks.
 
     Args:
@@ -117,7 +117,17 @@ def find(ranks: Sequence[RankView], all_ranks: bool = True) -> HangFinding:
     for wait in waits:
         # The recorder shows that this rank waits, even where its stack is in the program (`loss.item()` on a GPU).
         views[wait.rank] = replace(views[wait.rank], gave_up=True)
-    finding = _first_that_applies(views, waits, all_ranks)
+    # The module's docstring lists the rules in their order.
+    rules = (_gone, partial(_behind, all_ranks=all_ranks), _deadlock, _mismatch, _transport)
+    finding = next((found for found in (rule(views, waits) for rule in rules) if found is not None), None)
+    if finding is None:
+        finding = _without_recorder(views, all_ranks)
+    # GONE, BEHIND and MISMATCH hold whatever the ranks of other nodes do. A circle may have its source on another node,
+    # and a group that looks complete here may have members there.
+    elif not all_ranks and finding.kind not in (HangKind.GONE, HangKind.BEHIND, HangKind.MISMATCH):
+        finding = HangFinding(HangKind.UNKNOWN, text="the ranks of other nodes are not known here")
+    if finding.kind is HangKind.UNKNOWN and all_ranks:
+        finding = _only_one_outside(views) or finding
     is_alone = all_ranks and len(views) == 1
     waiting = [view.rank for view in views.values() if view.is_waiting or (view.may_wait and not is_alone)]
     return replace(finding, waiting=tuple(rank for rank in waiting if rank not in finding.culprits))
@@ -142,21 +152,6 @@ def all_inside(ranks: Sequence[RankView]) -> HangFinding | None:
             text = f"all {len(views)} ranks are in {collective_text(wait, views)}{NETWORK_OR_DEVICE}"
             return HangFinding(HangKind.TRANSPORT, (), text, tuple(sorted(views)))
     return None
-
-
-def _first_that_applies(views: Mapping[int, RankView], waits: Sequence[Wait], all_ranks: bool) -> HangFinding:
-    """Returns the finding of the first rule that gives one; the module's docstring lists the rules in their order."""
-    rules = (_gone, partial(_behind, all_ranks=all_ranks), _deadlock, _mismatch, _transport)
-    finding = next((found for found in (rule(views, waits) for rule in rules) if found is not None), None)
-    if finding is None:
-        finding = _without_recorder(views, all_ranks)
-    # GONE, BEHIND and MISMATCH hold whatever the ranks of other nodes do. A circle may have its source on another node,
-    # and a group that looks complete here may have members there.
-    elif not all_ranks and finding.kind not in (HangKind.GONE, HangKind.BEHIND, HangKind.MISMATCH):
-        return HangFinding(HangKind.UNKNOWN, text="the ranks of other nodes are not known here")
-    if finding.kind is HangKind.UNKNOWN and all_ranks:
-        return _only_one_outside(views) or finding
-    return finding
 
 
 def _gone(views: Mapping[int, RankView], waits: Sequence[Wait]) -> HangFinding | None:

@@ -9,9 +9,10 @@ abort. Sorting by time alone would name any of them. `attribute` goes through th
    (`collective.py`): the fault is that rank's, although it shows no failure itself.
 4. Put kind, class, text, hint and the lines about the other ranks into a `Fault`.
 
-`agent/cycle/evidence.py` calls `find`: once after each failed cycle, when all ranks have ended, and after the death of
-a rank that level 1 handles. `ft_launcher replay` calls it again with the evidence from the journal. On several nodes
-the coordinator may correct the result by what all nodes saw (`decide/policy/job_policy.py`).
+`agent/fault_finding.py` calls `find_fault` once after each failed cycle, when all ranks have ended;
+`agent/in_process/in_process.py` after the death of a rank that level 1 handles. `ft_launcher replay` calls it again
+with the evidence from the journal. On several nodes the coordinator may correct the result by what all nodes saw
+(`decide/policy/job_policy.py`).
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ _OF_PROGRAM = {FaultClass.USER_ERROR, FaultClass.MEMORY, FaultClass.UNKNOWN}
 restart policy counts the same error in a row."""
 
 
-def find(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fault | None:
+def find_fault(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fault | None:
     """Returns the fault of the rank that failed first; None when no rank failed. Never fails because of a rank's text.
 
-    Ranks write most of the evidence, so any of it may be malformed in a way that nobody foresaw. Then `find` tries once
-    more without everything that ranks wrote: exit codes and verdicts alone decide.
+    Ranks write most of the evidence, so any of it may be malformed in a way that nobody foresaw. Then `find_fault`
+    tries once more without everything that ranks wrote: exit codes and verdicts alone decide.
 
     Args:
         on_error: called with the exception of the first try, before the second.
@@ -95,7 +96,7 @@ def find(evidence: CycleEvidence, on_error: Callable[[Exception], object]) -> Fa
 
 
 def attribute(evidence: CycleEvidence) -> Fault | None:
-    """Does what `find` does, but raises an error that the ranks' texts cause."""
+    """Does what `find_fault` does, but raises an error that the ranks' texts cause."""
     fault = _of_first(evidence) or evidence.otherwise
     if fault is None:
         return None
@@ -187,6 +188,24 @@ def earliest(ranks: Sequence[RankEvidence], stop_began: float | None = None) -> 
     return min(own, key=order, default=None)
 
 
+def began(fault: Fault, ranks: Sequence[RankEvidence]) -> float | None:
+    """Returns when a fault of one of these ranks began (monotonic seconds); None: it is not known.
+
+    A hang began when the wait began that exceeded a limit. For a hang that no monitor saw, 0.0 is returned: the ledger
+    then counts from the last progress on. Any other fault began with the first sign of a failure in any rank: the
+    kernel closes the connections of a killed rank before it reports the death, so another rank may have failed by then.
+    """
+    failed = next((rank for rank in ranks if rank.local_rank == fault.local_rank), None)
+    if failed is None:
+        return None
+    if failed.verdict is not None and failed.verdict.condemned and failed.verdict_at is not None:
+        return failed.verdict_at - failed.verdict.waited_s
+    if fault.kind is FaultKind.HANG or fault.fault_class is FaultClass.HANG:
+        return 0.0
+    signs = [rank.failed_at for rank in ranks]
+    return min((at for at in signs if at is not None), default=None)
+
+
 def _hang_finding(
     failed: RankEvidence, ranks: Sequence[RankEvidence], views: Sequence[RankView], evidence: CycleEvidence
 ) -> HangFinding | None:
@@ -199,7 +218,7 @@ def _hang_finding(
         failed: the rank that failed first by itself.
         views: of all `ranks`, in the same order.
     """
-    finding = collective.find(views, evidence.all_ranks)
+    finding = collective.find_culprits(views, evidence.all_ranks)
     stopped = [rank for rank in ranks if rank.was_stopped]
     named = [rank for rank in stopped if finding.kind is HangKind.GONE and rank.rank in finding.culprits]
     if named:

@@ -166,7 +166,7 @@ class HangClocks:
         limit_s = self._limit_s
         if not _has_begun(ranks):
             limit_s = max(limit_s, _FIRST_LIMIT_S)
-        finding = collective.find([rank.view for rank in ranks], all_ranks)
+        finding = collective.find_culprits([rank.view for rank in ranks], all_ranks)
         if finding.waiting or len(finding.culprits) > 1:
             waited_s = self._waited_s(finding, {rank.view.rank: rank for rank in present}, all_ranks, now)
             if waited_s is None:

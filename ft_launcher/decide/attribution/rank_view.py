@@ -2,7 +2,7 @@
 
 `collective.py` compares these views and names the culprit. `views` makes them from the evidence of this node's ranks.
 Views of other nodes arrive as JSON: a node sends `to_record` with its arrival at the coordinator, or to the node that
-asks (`agent/hang_exchange.py`, `agent/in_process/blame_exchange.py`), and the receiver reads `of_record`.
+asks (`agent/hang_exchange.py`, `agent/in_process/culprit_exchange.py`), and the receiver reads `of_record`.
 """
 
 from __future__ import annotations

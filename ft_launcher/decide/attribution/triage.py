@@ -28,11 +28,13 @@ class Outlook:
             reported yet, or its own rank still runs and may add to it.
         lost_peer: the local rank that failed first, where its error only says that it lost another rank; None: the rank
             failed by itself, or none has failed.
+        stood_still: `--ft-hang-timeout` has ended a hang, on this node or on another one. `fault_finding.look` adds it.
     """
 
     hangs: bool
     cause_may_come: bool
     lost_peer: int | None = None
+    stood_still: bool = False
 
 
 def outlook(ranks: Sequence[RankEvidence], running: Collection[int], suspected: Collection[int]) -> Outlook:
@@ -54,13 +56,10 @@ def outlook(ranks: Sequence[RankEvidence], running: Collection[int], suspected: 
     is_error = kind is FaultKind.EXCEPTION and first.exception is not None
     is_loss_value = first.exception is not None and first.exception.type == known_errors.BAD_LOSS
     cause_may_come = is_error and not is_loss_value and (is_loss or first.local_rank in running)
-    return Outlook(_hangs(first, ranks, suspected), cause_may_come, lost_peer)
-
-
-def _hangs(first: RankEvidence, ranks: Sequence[RankEvidence], suspected: Collection[int]) -> bool:
-    """Returns whether the first failure may be a hang, or the consequence of one."""
-    if first.fault_kind is FaultKind.HANG or first.signal_number == signal.SIGABRT:  # NCCL's watchdog aborts
-        return True
-    if first.collateral == 1 and first.local_rank in suspected:  # what it lost may have been ended for a hang
-        return True
-    return first_failure.cause_of(first, ranks, NodeEvidence()).fault_class is FaultClass.HANG
+    hangs = (
+        kind is FaultKind.HANG
+        or first.signal_number == signal.SIGABRT  # NCCL's watchdog aborts
+        or (is_loss and first.local_rank in suspected)  # what it lost may have been ended for a hang
+        or first_failure.cause_of(first, ranks, NodeEvidence()).fault_class is FaultClass.HANG
+    )
+    return Outlook(hangs, cause_may_come, lost_peer)

@@ -11,7 +11,7 @@ choice of a node to replace are then about the culprit and its node.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind, all_nodes, collective, first_failure, rank_view
 from ft_launcher.decide.attribution.fault import HangKind
@@ -20,7 +20,6 @@ from ft_launcher.decide.policy.case import (
     Case,
     FaultReport,
     NodeViews,
-    Policy,
     PolicyAnswer,
     PolicyJudgement,
     RequestCase,
@@ -38,29 +37,30 @@ from rank_monitor.contract.restart_history import History
 from rank_monitor.contract.settings.config import RestartSettings
 
 
-def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
-    """Returns the restart policy as the function that a coordinator calls for each fault and each request.
+@dataclass(frozen=True)
+class JobPolicy:
+    """The restart policy of a job. A coordinator calls the object (`case.Policy`) for each fault and each request.
 
-    Called in each launcher when the rendezvous is made (`job/rendezvous/backends.py`): any node may become the
-    coordinator. `FaultDecision` (`job/coordinator/fault_decision.py`) keeps the function as `_policy`, so a call
-    of `_policy` there is a call of `policy` below. The function keeps nothing between two calls: the history comes with
-    the case, and goes back with the answer.
+    Made in each launcher when the rendezvous is made (`job/rendezvous/backends.py`): any node may become the
+    coordinator. The object keeps nothing between two calls: the history comes with the case, and goes back with the
+    answer.
 
-    Args:
+    Attributes:
         settings: the options of the restart policy.
         max_restarts: `--max-restarts`.
     """
 
-    def about_request(case: RequestCase, now: float) -> PolicyAnswer:
-        rank, request = case.asked.rank, case.asked.request
-        question = Question(settings, max_restarts, History.from_record(case.history, now - case.age_s))
-        decision = after_request(request, rank, question, now)
-        judgement = PolicyJudgement(decision, inputs=inputs_of_request(request, rank, question, now))
-        return PolicyAnswer(decision.reason, decision.exit_code, judgement, question.history.to_record(now))
+    settings: RestartSettings
+    max_restarts: int
 
-    def policy(case: Case | RequestCase, now: float) -> PolicyAnswer:
+    def __call__(self, case: Case | RequestCase, now: float) -> PolicyAnswer:
+        """Returns what follows a fault, or a request of a rank. `now`: monotonic seconds.
+
+        Raises:
+            ProtocolError: the history in the case, which another coordinator wrote, cannot be read.
+        """
         if isinstance(case, RequestCase):
-            return about_request(case, now)
+            return self._about_request(case, now)
         # 1. The fault: of the culprit among all nodes, else of a rank that had returned too early, else as reported.
         fault, life, headline = case.report.fault, case.report.life, case.report.headline[:MAX_HEADLINE]
         faulty_node, by_views = "", 0
@@ -78,7 +78,7 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
         # 2. The decision about that fault, by the history of the whole job.
         before = History.from_record(case.history, now - case.age_s)
         has_suspect_result = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE
-        question = Question(settings, max_restarts, before, life, case.other_hardware)
+        question = Question(self.settings, self.max_restarts, before, life, case.other_hardware)
         decision, history = answer(fault, question, now)
         # 3. What all nodes need of it.
         culprit, suspect_result, relaxed_limit = None, None, ""
@@ -107,7 +107,13 @@ def make_policy(settings: RestartSettings, max_restarts: int) -> Policy:
             faulty_node,
         )
 
-    return policy
+    def _about_request(self, case: RequestCase, now: float) -> PolicyAnswer:
+        """Returns what follows a request of a rank. It needs no correction, and charges nothing."""
+        rank, request = case.asked.rank, case.asked.request
+        question = Question(self.settings, self.max_restarts, History.from_record(case.history, now - case.age_s))
+        decision = after_request(request, rank, question, now)
+        judgement = PolicyJudgement(decision, inputs=inputs_of_request(request, rank, question, now))
+        return PolicyAnswer(decision.reason, decision.exit_code, judgement, question.history.to_record(now))
 
 
 def _with_cause(fault: Fault, cause: str) -> str:
@@ -139,7 +145,7 @@ def _culprit_of_all_nodes(fault: Fault, seen: NodeViews) -> tuple[Fault, str] | 
             node: all_nodes.of_records(seen.names.get(node, node), records, seen.nccl.get(node))
             for node, records in seen.ranks.items()
         }
-        finding = all_nodes.find(list(nodes.values()), seen.is_complete)
+        finding = all_nodes.find_culprits(list(nodes.values()), seen.is_complete)
     except Exception:  # other nodes wrote the views: a view that cannot be read must not prevent the restart
         return None
     views = [view for node in nodes.values() for view in node.views]

@@ -102,7 +102,7 @@ class Coordinator:
         rules: how many nodes a cycle may have, and how long to wait for them.
         policy: decides on faults and requests.
         now: the current time.
-        former: the last record of the coordinator before this one; None: this is the first one of its attempt.
+        previous: the last record of the coordinator before this one; None: this is the first one of its attempt.
 
     Attributes:
         phase: of the job.
@@ -110,31 +110,31 @@ class Coordinator:
         has_left: whether the message by which this coordinator's own node leaves was processed.
     """
 
-    def __init__(self, me: str, rules: Rules, policy: Policy, now: float, former: Formed | None = None) -> None:
+    def __init__(self, me: str, rules: Rules, policy: Policy, now: float, previous: Formed | None = None) -> None:
         self.phase = Phase.FORMING
         self.read = 0
         self.has_left = False
         self._me, self._rules = me, rules
-        self._roster = Roster(former)
-        self._fault_decision = FaultDecision(policy, now, former)
-        self._formation = Formation(rules, self._roster, self._fault_decision, now, former)
+        self._roster = Roster(previous)
+        self._fault_decision = FaultDecision(policy, now, previous)
+        self._formation = Formation(rules, self._roster, self._fault_decision, now, previous)
         self._rank_claims = RankClaims(me, rules.rank_claim_s)
         self._term = 1
         self._preempted_by = 0
         self._ignored: set[str] = set()
         self._notified: set[str] = set()
         self._over = JobOver(int(ExitCode.OK), "")
-        if former is not None:
-            self._take_over(former)
+        if previous is not None:
+            self._take_over(previous)
 
-    def _take_over(self, former: Formed) -> None:
-        self._term, self.read = former.term + 1, former.read
-        self._ignored = {*former.deposed, former.coordinator} - {self._me}
-        if former.members:
+    def _take_over(self, previous: Formed) -> None:
+        self._term, self.read = previous.term + 1, previous.read
+        self._ignored = {*previous.deposed, previous.coordinator} - {self._me}
+        if previous.members:
             self.phase = Phase.RUNNING
-        if former.over is not None:
+        if previous.over is not None:
             self.phase = Phase.OVER
-            self._over = former.over
+            self._over = previous.over
 
     @property
     def nodes(self) -> set[str]:
@@ -165,7 +165,7 @@ class Coordinator:
         """
         if self.phase is not Phase.RUNNING:
             return None
-        return self._roster.cycle, frozenset(self._roster.waiting), frozenset(self._roster.away)
+        return self._roster.cycle, frozenset(self._roster.waiting), frozenset(self._roster.absent)
 
     def members(self) -> Members:
         """Returns the host names of the nodes of the current or last cycle, and of the nodes that wait.
@@ -174,7 +174,7 @@ class Coordinator:
         """
         active = [arrival.name for arrival in self._roster.members.values()]
         waiting = [arrival.name for arrival in self._roster.waiting.values()]
-        gone = [rank for rank, node in enumerate(self._roster.members) if node in self._roster.away]
+        gone = [rank for rank, node in enumerate(self._roster.members) if node in self._roster.absent]
         return Members(self._roster.cycle, active, waiting, gone)
 
     @property
@@ -193,9 +193,9 @@ class Coordinator:
         return Formed(*cycle, arrivals, over=over, deposed=sorted(self._ignored), **self._fault_decision.record())
 
     def resend(self) -> list[Work]:
-        """Returns, after a take-over, what the former coordinator may have decided and not sent.
+        """Returns, after a take-over, what the previous coordinator may have decided and not sent.
 
-        Called once, before the first event. The former coordinator wrote the record first and answered then. It may
+        Called once, before the first event. The previous coordinator wrote the record first and answered then. It may
         have died in between, so all answers that follow from the record are given again. A node that has received one
         of them already ignores the second: it has the same key and says the same.
         """
@@ -225,12 +225,12 @@ class Coordinator:
             case Ended():
                 return self._ended(message, now)
             case Left():
-                self._fault_decision.forget_node(message.node)
+                self._fault_decision.drop(message.node)
                 return [*self._ranks_ended([message.node]), *self._left(message, now)]
 
     def on_lost(self, node: str, now: float) -> list[Work]:
         """Processes the loss of a node: it has made no beat for the node timeout, so its own lease has run out."""
-        self._fault_decision.forget_node(node)
+        self._fault_decision.drop(node)
         ended = self._ranks_ended([node])
         return [*ended, *self._node_gone(node, EndReason.LOST, "gave no sign of life", now)]
 
@@ -278,11 +278,11 @@ class Coordinator:
             reason = f"node rank {arrival.rank} is not below the number of nodes, {self._rules.size.maximum}"
             return [Reply(arrival.node, arrival.seq, JobOver(int(ExitCode.BAD_CONFIG), reason))]
         if holder_of(arrival, self._roster.present()) is not None:
-            self._rank_claims.keep(arrival, now)
+            self._rank_claims.add(arrival, now)
             return self._settle_rank_claims(now)
         ending: list[Work] = []
         # A member arrives only when its ranks are gone, so its cycle does not run any more.
-        if self.phase is Phase.RUNNING and self._roster.lives(arrival.node):
+        if self.phase is Phase.RUNNING and self._roster.is_active(arrival.node):
             ending = self._end_cycle(EndReason.FAILED, f"node {arrival.name} started again", now)
         self._roster.waiting[arrival.node] = arrival
         return gone + ending + self.on_tick(now)
@@ -301,7 +301,7 @@ class Coordinator:
         cycle, and the decision about the fault needs to know on which other nodes ranks failed, and in which order.
         """
         # A report about an earlier cycle, or by a node that was counted as lost, changes nothing: the others went on.
-        if ended.cycle != self._roster.cycle or not self._roster.lives(ended.node):
+        if ended.cycle != self._roster.cycle or not self._roster.is_active(ended.node):
             return []
         if ended.reason in (EndReason.FAILED, EndReason.HUNG, EndReason.STOOD_STILL, EndReason.AGREED):
             self._roster.failed.append(ended.node)
@@ -316,7 +316,7 @@ class Coordinator:
             return gone
         match ended.reason:
             case EndReason.SUCCEEDED:
-                self._roster.done.add(ended.node)
+                self._roster.succeeded.add(ended.node)
                 return gone + self._succeed_if_all()
             case EndReason.GREW:  # only from `rendezvous/foreign.py`, which asks the other handler for waiting nodes
                 return self._end_cycle(ended.reason, ended.text, now)
@@ -326,26 +326,30 @@ class Coordinator:
     def _asked(self, node: str, asked: RankRequest, text: str, now: float) -> list[Work]:
         """Processes a request of a rank. The rank's node receives the decision with the answer to its next arrival.
 
-        A request for the end of the job, or for the node to leave, counts also where the cycle has ended meanwhile. A
-        request for a restart does not count then: the restart takes place anyway.
+        A request counts also where the cycle has ended meanwhile: a rank that asks and exits makes ranks of other nodes
+        fail, and their report may arrive first. Only a request for a restart that has been decided on already does not
+        count: the restart takes place anyway.
         """
         if self.phase is Phase.OVER or not is_known(asked.request):
             return []
-        if self.phase is Phase.FORMING and asks_for_restart(asked.request):
+        is_decided = self.phase is Phase.FORMING and self._fault_decision.answer is not None
+        if is_decided and asks_for_restart(asked.request):
             return []
         decision = self._fault_decision.decide_request(node, asked, now)
         if decision is None:
             return []
         match decision.action:
-            case Action.RESTART:
+            case Action.RESTART if self.phase is Phase.RUNNING:
                 return self._end_cycle(EndReason.RESTART, text, now)
+            case Action.RESTART:
+                return []
             case Action.LEAVE:
                 return [*self._ranks_ended([node]), *self._node_gone(node, EndReason.LEFT, text, now)]
             case Action.GIVE_UP:
                 code = decision.exit_code or int(ExitCode.JOB_STOPPED)
                 if self.phase is Phase.RUNNING:
                     return self._finish(EndReason.STOP, code, text)
-                self._notified |= self._roster.not_gone
+                self._notified |= self._roster.expected
                 return self._give_up(JobOver(code, text))
 
     def _left(self, left: Left, now: float) -> list[Work]:
@@ -357,10 +361,10 @@ class Coordinator:
         roster = self._roster
         self.has_left |= left.node == self._me
         is_host = self._rules.hosts and left.node == self._me and roster.cycle != NO_CYCLE
-        is_expected = left.node in roster.not_gone and left.node not in roster.done
+        is_expected = left.node in roster.expected and left.node not in roster.succeeded
         if not left.signal or self.phase is Phase.OVER or not (is_host or is_expected):
             return self._node_gone(left.node, EndReason.LEFT, left.reason, now)
-        self._rank_claims.drop(left.node)
+        self._rank_claims.remove(left.node)
         return self._preempted(left.node, left.signal, left.reason, now)
 
     def _preempted(self, node: str, number: int, reason: str, now: float) -> list[Work]:
@@ -375,7 +379,7 @@ class Coordinator:
         # The store's host may be neither a member nor wait: it was late, and the others formed a cycle without it.
         if arrival is not None:
             name = arrival.name
-        roster.away[node] = EndReason.PREEMPTED
+        roster.absent[node] = EndReason.PREEMPTED
         gone = self._ranks_ended(roster.without_ranks)
         if self.phase is Phase.OVER:
             return gone
@@ -397,7 +401,7 @@ class Coordinator:
         coordinator reports the end of their ranks; else the preempted node would wait for them in vain.
         """
         roster = self._roster
-        if EndReason.PREEMPTED not in roster.away.values():
+        if EndReason.PREEMPTED not in roster.absent.values():
             return []
         ranks = {node: rank for rank, node in enumerate(roster.members)}
         return [RanksEnded(roster.cycle, ranks[node]) for node in nodes if node in ranks]
@@ -410,14 +414,14 @@ class Coordinator:
         roster = self._roster
         self._notified.discard(node)
         roster.waiting.pop(node, None)
-        self._rank_claims.drop(node)
+        self._rank_claims.remove(node)
         if self._rules.hosts and node == self._me and self.phase is not Phase.OVER:
             reason = f"the node that hosts the store left: {reason}"
             return self._finish(EndReason.LEFT, int(ExitCode.STORE_HOST_LOST), reason)
-        if node not in roster.not_gone:
+        if node not in roster.expected:
             return self.on_tick(now)
-        if self.phase is not Phase.RUNNING or node in roster.done:
-            roster.away[node] = end_reason
+        if self.phase is not Phase.RUNNING or node in roster.succeeded:
+            roster.absent[node] = end_reason
             return self.on_tick(now)
         if end_reason is EndReason.LEFT:
             verb = "left"
@@ -427,13 +431,13 @@ class Coordinator:
 
     def _lose_member(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:
         """Ends the cycle since a member failed or is gone; goes on without the member where the rules say so."""
-        self._roster.away[node] = end_reason
-        if self._rules.keep_healthy and len(self._roster.living) >= self._rules.size.minimum:
+        self._roster.absent[node] = end_reason
+        if self._rules.keep_healthy and len(self._roster.active) >= self._rules.size.minimum:
             return self._succeed_if_all()
         return self._end_cycle(end_reason, reason, now)
 
     def _succeed_if_all(self) -> list[Work]:
-        if self._roster.succeeded:
+        if self._roster.all_succeeded:
             return self._finish(EndReason.SUCCEEDED, int(ExitCode.OK), "all ranks succeeded")
         return []
 
@@ -455,7 +459,7 @@ class Coordinator:
 
     def _finish(self, end_reason: EndReason, exit_code: int, reason: str) -> list[Work]:
         """Ends cycle and job: members receive a `CycleEnd` with the exit code, nodes that wait a `JobOver`."""
-        self._notified |= self._roster.not_gone
+        self._notified |= self._roster.expected
         return [self._cycle_end(end_reason, reason, exit_code), *self._give_up(JobOver(exit_code, reason))]
 
     def _give_up(self, over: JobOver) -> list[Work]:
@@ -465,7 +469,7 @@ class Coordinator:
         """
         self.phase = Phase.OVER
         self._over = over
-        self._roster.waiting |= self._rank_claims.take_all()
+        self._roster.waiting |= self._rank_claims.pop_all()
         formed = self.formed()
         waiting = self._roster.waiting
         self._roster.waiting = {}
@@ -524,5 +528,5 @@ class Coordinator:
             for (node, arrival), answer in zip(self._roster.members.items(), places, strict=True)
         ]
         for node in self._roster.members:
-            decided.forget_node(node)
+            decided.drop(node)
         return replies

@@ -1,13 +1,13 @@
 """The decisions about the fault that ended the last cycle, and about requests of ranks. Pure.
 
-Says whose the fault was, what follows, and which node is to be notified. Knows no phase and no members. `formation.py`
-asks for the decision about a fault when a cycle is to form; `coordinator.py` asks for the decision about a request when
-the request arrives.
+Says whose the fault was, what follows, and which node is to be notified. Knows no phase and changes no member.
+`formation.py` asks for the decision about a fault when a cycle is to form; `coordinator.py` asks for the decision about
+a request when the request arrives.
 
 Several nodes may report a fault of the same cycle. `find_faulty_node` picks the report that counts, and the policy
 judges that one only. The judgement goes to all members of the next cycle with their places. Two kinds of judgements
 cannot go out at once, since their node has no answer to receive yet: that of a faulty node which goes on waiting while
-others take its place, and that about a request. `FaultDecision.kept` has them until the node's next answer.
+others take its place, and that about a request. `FaultDecision.undelivered` has them until the node's next answer.
 
 The history of restarts, of which the budget is a part, moves with the coordinator: `Formed` contains it.
 """
@@ -19,10 +19,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ft_launcher.decide.policy.case import (
-    NO_VIEWS,
     Case,
     FaultReport,
-    NodeViews,
     Policy,
     PolicyAnswer,
     PolicyJudgement,
@@ -31,6 +29,7 @@ from ft_launcher.decide.policy.case import (
 )
 from ft_launcher.decide.policy.restart_policy import Action, Decision
 from ft_launcher.job.coordinator.node_messages import Formed, JobOver, RankAssigned
+from ft_launcher.job.coordinator.roster import Roster
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
 
@@ -48,78 +47,77 @@ class FaultDecision:
     """The last answer of the policy, the history of restarts, and judgements that wait for their node's next arrival.
 
     Args:
-        policy: the restart policy.
+        policy: the restart policy (`decide/policy/job_policy.py: JobPolicy`).
         now: the current time (monotonic seconds).
-        former: the last record of the coordinator before this one; None: there was none.
+        previous: the last record of the coordinator before this one; None: there was none.
 
     Attributes:
         history: the history of restarts, as JSON values; its ages were true when the policy was last asked.
-        kept: node -> the judgement that its next answer is to carry.
+        undelivered: node -> the judgement that its next answer is to carry.
         answer: what was decided about the last cycle; None: it is not decided yet.
         faulty_node: the node of the fault; empty: there was no fault, or it is not decided yet.
     """
 
-    def __init__(self, policy: Policy, now: float, former: Formed | None) -> None:
+    def __init__(self, policy: Policy, now: float, previous: Formed | None) -> None:
         self._policy = policy
         self._history_at = now
         self.history: dict[str, Any] = {}
-        self.kept: dict[str, PolicyJudgement] = {}
+        self.undelivered: dict[str, PolicyJudgement] = {}
         self.answer: PolicyAnswer | None = None
         self.faulty_node = ""
         self._failed_starts = 0
-        if former is not None:
-            self.history = former.history
-            self.kept = dict(former.owed)
-        if former is not None and former.members:
+        if previous is not None:
+            self.history = previous.history
+            self.undelivered = dict(previous.owed)
+        if previous is not None and previous.members:
             self.answer = PolicyAnswer(
-                former.reason, exit_code=None, judgement=former.judgement, history=former.history
+                previous.reason, exit_code=None, judgement=previous.judgement, history=previous.history
             )
-            if former.judgement is not None:
-                self.faulty_node = former.judgement.node
+            if previous.judgement is not None:
+                self.faulty_node = previous.judgement.node
 
     def record(self) -> dict[str, Any]:
         """Returns the fields of `Formed` that describe this decision, for a successor."""
-        return {"history": self.history, "judgement": self.judgement, "owed": dict(self.kept)}
+        return {"history": self.history, "judgement": self.judgement, "owed": dict(self.undelivered)}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forgets the answer: another cycle has ended, and its fault is to be decided on."""
         self.answer = None
         self.faulty_node = ""
 
-    def decide(
-        self,
-        reports: Reports,
-        reported: bool,
-        gone: bool,
-        has_spare: bool,
-        why: str,
-        now: float,
-        views: NodeViews = NO_VIEWS,
-    ) -> PolicyAnswer:
+    def decide(self, roster: Roster, why: str, now: float) -> PolicyAnswer:
         """Decides on the cycle that ended, by the policy if a node had a fault; stores the answer and returns it.
 
         Without a fault of a rank the job goes on and nothing is charged: nodes came, left or were lost. An exception
         are cycles that failed without a failed rank, `MAX_FAILED_STARTS` in a row.
 
         Args:
-            reports: the faults.
-            reported: whether a node reported that the cycle failed on it.
-            gone: whether a node was lost or left.
-            has_spare: whether a node waits that could take the place of the faulty node.
+            roster: the nodes, with the faults that they have reported.
             why: why the cycle ended, in words.
             now: the current time (monotonic seconds).
-            views: what the nodes saw of their ranks.
         """
+        # A rank that asks for a restart and exits is gone for the ranks of other nodes, as those of a lost node are. (A
+        # node that leaves by request is absent; its judgement may wait here longer than for one cycle.)
+        requests = [judgement for judgement in self.undelivered.values() if judgement.answers_request]
+        was_asked = any(judgement.decision.action is Action.RESTART for judgement in requests)
+        reports, gone = roster.reports(), was_asked or bool(roster.absent)
         faulty_node = find_faulty_node(reports, gone)
         cause = reports.get(faulty_node or "")
         # A failure without a failed rank: for instance, no node could reach the store of the cycle.
-        failed_to_start = reported and cause is None and not gone
+        failed_to_start = bool(roster.failed) and cause is None and not gone
         if failed_to_start:
             self._failed_starts += 1
         else:
             self._failed_starts = 0
         if cause is not None and faulty_node is not None:
-            self.answer = self._ask(combined(cause, reports.values()), faulty_node, has_spare, now, views)
+            case = Case(
+                combined(cause, reports.values()),
+                self.history,
+                age_s=now - self._history_at,
+                other_hardware=len(roster.waiting) > len(roster.members),
+                views=roster.node_views(),
+            )
+            self.answer = self._ask(case, faulty_node, now)
         elif self._failed_starts >= MAX_FAILED_STARTS:
             reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
             self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), judgement=None, history=self.history)
@@ -138,7 +136,7 @@ class FaultDecision:
             return None
         if answer.judgement is None:
             return None
-        self.kept[node] = replace(answer.judgement, node=node)
+        self.undelivered[node] = replace(answer.judgement, node=node)
         return answer.judgement.decision
 
     def dismissal(self, node: str) -> JobOver | None:
@@ -146,21 +144,19 @@ class FaultDecision:
 
         Asked for at each arrival: such a node gets no further place, though it arrives as any other does.
         """
-        judgement = self.kept.get(node)
+        judgement = self.undelivered.get(node)
         if judgement is None or judgement.decision.action is not Action.LEAVE:
             return None
         decision = judgement.decision
         return JobOver(decision.exit_code or int(ExitCode.NODE_EXCLUDED), decision.reason, judgement)
 
-    def _ask(self, report: FaultReport, node: str, has_spare: bool, now: float, views: NodeViews) -> PolicyAnswer:
+    def _ask(self, case: Case, node: str, now: float) -> PolicyAnswer:
         """Asks the policy about the fault that `node` reported. The policy may find the culprit on another node.
 
         A history that cannot be read ends the job: without it the budget could be exceeded without end.
         """
         try:
-            answer = self._policy(
-                Case(report, self.history, age_s=now - self._history_at, other_hardware=has_spare, views=views), now
-            )
+            answer = self._policy(case, now)
         except ProtocolError as error:
             answer = PolicyAnswer(str(error), int(ExitCode.LAUNCHER_ERROR), judgement=None, history=self.history)
         self._history_at = now
@@ -180,15 +176,15 @@ class FaultDecision:
     def keep_for(self, waiting: Collection[str]) -> None:
         """Keeps the judgement for `faulty_node` if it is among the nodes that go on waiting."""
         if self.judgement is not None and self.faulty_node in waiting:
-            self.kept[self.faulty_node] = self.judgement
+            self.undelivered[self.faulty_node] = self.judgement
 
-    def forget_node(self, node: str) -> None:
+    def drop(self, node: str) -> None:
         """Drops the judgement that is kept for a node: the node has received it, or is gone."""
-        self.kept.pop(node, None)
+        self.undelivered.pop(node, None)
 
     def with_own_judgement(self, node: str, answer: _A) -> _A:
         """Returns the answer to a node; with the judgement about its own fault or request, if one was kept for it."""
-        judgement = self.kept.get(node)
+        judgement = self.undelivered.get(node)
         if judgement is None:
             return answer
         return replace(answer, judgement=judgement)
@@ -203,7 +199,7 @@ def find_faulty_node(reports: Reports, gone: bool) -> str | None:
 
     Args:
         reports: the faults, first report first.
-        gone: whether a node was lost or left.
+        gone: whether a node was lost or left, or a rank exited after a request.
     """
     found = {node: report.fault for node, report in reports.items() if report is not None}
     own = [node for node, fault in found.items() if not fault.collateral]

@@ -14,7 +14,7 @@ When a cycle forms (`outcome`), the first line that fits:
 
 `join_s` ends the wait of every line but 4.
 
-Which nodes take part (`choose`): former members first, each at its old node rank, so that rank 0 and its files stay
+Which nodes take part (`choose`): previous members first, each at its old node rank, so that rank 0 and its files stay
 where they were; then nodes that waited. With segments (`--ft-segment`) nodes of one group, for instance below one
 network switch, take part in whole multiples only. Where the ranks of a faulty node are to run on other hardware
 (`choose_relocated`), a node that waits takes its place, if there is one.
@@ -110,16 +110,16 @@ class Formation:
         roster: the nodes; read only.
         decision: decides about the fault that ended the last cycle; asked once for each cycle.
         now: the current time (monotonic seconds).
-        former: the last record of the coordinator before; None: there was none.
+        previous: the last record of the coordinator before; None: there was none.
     """
 
     def __init__(
-        self, rules: Rules, roster: Roster, decision: FaultDecision, now: float, former: Formed | None
+        self, rules: Rules, roster: Roster, decision: FaultDecision, now: float, previous: Formed | None
     ) -> None:
         self._rules, self._roster, self._fault_decision = rules, roster, decision
         self.why = "the first nodes came"
-        if former is not None and former.reason:
-            self.why = former.reason
+        if previous is not None and previous.reason:
+            self.why = previous.reason
         self.preempted = ""
         self._since = self._not_before = now
         self._enough_since: float | None = None
@@ -133,7 +133,7 @@ class Formation:
         self._since = now
         self._not_before = now
         self._enough_since = None
-        self._fault_decision.forget()
+        self._fault_decision.reset()
 
     def deadlines(self, forming: bool) -> list[float]:
         """Returns the times (monotonic seconds) at which `outcome` may change by time alone.
@@ -158,8 +158,8 @@ class Formation:
         if self._rules.keep_healthy:
             return False
         roster, size, grown_to = self._roster, self._rules.size, 0
-        if roster.waiting and size.may_grow and not roster.done:
-            possible = how_many((roster.living | roster.waiting).values(), len(roster.members), size)
+        if roster.waiting and size.may_grow and not roster.succeeded:
+            possible = how_many((roster.active | roster.waiting).values(), len(roster.members), size)
             if possible > len(roster.members):
                 grown_to = possible
         return self._is_due(grown_to, forming=False, now=now)
@@ -174,9 +174,11 @@ class Formation:
         if not overdue and not roster.complete:
             return None
         if self._fault_decision.answer is None:
-            over = self._decide(now)
-            if over is not None:
-                return over
+            answer = self._fault_decision.decide(roster, self.why, now)
+            self.why = answer.reason
+            self._not_before = now + answer.wait_s
+            if answer.exit_code is not None:
+                return JobOver(answer.exit_code, answer.reason, answer.judgement)
         due = self._is_due(
             how_many(roster.waiting.values(), len(roster.members), self._rules.size), forming=True, now=now
         )
@@ -188,7 +190,10 @@ class Formation:
             return None
         self._enough_since = None
         self.preempted = ""
-        return self._chosen()
+        arrivals, previous, decided = list(roster.waiting.values()), list(roster.members), self._fault_decision
+        if decided.answer is not None and decided.answer.relocates:
+            return choose_relocated(arrivals, previous, self._rules.size, decided.faulty_node)
+        return choose(arrivals, previous, self._rules.size)
 
     def _is_due(self, count: int, forming: bool, now: float) -> bool:
         """Whether `count` nodes need not wait for more. Notes the time at which there were enough.
@@ -209,40 +214,9 @@ class Formation:
 
         They wait only for each other then: each second would be lost by all of them.
         """
-        if forming and self._roster.living:
+        if forming and self._roster.active:
             return 0.0
         return self._rules.last_call_s
-
-    def _decide(self, now: float) -> JobOver | None:
-        """Has the policy decide on the fault that ended the cycle, and notes the pause that it wants.
-
-        Returns why the job is over; None: it goes on.
-        """
-        roster = self._roster
-        decision = self._fault_decision
-        has_spare = len(roster.waiting) > len(roster.members)
-        answer = decision.decide(
-            roster.reports(),
-            reported=bool(roster.failed),
-            gone=bool(roster.away),
-            has_spare=has_spare,
-            why=self.why,
-            now=now,
-            views=roster.node_views(),
-        )
-        self.why = answer.reason
-        self._not_before = now + answer.wait_s
-        if answer.exit_code is None:
-            return None
-        return JobOver(answer.exit_code, answer.reason, answer.judgement)
-
-    def _chosen(self) -> list[JoinRequest]:
-        """Returns the members of the next cycle; where ranks are to move, without the faulty node if that can be."""
-        arrivals, former, size = list(self._roster.waiting.values()), list(self._roster.members), self._rules.size
-        answer = self._fault_decision.answer
-        if answer is not None and answer.relocates:
-            return choose_relocated(arrivals, former, size, self._fault_decision.faulty_node)
-        return choose(arrivals, former, size)
 
     def _too_few(self) -> JobOver:
         """Returns the end of the job for want of nodes. Its exit code says whether a cycle had ever formed."""
@@ -278,32 +252,32 @@ def how_many(arrivals: Collection[JoinRequest], before: int, size: Size) -> int:
     return 0
 
 
-def choose(arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size) -> list[JoinRequest]:
+def choose(arrivals: Sequence[JoinRequest], previous: Sequence[str], size: Size) -> list[JoinRequest]:
     """Returns the members of the next cycle by node rank; empty if there are too few.
 
-    Former members keep their order, so that rank 0 stays where it was. Newcomers take the places of lost members, then
-    follow at the end. Nodes that insist on a rank get it.
+    Previous members keep their order, so that rank 0 stays where it was. Newcomers take the places of lost members,
+    then follow at the end. Nodes that insist on a rank get it.
 
     For example: the last cycle had the nodes a, b, c; b is lost, and d and e wait; a cycle has at most three nodes.
     Then the members are a, d, c: d takes the node rank of b, and e goes on waiting.
 
     Args:
         arrivals: the waiting nodes, each once.
-        former: members of the last cycle by rank, lost ones included.
+        previous: members of the last cycle by rank, lost ones included.
         size: how many there may be.
     """
-    segment, count = size.segment or 1, how_many(arrivals, len(former), size)
+    segment, count = size.segment or 1, how_many(arrivals, len(previous), size)
     if segment == 1:
-        members = _arrange(arrivals, former, count)
+        members = _arrange(arrivals, previous, count)
     else:
-        members = [node for block in _segments(arrivals, former, segment)[: count // segment] for node in block]
+        members = [node for block in _segments(arrivals, previous, segment)[: count // segment] for node in block]
     if any(node.rank != NO_RANK for node in members):
         members.sort(key=lambda node: _first_order(node)[0])
     return members
 
 
 def choose_relocated(
-    arrivals: Sequence[JoinRequest], former: Sequence[str], size: Size, faulty_node: str
+    arrivals: Sequence[JoinRequest], previous: Sequence[str], size: Size, faulty_node: str
 ) -> list[JoinRequest]:
     """Returns the members of the next cycle without `faulty_node` if as many nodes are left; else as `choose` does.
 
@@ -311,41 +285,41 @@ def choose_relocated(
 
     Args:
         arrivals: the waiting nodes, each once.
-        former: members of the last cycle by rank.
+        previous: members of the last cycle by rank.
         size: how many there may be.
         faulty_node: the id of the node that ranks are to leave.
     """
     others = [node for node in arrivals if node.node != faulty_node]
-    if how_many(others, len(former), size) == how_many(arrivals, len(former), size):
-        return choose(others, former, size)
-    return choose(arrivals, former, size)
+    if how_many(others, len(previous), size) == how_many(arrivals, len(previous), size):
+        return choose(others, previous, size)
+    return choose(arrivals, previous, size)
 
 
-def _arrange(arrivals: Sequence[JoinRequest], former: Sequence[str], count: int) -> list[JoinRequest]:
-    """Returns `count` of the nodes: former members at their old places, newcomers in the gaps, then at the end."""
-    there, known = {node.node: node for node in arrivals}, set(former)
-    back = set([node for node in former if node in there][:count])
+def _arrange(arrivals: Sequence[JoinRequest], previous: Sequence[str], count: int) -> list[JoinRequest]:
+    """Returns `count` of the nodes: previous members at their old places, newcomers in the gaps, then at the end."""
+    there, known = {node.node: node for node in arrivals}, set(previous)
+    back = set([node for node in previous if node in there][:count])
     new = sorted((node for node in arrivals if node.node not in known), key=_first_order)[: count - len(back)]
     waiting = iter(new)
-    places = [there[node] if node in back else next(waiting, None) for node in former]
+    places = [there[node] if node in back else next(waiting, None) for node in previous]
     return [node for node in places if node is not None][:count] + list(waiting)
 
 
-def _segments(arrivals: Sequence[JoinRequest], former: Sequence[str], length: int) -> list[list[JoinRequest]]:
+def _segments(arrivals: Sequence[JoinRequest], previous: Sequence[str], length: int) -> list[list[JoinRequest]]:
     """Returns whole segments, each `length` nodes of one group; nodes that fill no segment are left out.
 
-    Segments with former members come first, in the order of their lowest former node rank.
+    Segments with previous members come first, in the order of their lowest previous node rank.
     """
     groups: dict[str, list[JoinRequest]] = defaultdict(list)
     for node in arrivals:
         groups[node.group].append(node)
-    rank = {node: index for index, node in enumerate(former)}
+    rank = {node: index for index, node in enumerate(previous)}
     blocks = []
     for members in groups.values():
         ours = {node.node for node in members}
-        arranged = _arrange(members, [node for node in former if node in ours], len(members))
+        arranged = _arrange(members, [node for node in previous if node in ours], len(members))
         blocks += [arranged[at : at + length] for at in range(0, len(arranged) - length + 1, length)]
-    last = len(former)
+    last = len(previous)
     return sorted(blocks, key=lambda block: (min(rank.get(node.node, last) for node in block), _first_order(block[0])))
 
 

@@ -4,7 +4,7 @@ Decides nothing: `coordinator.py` changes the `Roster` as events arrive, `format
 member next. A node is known by its id, which differs from launch to launch of the same host. A node is in `members`, in
 `waiting`, or in both: a member that has arrived for the next cycle stays in `members` until that cycle forms.
 
-    members   waiting      away                    which node
+    members   waiting      absent                  which node
     yes       no           no                      takes part in the cycle
     yes       yes          no                      has left the cycle, and waits for the next one
     yes       yes or no    FAILED, HUNG ...        failed, and the cycle goes on without it (`Rules.keep_healthy`)
@@ -45,63 +45,63 @@ class Roster:
     """The nodes that are known, each with its last arrival.
 
     Args:
-        former: the last record of the coordinator before; None: there was none.
+        previous: the last record of the coordinator before; None: there was none.
 
     Attributes:
         cycle: number of the current or last cycle; NO_CYCLE: none has formed.
         members: the members of that cycle, in the order of their node ranks.
         waiting: the nodes that wait for the next cycle, in the order of their arrival.
-        away: members that are gone or have failed, and why.
-        done: members that have succeeded.
+        absent: members that are gone or have failed, and why.
+        succeeded: members that have succeeded.
         failed: members that reported a failure, in the order of the reports.
     """
 
-    def __init__(self, former: Formed | None) -> None:
+    def __init__(self, previous: Formed | None) -> None:
         self.cycle = NO_CYCLE
         self.members: dict[str, JoinRequest] = {}
         self.waiting: dict[str, JoinRequest] = {}
-        if former is not None:
-            self.cycle = former.cycle
-            self.waiting = dict(former.arrivals)
-            self.members = {node: self.waiting.pop(node) for node in former.members}
-        self.away: dict[str, EndReason] = {}
-        self.done: set[str] = set()
+        if previous is not None:
+            self.cycle = previous.cycle
+            self.waiting = dict(previous.arrivals)
+            self.members = {node: self.waiting.pop(node) for node in previous.members}
+        self.absent: dict[str, EndReason] = {}
+        self.succeeded: set[str] = set()
         self.failed: list[str] = []
 
     @property
-    def living(self) -> dict[str, JoinRequest]:
-        """The members that are not away."""
-        return {node: arrival for node, arrival in self.members.items() if node not in self.away}
+    def active(self) -> dict[str, JoinRequest]:
+        """The members that are not absent."""
+        return {node: arrival for node, arrival in self.members.items() if node not in self.absent}
 
     @property
-    def not_gone(self) -> set[str]:
+    def expected(self) -> set[str]:
         """The members that are present, or expected to return."""
-        return {node for node in self.members if self.away.get(node) not in _NOT_BACK}
+        return {node for node in self.members if self.absent.get(node) not in _NOT_BACK}
 
     @property
     def without_ranks(self) -> list[str]:
         """The members whose ranks have ended and which do not report that: they are lost, have left, have succeeded, or
         have arrived again. A preempted node that hosts a store needs to know when all ranks have ended."""
-        ended = [node for node, reason in self.away.items() if reason in (EndReason.LEFT, EndReason.LOST)]
-        return [node for node in self.members if node in ended or node in self.done or node in self.waiting]
+        ended = [node for node, reason in self.absent.items() if reason in (EndReason.LEFT, EndReason.LOST)]
+        return [node for node in self.members if node in ended or node in self.succeeded or node in self.waiting]
 
     @property
     def complete(self) -> bool:
-        """Whether all members that are not away wait for the next cycle; also before the first cycle."""
-        return all(node in self.waiting or node in self.away for node in self.members)
+        """Whether all members that are not absent wait for the next cycle; also before the first cycle."""
+        return all(node in self.waiting or node in self.absent for node in self.members)
 
     @property
-    def succeeded(self) -> bool:
-        """Whether all members that are not away have succeeded, at least one."""
-        return bool(self.done) and self.members.keys() <= self.done | self.away.keys()
+    def all_succeeded(self) -> bool:
+        """Whether all members that are not absent have succeeded, at least one."""
+        return bool(self.succeeded) and self.members.keys() <= self.succeeded | self.absent.keys()
 
-    def lives(self, node: str) -> bool:
-        """Whether the node is a member and not away."""
-        return node in self.members and node not in self.away
+    def is_active(self, node: str) -> bool:
+        """Whether the node is a member and not absent."""
+        return node in self.members and node not in self.absent
 
     def present(self) -> Iterable[JoinRequest]:
-        """Returns the waiting nodes and the living members."""
-        return chain(self.waiting.values(), self.living.values())
+        """Returns the waiting nodes and the members that are not absent."""
+        return chain(self.waiting.values(), self.active.values())
 
     def has(self, arrival: JoinRequest) -> bool:
         """Whether this arrival or a later one of its node is known.
@@ -163,8 +163,8 @@ class Roster:
 
     def end(self) -> None:
         """Notes the end of the cycle: members that failed or succeeded are expected to arrive again."""
-        self.away = {node: reason for node, reason in self.away.items() if reason in _NOT_BACK}
-        self.done = set()
+        self.absent = {node: reason for node, reason in self.absent.items() if reason in _NOT_BACK}
+        self.succeeded = set()
 
     def form(self, members: Iterable[JoinRequest]) -> None:
         """Begins the next cycle with these members, in the order of their node ranks; the other nodes go on waiting.
@@ -174,7 +174,7 @@ class Roster:
         self.cycle += 1
         self.members = {arrival.node: replace(arrival, report=None, views={}) for arrival in members}
         self.waiting = {node: arrival for node, arrival in self.waiting.items() if node not in self.members}
-        self.away = {}
+        self.absent = {}
         self.failed = []
 
 
@@ -195,15 +195,15 @@ class RankClaims:
         self._claim_s = rank_claim_s
         self._since: dict[str, tuple[JoinRequest, float]] = {}
 
-    def keep(self, arrival: JoinRequest, now: float) -> None:
+    def add(self, arrival: JoinRequest, now: float) -> None:
         """Adds a node whose rank another node holds; the wait begins now."""
         self._since[arrival.node] = (arrival, now)
 
-    def drop(self, node: str) -> None:
+    def remove(self, node: str) -> None:
         """Removes the claim of a node that is gone."""
         self._since.pop(node, None)
 
-    def take_all(self) -> dict[str, JoinRequest]:
+    def pop_all(self) -> dict[str, JoinRequest]:
         """Removes and returns all claiming nodes."""
         taken = {node: arrival for node, (arrival, _) in self._since.items()}
         self._since = {}

@@ -116,14 +116,14 @@ def become_coordinator(node: str, settings: NodeSettings, store: JobStore, lost_
         if found is not None and found.over is None:
             return None
         return _open_attempt(node, settings, store, head, found)
-    former = _must_be_of(store.attempt, found)
-    if former.term != lost_term:
+    previous = _must_be_of(store.attempt, found)
+    if previous.term != lost_term:
         # Another successor wrote the record. It may have died before it published its term, which the watches read.
-        if former.term > lost_term:
-            store.publish({TERM: str(former.term)})
+        if previous.term > lost_term:
+            store.publish({TERM: str(previous.term)})
         return None
-    coordination = _write(node, settings, store, head, former, former.before)
-    if coordination is not None and coordination.take_over(store, former):
+    coordination = _write(node, settings, store, head, previous, previous.before)
+    if coordination is not None and coordination.take_over(store, previous):
         coordination.start()
         return coordination
     return None
@@ -165,7 +165,7 @@ def _write(
     settings: NodeSettings,
     store: JobStore,
     head: Head | None,
-    former: Formed | None,
+    previous: Formed | None,
     before: dict[str, JobOver],
 ) -> CoordinatorService | None:
     """Replaces `head` by the record of a new coordinator. Returns None if another node wrote in between.
@@ -177,13 +177,13 @@ def _write(
     if store.hosted_here:  # nobody can take over where the coordinator's node hosts the store: nothing to watch for
         rules = replace(rules, hosts=True)
         beats = HOST
-    machine = Coordinator(node, rules, settings.policy, time.monotonic(), former)
+    machine = Coordinator(node, rules, settings.policy, time.monotonic(), previous)
     formed = replace(machine.formed(), attempt=store.attempt, before=before)
     written = store.set_head(encode(formed), head)
     if written is None:
         return None
     texts = {TERM: str(formed.term), BEAT: beats}
-    if former is None:  # so that a look for questions is one operation from the beginning
+    if previous is None:  # so that a look for questions is one operation from the beginning
         texts |= dict.fromkeys(COUNTERS, "0")
     store.publish(texts)
     return CoordinatorService(store, written, formed, machine, settings.beat_s, settings.timeout_s)

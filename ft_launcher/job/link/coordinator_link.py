@@ -44,8 +44,8 @@ class CoordinatorLink(Protocol):
     `answer`, `host_of_cycle` and `close` block, within their limits; `entered` may make one operation on the store.
     """
 
-    attended: bool
-    """Whether the agent calls `take_end` as ends arrive: then an end that stays untaken means that the agent stands
+    is_polled: bool
+    """Whether the agent calls `pop_end` as ends arrive: then an end that stays in the queue means that the agent stands
     still. The agent sets it while a cycle runs."""
     hosts_store: bool
     """Whether this node hosts the job's store."""
@@ -63,14 +63,14 @@ class CoordinatorLink(Protocol):
             ProtocolError: what arrived is none.
         """
 
-    def take_end(self, cycle: int) -> CycleEnd | None:
+    def pop_end(self, cycle: int) -> CycleEnd | None:
         """Returns the end of this cycle; None if it was not received. Does not block."""
 
     def fileno(self) -> int | None:
         """Returns a descriptor that is readable when the end of a cycle was received; None: none comes by itself."""
 
     def entered(self, place: RankAssigned, hosted_by_user: bool = False) -> None:
-        """Notes that this node takes part in a cycle. Called once for each cycle, before `take_end`.
+        """Notes that this node takes part in a cycle. Called once for each cycle, before `pop_end`.
 
         `hosted_by_user`: the cycle's store is known to all from the command line.
         """

@@ -189,15 +189,15 @@ class CoordinatorService:
         looked, self._looked = self._looked, False
         return looked
 
-    def take_over(self, store: JobStore, before: Formed) -> bool:
-        """Sends again, before `start`, what the former coordinator may not have sent, and counts its node as lost.
+    def take_over(self, store: JobStore, previous: Formed) -> bool:
+        """Sends again, before `start`, what the previous coordinator may not have sent, and counts its node as lost.
 
-        The messages that are in the inbox are read first: the former coordinator's node may have reported there that
+        The messages that are in the inbox are read first: the previous coordinator's node may have reported there that
         its ranks succeeded, and then its loss does no harm.
 
         Args:
             store: the connection that is shared with the link.
-            before: the record of the former coordinator. The former one may have been on this node.
+            previous: the record of the previous coordinator, which may have been on this node.
 
         Returns:
             False if another node has taken over meanwhile.
@@ -211,9 +211,9 @@ class CoordinatorService:
                 with contextlib.suppress(ForeignCounter):  # which the thread that reads will deal with
                     for text in store.read_inbox(self._machine.read, limit_s=0)[0]:
                         self._perform(store, self._process(text))
-                if before.coordinator != self._me:
+                if previous.coordinator != self._me:
                     self._lost_any = True
-                    self._perform(store, self._machine.on_lost(before.coordinator, time.monotonic()))
+                    self._perform(store, self._machine.on_lost(previous.coordinator, time.monotonic()))
         except _Deposed:
             return False
         return True
@@ -368,8 +368,7 @@ class CoordinatorService:
                 deadline = min(next_look, self._machine.next_deadline() or next_look)
             self._deadline_changed.wait(max(_SHORT_S, deadline - time.monotonic()))
             if time.monotonic() < next_look:
-                with self._lock:
-                    self._perform(store, self._machine.on_tick(time.monotonic()))
+                self._tick(store)
                 continue
             with self._lock:
                 if self._hosts:
@@ -406,8 +405,28 @@ class CoordinatorService:
                 for node in lost:
                     self._perform(store, self._machine.on_lost(node, now))
                 self._perform(store, self._machine.on_tick(now))
-                forgotten, self._removable = self._removable, range(self._removable.stop, self._removable.stop)
-            store.forget(number for number in forgotten if number not in self._given_up)
+                removable = self._removable
+            store.forget(number for number in removable if number not in self._given_up)
+            with self._lock:  # Only now: where the store did not answer, the next reading removes them.
+                self._removable = range(max(removable.stop, self._removable.start), self._removable.stop)
+
+    def _tick(self, store: JobStore) -> None:
+        """Has the machine process the time at one of its deadlines, between two readings of the beats.
+
+        The term is read before anything is written. A machine that is suspended has a clock that stands still, so a
+        coordinator may be here long after another one took over.
+
+        Raises:
+            StoreLost: as `_perform`.
+            _Deposed: another coordinator took over; nothing was written.
+        """
+        with self._lock:
+            self._todo += self._machine.on_tick(time.monotonic())
+            if self._todo and not self._hosts:
+                term = store.receive(TERM, limit_s=0)
+                if term:  # Without a term the store has lost all, which the next reading of the beats finds.
+                    self._must_have_term([term])
+            self._perform(store, [])
 
     def _perform(self, store: JobStore, work: list[Work]) -> None:
         """Carries out decisions, those that could not be written before included. The caller holds the lock.

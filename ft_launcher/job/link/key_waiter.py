@@ -1,11 +1,11 @@
 """Waits for keys of the store, of several kinds, one after the other, each until it has a value.
 
-`node_link.py` has one `Awaited`, which puts each value into the `Box` of its kind: answers to arrivals, addresses of
-cycles' stores, ends of cycles, and what a preempted node waits for. Nothing is decided here.
+`node_link.py` has one `Awaited`, which puts each value into the queue of its kind (`ValueQueue`): answers to arrivals,
+addresses of cycles' stores, ends of cycles, and what a preempted node waits for. Nothing is decided here.
 
 Threads: `ft_node_await` waits in the store for the key that was expected first, on the node's connection for waits. It
 sees the next key only then, so keys must be written in the order in which they are expected; the coordinator does that.
-The agent's thread takes values out of boxes. `expect`, `close` and the boxes may be used in any thread.
+The agent's thread gets the values from the queues. `expect`, `close` and the queues may be used in any thread.
 
 A wait on a connection that died unnoticed would never end: a firewall that forgot the connection sends no reset. Hence
 `ft_node_speak` looks for all expected keys from time to time (`look`). Where it finds the one that is waited for, the
@@ -29,7 +29,7 @@ from rank_monitor.contract.errors import StoreLost
 _WHAT = "the wait for an answer"
 
 
-class Box:
+class ValueQueue:
     """Received values of one kind, in the order of their arrival.
 
     Args:
@@ -40,7 +40,7 @@ class Box:
         self.ours = ours
         self._received: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
 
-    def take(self, key: str, limit_s: float) -> bytes | None:
+    def pop(self, key: str, limit_s: float) -> bytes | None:
         """Waits up to `limit_s` seconds for the value of an expected key; None if it did not arrive.
 
         Discards the values that arrived before it: they are of an earlier arrival or cycle, and nobody asks for them
@@ -58,40 +58,40 @@ class Box:
         self._received.put((key, text))
 
 
-class RingingBox(Box):
-    """A box with a descriptor that is readable when there is a value, for a loop that waits for several sources."""
+class PollableValueQueue(ValueQueue):
+    """A queue with a descriptor that is readable when there is a value, for a loop that waits for several sources."""
 
     def __init__(self) -> None:
         super().__init__()
         self._wakeup_read, self._wakeup_write = socket.socketpair()
         self._wakeup_read.setblocking(False)
         self._wakeup_write.setblocking(False)
-        self._untaken_since: float | None = None
+        self._unread_since: float | None = None
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when there is a value."""
         return self._wakeup_read.fileno()
 
-    def take(self, key: str, limit_s: float) -> bytes | None:
+    def pop(self, key: str, limit_s: float) -> bytes | None:
         """See base class."""
         with contextlib.suppress(BlockingIOError):
             self._wakeup_read.recv(64)
-        self._untaken_since = None
-        return super().take(key, limit_s)
+        self._unread_since = None
+        return super().pop(key, limit_s)
 
-    def untaken_s(self, now: float) -> float:
-        """Returns for how many seconds a value has not been taken; 0 when there is none.
+    def unread_s(self, now: float) -> float:
+        """Returns for how many seconds a value has been in the queue; 0 when there is none.
 
-        The lease is not renewed while this grows: an agent that does not take the end of its cycle hangs.
+        The lease is not renewed while this grows: an agent that does not read the end of its cycle hangs.
         """
-        since = self._untaken_since
+        since = self._unread_since
         if since is None:
             return 0.0
         return now - since
 
     def put(self, key: str, text: bytes) -> None:
         """See base class."""
-        self._untaken_since = self._untaken_since or time.monotonic()
+        self._unread_since = self._unread_since or time.monotonic()
         super().put(key, text)
         with contextlib.suppress(BlockingIOError):
             self._wakeup_write.send(b"!")
@@ -111,37 +111,37 @@ class Awaited:
     def __init__(self, connections: Connections, on_failure: Callable[[Exception], None]) -> None:
         self._connections = connections
         self._on_failure = on_failure
-        self._expected: list[tuple[str, Box]] = []
+        self._expected: list[tuple[str, ValueQueue]] = []
         self._changed = threading.Condition()
         self._ended = False
         self.thread = threading.Thread()
         self._begin()
 
-    def expect(self, key: str, box: Box) -> None:
-        """Adds a key to wait for; its value goes into the box. Returns at once."""
+    def expect(self, key: str, values: ValueQueue) -> None:
+        """Adds a key to wait for; its value goes into the queue. Returns at once."""
         with self._changed:
-            self._expected.append((key, box))
+            self._expected.append((key, values))
             self._changed.notify_all()
 
     def look(self, store: JobStore) -> None:
         """Looks for the keys from another thread than the one that waits; does not wait for them.
 
-        A value that is found here goes into its box, and may come a second time from the thread that waits. That does
-        no harm: `Box.take` discards what was not asked for.
+        A value that is found here goes into its queue, and may come a second time from the thread that waits. That does
+        no harm: `ValueQueue.pop` discards what was not asked for.
 
         Raises:
             StoreLost: the store does not answer.
         """
-        for number, (key, box) in enumerate(list(self._expected)):
+        for number, (key, values) in enumerate(list(self._expected)):
             text = store.receive(key, limit_s=0)
             if text is None:
                 continue
-            box.put(key, text)
+            values.put(key, text)
             # The thread waits for the first key: since it did not see the value, its connection is dead.
             if number == 0:
-                self._replace_thread(key, box)
+                self._replace_thread(key, values)
 
-    def _replace_thread(self, key: str, box: Box) -> None:
+    def _replace_thread(self, key: str, values: ValueQueue) -> None:
         """Has another thread wait, on a new connection, unless this one has received the value of `key` meanwhile.
 
         Two threads that go on would both receive the same key, or one would wait for a key that the other has removed.
@@ -149,24 +149,26 @@ class Awaited:
         # Before the lock: another thread may hold the connection for seconds while it connects.
         self._connections.waits.drop()
         with self._changed:
-            if self._expected[:1] == [(key, box)]:
+            if self._expected[:1] == [(key, values)]:
                 self._begin()
 
-    def release(self, store: JobStore, box: Box, before: str = "", text: Callable[[str], str] = lambda key: "") -> None:
+    def release(
+        self, store: JobStore, values: ValueQueue, before: str = "", text: Callable[[str], str] = lambda key: ""
+    ) -> None:
         """Ends the waits for keys that nobody will write any more, by writing them.
 
         A wait in torch cannot be cancelled, so the key must be there.
 
         Args:
             store: any connection but the one for waits.
-            box: the keys of this box are concerned.
-            before: only keys that are expected before this one; empty: all keys of the box.
+            values: the keys whose values go into this queue are concerned.
+            before: only keys that are expected before this one; empty: all keys of the queue.
             text: key -> the value to write.
 
         Raises:
             StoreLost: the store does not answer.
         """
-        keys = [key for key, of in list(self._expected) if of is box]
+        keys = [key for key, of in list(self._expected) if of is values]
         if before:
             if before in keys:
                 keys = keys[: keys.index(before)]
@@ -198,15 +200,15 @@ class Awaited:
             expected = self._next()
             if expected is None:
                 return
-            key, box = expected
+            key, values = expected
             text = self._receive(key)
             with self._changed:
                 if threading.current_thread() is not self.thread:
                     return
                 self._expected.remove(expected)
             if text is not None:
-                box.put(key, text)
-                if box.ours:
+                values.put(key, text)
+                if values.ours:
                     with contextlib.suppress(StoreLost):
                         self._connections.once(lambda store: store.drop(key), "the removal of what was read")  # noqa: B023
 
@@ -219,7 +221,7 @@ class Awaited:
             )
         return text
 
-    def _next(self) -> tuple[str, Box] | None:
+    def _next(self) -> tuple[str, ValueQueue] | None:
         """Waits for a key to be expected, and returns it; None once there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._expected or self._ended)

@@ -43,7 +43,7 @@ class LocalLink:
         self._machine = Coordinator(node, rules, settings.policy, time.monotonic())
         self._answer: tuple[int, Answer] | None = None
         self._end: CycleEnd | None = None
-        self.attended = False
+        self.is_polled = False
 
     def send(self, message: Ended | Left) -> None:
         """Has the coordinator process a message. An end of the cycle that follows from it is there at once."""
@@ -79,7 +79,7 @@ class LocalLink:
         """What was decided about the fault of the last cycle, also before the answer is due; None: nothing was."""
         return self._machine.judgement
 
-    def take_end(self, cycle: int) -> CycleEnd | None:
+    def pop_end(self, cycle: int) -> CycleEnd | None:
         """Returns the end of this cycle if it has ended and that was not taken yet."""
         end = self._end
         if end is None or end.cycle != cycle:

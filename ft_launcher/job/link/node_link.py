@@ -9,7 +9,7 @@ The life of a link:
     1. `__init__` joins the current attempt of the job, or opens one; then this node is the coordinator, too.
     2. `ask` sends an arrival; `answer` waits for this node's place in the next cycle.
     3. `entered`: the lease begins, and the end of that cycle is awaited from now on.
-    4. While the cycle runs: `fileno` is readable when the cycle has ended, `take_end` says how; `cut` says whether this
+    4. While the cycle runs: `fileno` is readable when the cycle has ended, `pop_end` says how; `cut` says whether this
        node may have been counted as lost. Then 2 again.
     5. `close` sends the last message, and ends the threads.
 
@@ -66,7 +66,7 @@ from ft_launcher.job.link.coordinator_service import (
     reply_key,
     stopped_key,
 )
-from ft_launcher.job.link.key_waiter import Awaited, Box, RingingBox
+from ft_launcher.job.link.key_waiter import Awaited, PollableValueQueue, ValueQueue
 from ft_launcher.job.link.lease import Lease
 from ft_launcher.job.link.questions import Questions
 from ft_launcher.job.store.job_store import JobStore
@@ -116,8 +116,8 @@ class NodeLink:
         self._lease = lease
         self._leased_at = lease.now()
         """When the last answered beat was sent, by the lease's clock."""
-        self.attended = False
-        """See `CoordinatorLink.attended`."""
+        self.is_polled = False
+        """See `CoordinatorLink.is_polled`."""
         self.hosts_store = self._hosts = store.hosted_here
         self._quiet = threading.Event()
         """Ends the beats."""
@@ -133,10 +133,10 @@ class NodeLink:
         self._find_coordinator(store)
         self._connections = Connections(store, pause_s=min(self._beat_s, 1.0))
         self.questions = Questions(self._connections, look_s=_QUESTIONS_EVERY * self._beat_s)
-        self._answers = Box(ours=True)
-        self._hosts_of_cycles = Box()
-        self._ends = RingingBox()
-        self.stopped = RingingBox()
+        self._answers = ValueQueue(ours=True)
+        self._hosts_of_cycles = ValueQueue()
+        self._ends = PollableValueQueue()
+        self.stopped = PollableValueQueue()
         """The keys by which other nodes report that their ranks have ended, as `await_ranks` expects them."""
         self._failed: Cut | None = None
         self._awaited = Awaited(self._connections, on_failure=self._has_failed)
@@ -170,10 +170,10 @@ class NodeLink:
         """Returns a descriptor that is readable when the end of a cycle was received."""
         return self._ends.fileno()
 
-    def take_end(self, cycle: int) -> CycleEnd | None:
+    def pop_end(self, cycle: int) -> CycleEnd | None:
         """Returns the end of this cycle; None if it was not received, or cannot be read. Does not block."""
         with contextlib.suppress(ProtocolError):
-            return decode_as(CycleEnd, self._ends.take(end_key(cycle), limit_s=0) or b"")
+            return decode_as(CycleEnd, self._ends.pop(end_key(cycle), limit_s=0) or b"")
         return None
 
     def send(self, message: NodeMessage) -> None:
@@ -193,7 +193,7 @@ class NodeLink:
         Raises:
             ProtocolError: what arrived is none.
         """
-        text = self._answers.take(reply_key(self._node, seq), limit_s)
+        text = self._answers.pop(reply_key(self._node, seq), limit_s)
         if text is None:
             return None
         answer = decode(text)
@@ -204,7 +204,7 @@ class NodeLink:
     def host_of_cycle(self, cycle: int, limit_s: float) -> bytes | None:
         """Waits up to `limit_s` seconds for the address of the cycle's store; None if it did not arrive, empty if the
         cycle ended before."""
-        return self._hosts_of_cycles.take(host_key(cycle), limit_s)
+        return self._hosts_of_cycles.pop(host_key(cycle), limit_s)
 
     def announce(self, cycle: int, host: str) -> None:
         """Publishes the address at which this node hosts the cycle's store. Returns at once."""
@@ -402,13 +402,13 @@ class NodeLink:
             self._quiet.wait(self._beat_s)
 
     def _renew(self, sent_at: float) -> None:
-        """Renews the lease, unless the cycle has ended and the agent has not taken its end for longer than a beat.
+        """Renews the lease, unless the cycle has ended and the agent has not read its end for longer than a beat.
 
-        An agent that should take the end and does not hangs. Its ranks must not run on while the others go on without
+        An agent that should read the end and does not hangs. Its ranks must not run on while the others go on without
         them, so the lease runs out and the monitors end them.
         """
         self._leased_at = sent_at
-        if not (self.attended and self._ends.untaken_s(time.monotonic()) > self._beat_s):
+        if not (self.is_polled and self._ends.unread_s(time.monotonic()) > self._beat_s):
             self._lease.renew(sent_at)
 
     def _beat_key(self) -> str:
@@ -424,7 +424,7 @@ class NodeLink:
             return ""
         if self.coordination.has_looked():
             self._beat_schedule.looked()
-            self.questions.take(self.coordination.asked)
+            self.questions.note(self.coordination.asked)
         if self.coordination.may_beat:
             return BEAT
         return ""
@@ -480,7 +480,7 @@ class NodeLink:
     def _look_after_coordinator(self, store: JobStore) -> None:
         """Reads the coordinator's beats; tries to take over where they have stopped for the node timeout."""
         term = self._watch.lost_term(store)
-        self.questions.take(self._watch.asked)
+        self.questions.note(self._watch.asked)
         if term is None:
             return
         try:
@@ -506,7 +506,7 @@ class NodeLink:
     def _publish_end(self, store: JobStore, over: JobOver) -> None:
         """Writes the end of this node's attempt to the keys that this node awaits: no coordinator will write them.
 
-        So `answer` and `take_end` return that end, as if a coordinator had sent it.
+        So `answer` and `pop_end` return that end, as if a coordinator had sent it.
         """
 
         def end(key: str) -> str:

@@ -6,7 +6,7 @@ the page of the job and `ft_launcher stacks --all-nodes`. What questions and ans
     1. The node that asks increases the counter of a topic: the new count is the number of the question.
     2. Each node reads the counters of all topics in place of every second beat. Coordinator and deputies read them with
        the beats. So a question costs nothing while nobody asks, and reaches each node within two beats.
-    3. A node that finds a larger count calls `Questions.heard`, and the user of the topic on that node answers.
+    3. A node that finds a larger count calls `Questions.on_question`, and the user of the topic on that node answers.
     4. The answer is at a key of its own, by topic and node rank, and contains the number of the question. The answer to
        the next question replaces it.
     5. The node that asked reads the answers of the nodes of the cycle, again and again until it has what it needs.
@@ -55,7 +55,7 @@ def counter_key(topic: Topic) -> str:
 
 
 COUNTERS = tuple(counter_key(topic) for topic in Topic)
-"""The keys that count questions, in the order in which `Questions.take` expects their values."""
+"""The keys that count questions, in the order in which `Questions.note` expects their values."""
 
 
 def answer_key(topic: Topic, rank: int) -> str:
@@ -82,7 +82,7 @@ def others_of(members: Members, place: RankAssigned | None) -> dict[int, str]:
 class Questions:
     """One node's end. Any thread may ask and answer; one operation on the store runs at a time.
 
-    Threads: `ft_node_speak` calls `is_due` and `look`. Where this node reads beats anyway, `take` is called with what
+    Threads: `ft_node_speak` calls `is_due` and `look`. Where this node reads beats anyway, `note` is called with what
     was read: on the coordinator's node in `ft_node_beat`, on others in `ft_node_speak`. The agent's thread, or one that
     makes a call for the agent, calls `arrives`, `has_place` and `close`.
 
@@ -91,15 +91,15 @@ class Questions:
         look_s: the time between two looks for questions (seconds).
 
     Attributes:
-        heard: called by the thread that looks, with a topic and the number of the latest question about it. Must not
-            block.
-        waits: called by the thread that looks when the others run without this node, which waits. Must not block.
+        on_question: called by the thread that looks, with a topic and the number of the latest question about it. Must
+            not block.
+        on_waiting: called by the thread that looks when the others run without this node, which waits. Must not block.
     """
 
     def __init__(self, connections: Connections, look_s: float) -> None:
         self.look_s = look_s
-        self.heard: Callable[[Topic, int], None] = lambda topic, number: None
-        self.waits: Callable[[], None] = lambda: None
+        self.on_question: Callable[[Topic, int], None] = lambda topic, number: None
+        self.on_waiting: Callable[[], None] = lambda: None
         self._connections = connections
         self._arrival: tuple[str, int] | None = None
         self._known: dict[Topic, int] = {}
@@ -133,11 +133,11 @@ class Questions:
         self._look_for_wait()
         found = self._try(lambda store: store.counters([], COUNTERS)[1])
         if found is not None:
-            self.take(found)
+            self.note(found)
             self._next_look = time.monotonic() + self.look_s
 
-    def take(self, counters: Sequence[bytes]) -> None:
-        """Notes the values of `COUNTERS`, and calls `heard` for each topic that was asked about since the last call.
+    def note(self, counters: Sequence[bytes]) -> None:
+        """Notes the values of `COUNTERS`; calls `on_question` for each topic that was asked about since the last call.
 
         Puts off the next look by two periods: where this is called more often, because the node reads beats, it makes
         no look of its own. A node that waits for a place still looks, whether the others run without it.
@@ -148,10 +148,10 @@ class Questions:
             number = whole_number(text or b"0", MAX_SENT) or 0
             if number > self._known.get(topic, 0):
                 self._known[topic] = number
-                self.heard(topic, number)
+                self.on_question(topic, number)
 
     def _look_for_wait(self) -> None:
-        """Calls `waits`, once after each arrival, if the coordinator has let this node wait while the others run."""
+        """Calls `on_waiting`, once after each arrival, if the others run and this node has to wait."""
         arrival = self._arrival
         if arrival is None:
             return
@@ -161,7 +161,7 @@ class Questions:
         # What was written before its last place is of no account.
         if waits_in is not None and waits_in >= cycle and self._arrival is arrival:
             self._arrival = None
-            self.waits()
+            self.on_waiting()
 
     def ask(self, topic: Topic) -> int | None:
         """Asks the other nodes. Returns the number of the question; None: the store does not answer. Blocks."""

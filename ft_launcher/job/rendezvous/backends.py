@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import NO_RANK, JoinRequest
 from ft_launcher.job.link.attempt import NodeSettings
@@ -102,7 +102,7 @@ def _node_alone(config: LaunchConfig, address: str) -> JoinRequest:
 def _settings_of_one(settings: Settings, max_restarts: int) -> NodeSettings:
     """Returns the rules of a node that is its own coordinator: a cycle has one node, and the policy is the job's."""
     members = settings.members
-    policy = make_policy(settings.restart, max_restarts)
+    policy = JobPolicy(settings.restart, max_restarts)
     return NodeSettings(Rules(Size(1, 1)), policy, members.node_beat, members.node_timeout)
 
 
@@ -263,7 +263,7 @@ def node_settings(
         rank_claim_s=timeout_s + members.node_beat,
     )
     beat_s = min(members.node_beat, timeout_s / _LEAST_BEATS)
-    of_node = NodeSettings(rules, make_policy(settings.restart, max_restarts), beat_s, timeout_s)
+    of_node = NodeSettings(rules, JobPolicy(settings.restart, max_restarts), beat_s, timeout_s)
     close_s = parameters.get_as_int("close_timeout")
     if close_s is None:
         return of_node

@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from ft_launcher.job.coordinator.node_messages import Ended, EndReason, JoinRequest
 from ft_launcher.job.link.attempt import NodeSettings
+from ft_launcher.job.link.coordinator_link import CoordinatorLink
 from ft_launcher.job.rendezvous import cycle_store
 from ft_launcher.job.rendezvous.blocking_call import BlockingCall
 from ft_launcher.job.rendezvous.cycle_store import PortHolder
@@ -98,10 +99,10 @@ class ForeignRendezvous(NodeRendezvous):
 
     # The agent's interface.
 
-    def ask(self) -> None:
+    def ask(self, link: CoordinatorLink) -> None:
         """As in the base class. The handler takes one call at a time: a question without an answer is left behind."""
         self._drop_question()
-        super().ask()
+        super().ask(link)
 
     def names(self) -> tuple[list[str], list[str]]:
         """Returns nothing: such handlers know no names."""

@@ -6,7 +6,7 @@ know why a cycle failed: it passes on what the agent found.
 
 From the end of one cycle to the next:
 
-    1. The agent sets the fault of its ranks (`bring`), if they had one.
+    1. The agent sets the fault of its ranks (`attach`), if they had one.
     2. `next_rendezvous` sends an arrival with that fault, and waits for the coordinator's answer: a place, or the end
        of the job (`NoPlace`). A node that is its own coordinator asks before (`ask`, `answered`), so that the agent can
        wait for a backoff in its own thread.
@@ -16,7 +16,7 @@ From the end of one cycle to the next:
 
 Threads: the agent calls what may block (`next_rendezvous`, `await_place`, `leave`) in a thread that a signal to the
 launcher leaves behind (`agent/ending_signal.py`), and all else in its own thread. The threads of `NodeLink` call
-`waiting` and `heard`.
+`waiting` and `on_question`.
 
 The place in a cycle is asked for at one of two moments, and `_is_granted` joins the two:
 
@@ -109,8 +109,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         cycle_store: the store of the current or last cycle; None: no cycle has begun.
         waiting: called with True when this node waits for a place while others run, with False when it has one. Must
             not block.
-        heard: called when another node asks something (`job/link/questions.py`), with the topic and the number of the
-            question. Must not block.
+        on_question: called when another node asks something (`job/link/questions.py`), with the topic and the number of
+            the question. Must not block.
     """
 
     follows_requests = True
@@ -146,7 +146,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         else:
             self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
         self.waiting: Callable[[bool], None] = lambda is_waiting: None
-        self.heard: Callable[[Topic, int], None] = lambda topic, number: None
+        self.on_question: Callable[[Topic, int], None] = lambda topic, number: None
         self.place: RankAssigned | None = None
         self._is_joining = False
         self._is_granted = False
@@ -209,8 +209,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Opens the job's store and links this node to the others, before its first arrival. Blocks."""
         assert self._open_store is not None and self.lease is not None
         link = NodeLink(self._me.node, self._open_store(), self._settings, self.lease)
-        link.questions.heard = self.heard
-        link.questions.waits = lambda: self.waiting(True)
+        link.questions.on_question = self.on_question
+        link.questions.on_waiting = lambda: self.waiting(True)
         self._link = link
         # A signal may have ended the agent while this thread connected. Then `leave`, in another thread, found no link
         # to close, and this thread was left behind: so the link is closed here.
@@ -262,7 +262,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
     @property
     def link(self) -> CoordinatorLink:
         """This node's link to the coordinator. There is one from the first place on; its `fileno` is readable when
-        `take_end` has an end to return."""
+        `pop_end` has an end to return."""
         assert self._link is not None, "this node has had no place yet"
         return self._link
 
@@ -321,10 +321,10 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         # A node must give up before others count it as lost; `beat_schedule.py` reckons with this quarter.
         return self._settings.beat_s / 4
 
-    def take_end(self) -> CycleEnd | None:
+    def pop_end(self) -> CycleEnd | None:
         """Returns the end of this node's cycle if it has arrived. Does not block."""
         if self._link and self.place:
-            return self._link.take_end(self.place.cycle)
+            return self._link.pop_end(self.place.cycle)
         return None
 
     def report_end(self, end_reason: EndReason, reason: str, asked: RankRequest | None = None, number: int = 0) -> None:
@@ -353,14 +353,14 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Begins to wait until the ranks of the cycle have ended on the other nodes, too. Returns at once.
 
         Returns:
-            The key that the box `NodeLink.stopped` receives last; empty: nothing is to be waited for.
+            The key whose value the queue `NodeLink.stopped` receives last; empty: nothing is to be waited for.
         """
         link = self.node_link
         if link is None or self._closed or self.place is None or self.place.nodes == 1:
             return ""
         return link.await_ranks(self.place)
 
-    def bring(self, report: FaultReport | None, views: dict[str, Any] | None = None) -> None:
+    def attach(self, report: FaultReport | None, views: dict[str, Any] | None = None) -> None:
         """Sets the fault of this node's ranks in the last cycle, which the next arrival carries.
 
         Args:
@@ -391,13 +391,6 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     # Becoming a member.
 
-    def ask(self) -> None:
-        """Asks the coordinator for a place in the next cycle, with the fault of this node's ranks. Returns at once.
-
-        `next_rendezvous` asks by itself, unless it was asked here before.
-        """
-        self._ask(self.link)
-
     def answered(self, limit_s: float = 0.0) -> RankAssigned | None:
         """Waits up to `limit_s` seconds for the answer to `ask`; returns this node's place, None if none arrived.
 
@@ -421,8 +414,12 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self.waiting(False)
         return answer
 
-    def _ask(self, link: CoordinatorLink) -> None:
-        """Sends this node's next arrival, with the number of the cycle that it left."""
+    def ask(self, link: CoordinatorLink) -> None:
+        """Asks the coordinator for a place in the next cycle: sends this node's next arrival, with the fault of its
+        ranks and the number of the cycle that it left. Returns at once.
+
+        A node that is its own coordinator asks before the rendezvous of torch's agent; `await_place` then does not.
+        """
         self._is_joining = True
         if self.place:
             cycle = self.place.cycle
@@ -443,7 +440,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             RendezvousConnectionError: this node is cut off.
         """
         if not self._is_granted:
-            self._ask(link)
+            self.ask(link)
             while self.answered(self._settings.beat_s) is None:
                 self._must_be_linked(link)
                 if self._rename_if_deposed(link):
@@ -480,7 +477,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def _host_of_cycle(self, link: CoordinatorLink, cycle: int) -> bytes:
         """Waits for the address of the cycle's store; empty: the cycle ended first."""
-        while self.take_end() is None:
+        while self.pop_end() is None:
             text = link.host_of_cycle(cycle, self._settings.beat_s)
             if text is not None:
                 return text

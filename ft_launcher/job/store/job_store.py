@@ -4,7 +4,7 @@
 service directly. Decides nothing, and knows of messages only that they are texts.
 
 Where what is. The record is in a `RendezvousBackend` of torch, which has compare-and-set. All else is in a `Store`, by
-set, get, add, wait and check, or by a faster method where the store has one:
+set, get, add, wait and check, or by a faster method where the store has one. `<run id>` is quoted (`_prefix_of`):
 
     ft_launcher/<run id>/<attempt>/inbox        a counter: how many numbers of messages were given out
                                    inbox/<n>    message n; "void" where its writer died before it wrote
@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from torch.distributed import DistNetworkError, PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousError
@@ -104,7 +105,7 @@ class JobStore:
         self.backend = backend
         self.connect = connect
         self.run_id = run_id
-        self._prefix = f"ft_launcher/{run_id}/"
+        self._prefix = _prefix_of(run_id)
         self.hosted_here = hosted_here
         self.may_have_host = isinstance(store, TCPStore) and not hosted_here
         self.attempt = ""
@@ -357,6 +358,14 @@ class JobStore:
     def _full(self, key: str) -> str:
         """Returns the name of a key of the attempt in `raw`."""
         return f"{self._prefix}{self.attempt}/{key}"
+
+
+def _prefix_of(run_id: str) -> str:
+    """Returns what all keys of a job begin with. The id is quoted, so that it has no slash.
+
+    The keys of a job `x/y` would else be among those of the job `x`, which removes what its earlier attempts left.
+    """
+    return f"ft_launcher/{quote(run_id, safe='')}/"
 
 
 @contextlib.contextmanager

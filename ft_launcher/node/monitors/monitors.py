@@ -26,7 +26,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -290,7 +290,7 @@ class NodeMonitors:
 
         An exception that the rank reported itself before stays the reason.
         """
-        self._slots[local_rank].report.take_exception(why, time.monotonic())
+        self._slots[local_rank].report.note_exception(why, time.monotonic())
 
     def report(self, local_rank: int) -> RankReport:
         """Returns what the rank's monitor reported in this cycle; between two cycles, in the last one."""
@@ -324,8 +324,13 @@ class NodeMonitors:
                 events.append((local_rank, Replaced(why)))
         return events
 
-    def snapshots(self, meanwhile: Callable[[], object] = lambda: None, stacks: bool = False) -> None:
-        """Asks every monitor where its rank is, and waits for the answers, which `report` then has.
+    def snapshots(
+        self,
+        meanwhile: Callable[[], object] = lambda: None,
+        stacks: bool = False,
+        of: Collection[int] | None = None,
+    ) -> None:
+        """Asks monitors where their ranks are, and waits for the answers, which `report` then has.
 
         Blocks for 0.2 s at most, with stacks for 1 s, and not for a monitor that has died. The answer of a monitor
         comes after all that its rank sent before, so this also makes sure that nothing a dead rank sent is missing.
@@ -333,11 +338,15 @@ class NodeMonitors:
         Args:
             meanwhile: called while they answer: searching /proc for processes, which takes time as well.
             stacks: have the ranks write their stacks too.
+            of: the local ranks whose monitors are asked; None: all.
         """
         self._sequence += 1
         token = self._sequence
+        if of is None:
+            of = self.local_ranks
+        asked = [self._slots[local_rank] for local_rank in of]
         # Between cycles a monitor has no rank to ask about.
-        waiting = {slot.monitor.channel.fileno(): slot for slot in self._slots if slot.start is not None}
+        waiting = {slot.monitor.channel.fileno(): slot for slot in asked if slot.start is not None}
         for slot in waiting.values():
             self._send(slot, SnapshotRequest(token, stacks))
         meanwhile()
@@ -368,7 +377,7 @@ class NodeMonitors:
     def ask_readings(self, stacks: bool = False, collectives: bool = False) -> int:
         """Asks every monitor where its rank is, without waiting. Returns the token of the answers.
 
-        `RankReport.reading` is the answer, once it has come. For the status page and for `blame_exchange.py`.
+        `RankReport.reading` is the answer, once it has come. For the status page and for `culprit_exchange.py`.
 
         Args:
             stacks: have the ranks write their stacks too, and ask for their collectives.
@@ -430,7 +439,7 @@ class NodeMonitors:
                 slot.judges_by[type(message)] = message
             case Fenced() | Suspected() | StandsStill() if slot.start is None or message.cycle != slot.start.cycle:
                 return None
-        return slot.report.take(message, sent_ns, time.monotonic())
+        return slot.report.note(message, sent_ns, time.monotonic())
 
     def _note_changes(self) -> None:
         """Notes which monitors were stopped or continued. Their parent, the template, reports that, and nobody else

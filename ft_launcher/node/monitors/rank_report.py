@@ -1,9 +1,9 @@
 """What the monitor of one rank reported in a cycle, each message with its time: the rank's part of the evidence.
 
 `NodeMonitors.begin_rank` makes a `RankReport` for each process of a rank, and `NodeMonitors` passes every message of
-the monitor to `take`, on the agent's thread. Two kinds of reader follow:
+the monitor to `note`, on the agent's thread. Two kinds of reader follow:
 
-- The cycle loop (`agent/ranks.py`) acts on the messages that `take` returns, at once.
+- The cycle loop (`agent/ranks.py`) acts on the messages that `note` returns, at once.
 - After the end of the cycle `agent/cycle/evidence.py` reads the fields, and the search for the first failure compares
   the moments of all ranks.
 
@@ -81,7 +81,7 @@ class RankReport:
         was_attached: whether the client in the rank has ever connected to this monitor.
         client_pid: the process that connected as the rank; 0: none.
         times: the rank's time ledger, as it was sent last.
-        reading: the last answer to `NodeMonitors.ask_readings`, for the status page and for `blame_exchange.py`. Kept
+        reading: the last answer to `NodeMonitors.ask_readings`, for the status page and for `culprit_exchange.py`. Kept
             apart from `snapshot`: a finding about the end of a rank must not take it for one.
         reading_at: when it arrived.
     """
@@ -110,7 +110,7 @@ class RankReport:
     reading: Snapshot | None = None
     reading_at: float | None = None
 
-    def take(self, message: Message, sent_ns: int, now: float) -> Message | None:
+    def note(self, message: Message, sent_ns: int, now: float) -> Message | None:
         """Notes a message of this cycle; returns it if the launcher must act on it or record it, else None.
 
         Args:
@@ -131,7 +131,7 @@ class RankReport:
             case Verdict():
                 return self._note_verdict(message, now)
             case RankException():
-                self.take_exception(message, now)
+                self.note_exception(message, now)
                 return message
             case ProgramFailed():
                 self.failed, self.failed_at = message, now
@@ -154,7 +154,7 @@ class RankReport:
                 return message
         return None
 
-    def untold(self) -> RankException | None:
+    def incomplete_exception(self) -> RankException | None:
         """Returns the exception of a program where only its class and traceback arrived; None: it arrived whole, or
         there is none.
 
@@ -165,7 +165,7 @@ class RankReport:
             return None
         return RankException(self.failed.type, _NO_TEXT, self.failed.traceback, self.failed.wall_time)
 
-    def take_exception(self, exception: RankException, now: float) -> None:
+    def note_exception(self, exception: RankException, now: float) -> None:
         """Notes why the rank failed, at `now` (monotonic seconds).
 
         The first exception is the cause; later ones are of the clean-up, and are dropped. `NodeMonitors.fail` calls

@@ -183,7 +183,7 @@ class Reserve:
         if not self._held and _can_open(3 * self._needed):
             self._held = _open(self._needed)
 
-    def release(self) -> None:
+    def free(self) -> None:
         """Closes the descriptors of the reserve, if any are held."""
         while self._held:
             os.close(self._held.pop())
@@ -210,7 +210,7 @@ class Reserve:
                 logger.warning("RLIMIT_NOFILE of the launcher was lowered to %d; it is %d again", soft, hard)
             elif self._held:
                 logger.warning("RLIMIT_NOFILE of the launcher was lowered to %d; it uses its reserve", hard)
-                self.release()
+                self.free()
             elif hard >= self._hard_at_start:
                 return False  # The limit was as tight at the start, and the first cycle did with it.
             else:

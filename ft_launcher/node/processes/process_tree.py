@@ -264,13 +264,13 @@ class ProcessTree:
         # Last: this reads the environment of the process, which costs more than its stat.
         return carries(pid, self._tag)
 
-    def find(self) -> set[int]:
+    def search(self) -> set[int]:
         """Scans /proc, and opens pidfds of processes of the cycle that are new; returns their pids.
 
         Closes the pidfds of processes that have ended since the last call.
         """
         members = self.members()
-        self._let_go(self._pidfds.keys() - members)
+        self._close_pidfds(self._pidfds.keys() - members)
         new = members - self._pidfds.keys()
         for pid in new:
             with contextlib.suppress(OSError):
@@ -288,18 +288,18 @@ class ProcessTree:
             Pids of the processes that still run; empty: all have ended.
         """
         while True:
-            self.find()
+            self.search()
             left_s = min(deadline - time.monotonic(), _LONGEST_WAIT_S)
             if not self._pidfds or left_s <= 0 or until in readable([*self._pidfds.values(), until], left_s):
                 return set(self._pidfds)
 
-    def _let_go(self, pids: Iterable[int]) -> None:
+    def _close_pidfds(self, pids: Iterable[int]) -> None:
         """Closes the pidfds of processes that have ended, or that are not waited for any more."""
         for pid in pids:
             os.close(self._pidfds.pop(pid))
 
     def _signal(self, number: int, pids: Iterable[int]) -> None:
-        """Sends a signal to processes that `find` has found; ignores those that have ended."""
+        """Sends a signal to processes that `search` has found; ignores those that have ended."""
         # Lower pids first, which mostly means parents first: a shell whose command was ended must not start the next.
         for pidfd in (self._pidfds[pid] for pid in sorted(pids) if pid in self._pidfds):
             with contextlib.suppress(OSError):
@@ -331,7 +331,7 @@ class ProcessTree:
         """
         ending = Ending()
         if not self._pidfds:
-            self.find()
+            self.search()
         self._signal(first, self._pidfds)
         deadline = time.monotonic() + limit_s
         meanwhile()
@@ -356,11 +356,11 @@ class ProcessTree:
             ended = readable(awaited, left)
             if hurry is not None and hurry.fileno() in ended:
                 deadline = min(deadline, time.monotonic() + hurry.time_left())
-            self._let_go([pid for pid, pidfd in self._pidfds.items() if pidfd in ended])
+            self._close_pidfds([pid for pid, pidfd in self._pidfds.items() if pidfd in ended])
             # Children that were started after the last scan. Before SIGKILL one scan at the end of each round will do.
             if killing or not self._pidfds:
-                self._signal(first, self.find())
-        self._let_go(list(self._pidfds))
+                self._signal(first, self.search())
+        self._close_pidfds(list(self._pidfds))
         return ending
 
 

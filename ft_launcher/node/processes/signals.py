@@ -148,12 +148,12 @@ class SignalPipe:
 
     def close(self) -> None:
         """Restores the previous handlers and closes the pipe."""
-        self.let_go()
+        self.restore_handlers()
         os.close(self._reader)
         os.close(self._writer)
         os.close(self._wakeup)
 
-    def let_go(self) -> None:
+    def restore_handlers(self) -> None:
         """Restores the previous handlers; the pipe stays open."""
         _in_use.discard(self)
         if not self._before:
@@ -169,13 +169,13 @@ _in_use: set[SignalPipe] = set()
 """The pipes of this process that handle signals now. A fork inherits them, and must not."""
 
 
-def let_go_in_child() -> None:
+def restore_handlers_in_child() -> None:
     """Restores the handlers from before the pipes were made. To be called in a fork of this process, such as a rank.
 
     A rank that kept the handlers would ignore SIGTERM: nobody reads the pipe there.
     """
     for pipe in list(_in_use):
-        pipe.let_go()
+        pipe.restore_handlers()
 
 
 @contextlib.contextmanager

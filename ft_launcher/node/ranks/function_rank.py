@@ -170,7 +170,7 @@ def become_rank(order: CopiedRank, channel: socket.socket, function: Callable[..
     # the launcher alone, which passes it on.
     os.setsid()
     if order.held is not None:
-        _let_go_of_the_agent(order.held, channel.fileno())
+        _detach_from_agent(order.held, channel.fileno())
         fork_server.end_with_parent(order.agent)
     for number, path in order.outputs.items():
         # Both streams may go to one file, so neither may overwrite the other.
@@ -193,14 +193,14 @@ def become_rank(order: CopiedRank, channel: socket.socket, function: Callable[..
     bootstrap.run_function(channel, function, args)
 
 
-def _let_go_of_the_agent(held: Collection[int], channel: int) -> None:
+def _detach_from_agent(held: Collection[int], channel: int) -> None:
     """Closes the descriptors that the launch opened, and restores the signal handlers, in a fork of the launcher.
 
     Monitors detect the launcher's death by the end of these descriptors, which must therefore be open in no rank.
     """
     # A garbage collection in this process would run destructors of objects that belong to the launcher.
     gc.freeze()
-    signals.let_go_in_child()
+    signals.restore_handlers_in_child()
     parent = multiprocessing.parent_process()
     kept = {*held, channel}
     if parent:

@@ -242,8 +242,8 @@ class RankContext(SubprocessContext):  # type: ignore[misc]
         self.envs[local_rank] = {**self.envs[local_rank], **more}
         error_file = Path(self.error_files[local_rank])
         with suppress(OSError):
-            former = error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}")
-            self.files.call(partial(error_file.rename, former), ERROR_FILES_S)
+            previous = error_file.with_name(f"{error_file.name}.{self.pids()[local_rank]}")
+            self.files.call(partial(error_file.rename, previous), ERROR_FILES_S)
         self._start_rank_again(local_rank)
         pid: int = self.pids()[local_rank]
         self.pidfds[local_rank] = end_of(pid)

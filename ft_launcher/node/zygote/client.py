@@ -68,14 +68,12 @@ class RankOrder:
         streams: number of a standard stream (1 or 2) -> the descriptor that becomes this stream.
         channel: a further descriptor, for a rank whose entry point is a function. Its number in the rank becomes the
             last of the arguments.
-        tells_modules: whether the rank is to report which modules its program has imported.
     """
 
     arguments: Sequence[str]
     environ: Mapping[str, str]
     streams: Mapping[int, int]
     channel: int | None = None
-    tells_modules: bool = False
 
 
 @dataclass
@@ -226,14 +224,16 @@ class ZygoteProcess:
             return ZygoteLost("it ended")
         return ZygoteLost(if_alive)
 
-    def start_ranks(self, orders: Sequence[RankOrder], report_to: int) -> list[int]:
+    def start_ranks(self, orders: Sequence[RankOrder], report_to: int, reports_modules: bool) -> list[int]:
         """Starts ranks; returns their pids, in the order of `orders`. They are children of this process, and run now.
 
-        Either all ranks start, or none runs any code of the user's.
+        Either all ranks start, or none runs any code of the user's. All are forked before the first one may run, so a
+        failed request leaves none that runs.
 
         Args:
             orders: one for each rank.
             report_to: descriptor of a pipe, to which a rank writes a line if it has to start again by exec.
+            reports_modules: whether the first rank is to report which modules its program has imported.
 
         Raises:
             ZygoteLost: no answer arrived in time.
@@ -242,39 +242,16 @@ class ZygoteProcess:
         reader, writer = os.pipe()
         try:
             pids: list[int] = []
-            # All ranks are forked before the first one may run: a failed request leaves none that runs.
             for first in range(0, len(orders), fork_server.MAX_RANKS):
-                pids += self._ask(orders[first : first + fork_server.MAX_RANKS], reader, report_to)
-            fork_server.let_go(writer, len(pids))
+                some = orders[first : first + fork_server.MAX_RANKS]
+                pids += self._ask(*_request(some, reader, report_to, reports_modules and first == 0))
+            os.write(writer, fork_server.GO * len(pids))
             return pids
-        finally:  # ranks that were not let go see this end closed, and end
+        finally:  # ranks that may not run see this end closed, and end
             os.close(reader)
             os.close(writer)
 
-    def _ask(self, orders: Sequence[RankOrder], go: int, report_to: int) -> list[int]:
-        """Has the zygote fork ranks that wait at the pipe `go`; returns their pids.
-
-        Descriptors travel beside the JSON text (SCM_RIGHTS), so the text names each by its position in the message.
-        """
-        descriptors, ranks = [go, report_to], []
-        for order in orders:
-            streams = {}
-            for number, descriptor in order.streams.items():
-                streams[number] = len(descriptors)
-                descriptors.append(descriptor)
-            rank: dict[str, Any] = {
-                "arguments": list(order.arguments),
-                "environ": dict(order.environ),
-                "streams": streams,
-                "tells_modules": order.tells_modules,
-            }
-            if order.channel is not None:
-                rank["channel"] = len(descriptors)
-                descriptors.append(order.channel)
-            ranks.append(rank)
-        return self._ask_for({"all": _surroundings(), "ranks": ranks}, descriptors)
-
-    def _ask_for(self, request: dict[str, Any], descriptors: Sequence[int]) -> list[int]:
+    def _ask(self, request: dict[str, Any], descriptors: Sequence[int]) -> list[int]:
         """Has the zygote fork what the request names; returns the pids, which are children of this process.
 
         The process that forks them ends at once. The kernel gives its orphans to the next subreaper above: this
@@ -317,7 +294,7 @@ class ZygoteProcess:
                     "differing": sorted(environ.differing),
                     "changed": dict(environ.changed),
                 }
-                (pid,) = self._ask_for(request, [theirs.fileno()])
+                (pid,) = self._ask(request, [theirs.fileno()])
             except BaseException:
                 ours.close()
                 raise
@@ -345,6 +322,33 @@ class ZygoteProcess:
                 return os.waitstatus_to_exitcode(status)
             return 0
         return 0
+
+
+def _request(
+    orders: Sequence[RankOrder], go: int, report_to: int, reports_modules: bool
+) -> tuple[dict[str, Any], list[int]]:
+    """Returns the request for ranks that wait at the pipe `go`, and the descriptors that belong to the request.
+
+    Descriptors travel beside the JSON text (SCM_RIGHTS), so the text names each by its position in the message.
+    Arguments as of `ZygoteProcess.start_ranks`.
+    """
+    descriptors, ranks = [go, report_to], []
+    for place, order in enumerate(orders):
+        streams = {}
+        for number, descriptor in order.streams.items():
+            streams[number] = len(descriptors)
+            descriptors.append(descriptor)
+        rank: dict[str, Any] = {
+            "arguments": list(order.arguments),
+            "environ": dict(order.environ),
+            "streams": streams,
+            "reports_modules": reports_modules and place == 0,
+        }
+        if order.channel is not None:
+            rank["channel"] = len(descriptors)
+            descriptors.append(order.channel)
+        ranks.append(rank)
+    return {"all": _surroundings(), "ranks": ranks}, descriptors
 
 
 def _surroundings() -> dict[str, Any]:

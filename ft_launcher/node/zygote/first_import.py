@@ -4,7 +4,7 @@ A rank is a fork of a process that has imported torch. Its script must not notic
 runs as in a fresh interpreter. So modules, loggers, handlers and filters of warnings that imports brought are taken out
 of the tables in which a script would find them.
 
-    zygote:  load (torch), recording (other modules) -> take_back: all is hidden, for all later ranks
+    zygote:  load (torch), recording (other modules) -> undo: all is hidden, for all later ranks
     rank:    the script imports a hidden module -> the function of `watch` decides whether the rank may go on as a fork
              -> what that import brought is given back, with all that it needs
 
@@ -102,7 +102,7 @@ class Imports(MetaPathFinder):
         if any(brought.name == root(name) for brought in self._all):
             return
         needs: list[str] = []
-        self.take_back()
+        self.undo()
         self.watch(lambda name, read, whole: needs.append(name))
         brought = _Brought(root(name))
         modules, loggers = set(sys.modules), set(logging.root.manager.loggerDict)
@@ -146,7 +146,7 @@ class Imports(MetaPathFinder):
         finally:
             self.parts.add(recorder.parts)
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Hides all that was imported by `load` and in `recording`, in this process and in its later forks.
 
         Called by the zygote when all its imports are done: each fork then begins with everything hidden. A second call

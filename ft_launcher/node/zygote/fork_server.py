@@ -10,10 +10,10 @@ How ranks start:
 2. The zygote forks a process in between. That process forks all ranks, writes their pids to the zygote, and ends.
 3. The ranks are orphans now. The kernel makes them children of the agent, which is a child subreaper.
 4. The zygote sends the pids to the agent.
-5. The agent writes one byte for each rank to a pipe (`let_go`). Each rank reads one byte and runs its script.
+5. The agent writes one byte for each rank to a pipe (`GO`). Each rank reads one byte and runs its script.
 
 So the agent can wait for the ranks as for children of its own, and no rank runs anything of the user's before the agent
-knows all pids. If one fork fails, the agent closes the pipe, and the ranks that were forked end (`_wait_to_go`).
+knows all pids. If one fork fails, the agent closes the pipe, and the ranks that were forked end (`_become_rank`).
 
 The agent sends three kinds of requests, and gets one answer to each, both as JSON:
 
@@ -50,9 +50,9 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from ft_launcher.node.processes import proc_view
 from ft_launcher.node.zygote import forked_rank, module_trial, start_again
@@ -77,8 +77,8 @@ _MAX_DESCRIPTORS = 250
 MAX_RANKS = (_MAX_DESCRIPTORS - 2) // 3
 """Ranks of one request. Two descriptors belong to the request itself, and at most three to each rank: two streams and
 the channel of a function."""
-_GO = b"g"
-"""What lets a rank run. All ranks of a request read one pipe, one byte each."""
+GO = b"g"
+"""What lets a rank run. All ranks of a request read one pipe, one byte each; the agent writes when it has all pids."""
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 """Signals that a terminal or a user sends to the whole group. The agent decides when the zygote ends."""
 
@@ -198,10 +198,8 @@ class Zygote:
                 if received is None:
                     break
                 request, descriptors = received
-                if "ranks" in request:
-                    answer = self._fork(self._fork_ranks, request, descriptors)
-                elif "learn" in request:
-                    answer = self._fork(self._fork_next, request, descriptors)
+                if "ranks" in request or "learn" in request:
+                    answer = self._fork(request, descriptors)
                 else:
                     answer = self._prepare(request)
                 if isinstance(answer, ForkedRank):
@@ -264,21 +262,17 @@ class Zygote:
         for name in [name for name in loggers if name.partition(".")[0] == "ft_launcher"]:
             del loggers[name]
 
-    def _fork(
-        self, forks: Callable[..., dict[str, Any] | ForkedRank], request: dict[str, Any], descriptors: list[int]
-    ) -> dict[str, Any] | ForkedRank:
-        """Has a process in between fork others, and waits until that process has ended.
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | ForkedRank:
+        """Has a process in between fork ranks or the next zygote, and waits until that process has ended.
 
         Args:
-            forks: called in the process in between, with the request, the descriptors, and the descriptor to write the
-                pids to. Returns only in the processes that it has forked.
             request: of the agent.
             descriptors: that came with the request. They are closed here, but not in a forked process: by then their
                 numbers may belong to other files there.
 
         Returns:
-            In the zygote: the answer to the agent, with the pids or the error. In a forked process: what `forks`
-            returns.
+            In the zygote: the answer to the agent, with the pids or the error. In a rank: that rank. In the next
+            zygote: its own first answer to the agent.
         """
         reader, writer = os.pipe()
         try:
@@ -290,9 +284,16 @@ class Zygote:
         else:
             if between == 0:
                 os.close(reader)
-                return forks(request, descriptors, writer)
+                if "ranks" in request:
+                    return self._fork_ranks(request, descriptors, writer)
+                return self._fork_next(request, descriptors, writer)
             os.close(writer)
-            answer = _answer_of(between, reader)
+            with os.fdopen(os.dup(reader), "rb") as pipe:
+                text = pipe.read()
+            os.waitpid(between, 0)
+            answer = {"error": "the process that forks the ranks was killed"}
+            if text:
+                answer = json.loads(text)
         for descriptor in (reader, *descriptors):
             os.close(descriptor)
         return answer
@@ -330,7 +331,7 @@ class Zygote:
     def _fork_ranks(self, request: dict[str, Any], descriptors: list[int], writer: int) -> ForkedRank:
         """Forks the ranks. Called in the process in between, which ends here; returns in each rank.
 
-        After a failed fork the answer is an error, and the agent never lets go of the ranks that were forked before.
+        After a failed fork the answer is an error, and the ranks that were forked before never run.
         """
         answer: dict[str, Any] = {"pids": []}
         # Blocked until the rank has the handlers of a new process. The zygote ignores these signals, and a signal that
@@ -350,7 +351,9 @@ class Zygote:
         os._exit(0)
 
     def _become_rank(self, fields: dict[str, Any], descriptors: list[int], mask: Collection[int]) -> ForkedRank:
-        """Makes this fork a rank, and waits until the agent lets it go. Returns the rank, which the caller runs.
+        """Makes this fork a rank, and waits until the agent has all pids. Returns the rank, which the caller runs.
+
+        Ends the process if the agent closes the pipe of `GO` instead: then no rank of the request may run.
 
         Args:
             fields: of the rank's order, together with what is the same for all ranks.
@@ -360,7 +363,7 @@ class Zygote:
         streams: dict[str, int] = fields.pop("streams")
         arguments: list[str] = fields["arguments"]
         place = fields.pop("channel", None)
-        tells_modules: bool = fields.pop("tells_modules", False)
+        reports_modules: bool = fields.pop("reports_modules", False)
         if place is None:
             channel = set()
         else:
@@ -380,44 +383,49 @@ class Zygote:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             from ft_client import bootstrap
 
-            self._wait_to_go(go)
+            if os.read(go, 1) != GO:
+                os._exit(0)
+            os.close(go)
+            end_with_parent(self._agent)
         except BaseException as error:  # The edge of a process: what goes wrong here must not end the training.
-            # A rank that starts by exec needs nothing of what has failed here.
-            text = f"this rank starts by exec: {type(error).__name__}: {error}"
-            print(console_line(text, time.time()), file=sys.stderr)
-            with contextlib.suppress(BaseException):
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                for descriptor in channel:
-                    # The function's channel must outlive the exec.
-                    os.set_inheritable(descriptor, True)
-                os.execve(
-                    sys.executable, [sys.executable, "-u", rank_program.bootstrap(), *arguments], fields["environ"]
-                )
-            os._exit(1)
+            _execute(error, arguments, fields["environ"], channel, mask)
         if is_safe_path():
             first_path = None
         else:
             first_path = fields["cwd"] or ""
 
         def make() -> bootstrap.Rank:
-            program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare(tells_modules))
+            program = bootstrap.Rank(bootstrap.main_of(arguments, first_path), bootstrap.prepare(reports_modules))
             start_again.FirstImport(order, report_to, kept=channel, given_back=program.act_on_loaded).begin()
             return program
 
         return ForkedRank(make)
 
-    def _wait_to_go(self, go: int) -> None:
-        """Waits for the agent's permission to run; ends this process if the agent closes the pipe."""
-        if os.read(go, 1) != _GO:
-            os._exit(0)
-        os.close(go)
-        end_with_parent(self._agent)
 
+def _execute(
+    error: BaseException,
+    arguments: Sequence[str],
+    environ: dict[str, str],
+    channel: Collection[int],
+    mask: Collection[int],
+) -> NoReturn:
+    """Starts by exec a rank that failed to become one as a fork: it needs nothing of what has failed.
 
-def let_go(writer: int, ranks: int) -> None:
-    """Lets `ranks` ranks run their script. Called by the agent, which has all pids. `writer`: the agent's end of the
-    pipe that the ranks read."""
-    os.write(writer, _GO * ranks)
+    Args:
+        error: what went wrong, for the log.
+        arguments: of the rank.
+        environ: of the rank.
+        channel: the descriptor of a function's channel, which must outlive the exec; empty: there is none.
+        mask: the blocked signals of a new process.
+    """
+    text = f"this rank starts by exec: {type(error).__name__}: {error}"
+    print(console_line(text, time.time()), file=sys.stderr)
+    with contextlib.suppress(BaseException):
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for descriptor in channel:
+            os.set_inheritable(descriptor, True)
+        os.execve(sys.executable, [sys.executable, "-u", rank_program.bootstrap(), *arguments], environ)
+    os._exit(1)
 
 
 def end_with_parent(parent: int) -> None:
@@ -465,17 +473,6 @@ def _device_files() -> list[str]:
         with contextlib.suppress(OSError):
             found.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 (it may be no path)
     return [path for path in found if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))]
-
-
-def _answer_of(between: int, reader: int) -> dict[str, Any]:
-    """Reads the answer of the process in between, waits for the end of that process, and returns the answer."""
-    with os.fdopen(os.dup(reader), "rb") as pipe:
-        text = pipe.read()
-    os.waitpid(between, 0)
-    if not text:
-        return {"error": "the process that forks the ranks was killed"}
-    answer: dict[str, Any] = json.loads(text)
-    return answer
 
 
 def main(path: Sequence[str]) -> ForkedRank:

@@ -53,7 +53,7 @@ _SHOW = b"raise __import__('sys').last_value"
 _MAIN = ("__main__", "__mp_main__")
 """The second name is multiprocessing's, for the main module of a child."""
 _OURS = ("ft_client", "ft_launcher", "rank_monitor")
-"""Packages of this project, which `_let_go` leaves as they are."""
+"""Packages of this project, which `_drop_script_modules` leaves as they are."""
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")
 """Names in `sys` that keep the last traceback, and with it the frames and objects of the script."""
 _STREAM_FAILED = 120
@@ -100,7 +100,7 @@ def mark_preloaded() -> None:
         # An import may have asked for the folder (`torch._dynamo` does). A script that sets TMPDIR later must get its
         # own.
         sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
-    imports.take_back()
+    imports.undo()
     importlib.invalidate_caches()
     # Garbage collections in ranks then leave these objects alone: a write to one would copy its page of memory.
     gc.freeze()
@@ -188,7 +188,7 @@ class ForkedRank:
         sys.is_finalizing = lambda: True
         # Flushed twice, as Python does: destructors of the script's objects may print.
         flushed = _flush()
-        _let_go()
+        _drop_script_modules()
         if not (_flush() and flushed):
             self._code = _STREAM_FAILED
         if self._interrupted:
@@ -221,8 +221,8 @@ def _reset_signals(ignored: Sequence[int]) -> None:
 def _renew_main() -> None:
     """Replaces `__main__` by a new module that nothing else refers to, so that its contents are destroyed at the
     end."""
-    former, fresh = sys.modules["__main__"], ModuleType("__main__")
-    if "__annotations__" in vars(former):
+    previous, fresh = sys.modules["__main__"], ModuleType("__main__")
+    if "__annotations__" in vars(previous):
         fresh.__annotations__ = {}
     sys.modules["__main__"] = fresh
     if "__mp_main__" in sys.modules:  # multiprocessing's name for the same module
@@ -329,7 +329,7 @@ def _flush() -> bool:
     return worked
 
 
-def _let_go() -> None:
+def _drop_script_modules() -> None:
     """Removes the modules that were loaded after the fork, so that objects which only these modules hold are destroyed.
 
     Destructors of such objects may do work that users count on: a file of results is flushed, a process is ended. If

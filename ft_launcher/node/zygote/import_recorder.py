@@ -92,17 +92,17 @@ def watch_reads() -> type:
     return usual
 
 
-def take_reads() -> set[str]:
+def drain_reads() -> set[str]:
     """Returns the variables that were read since the last call."""
     read: set[str] = vars(os.environ).pop("_read", set())
     return read
 
 
 def end_reads(usual: type) -> set[str]:
-    """Ends `watch_reads`; returns the variables that were read since the last call of `take_reads`."""
+    """Ends `watch_reads`; returns the variables that were read since the last call of `drain_reads`."""
     os.environ.__class__ = usual
     vars(os.environ).pop("_passing", None)
-    return take_reads()
+    return drain_reads()
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class ImportRecorder(MetaPathFinder):
         self._active = True
         return self
 
-    def take_outside(self) -> list[str]:
+    def drain_outside(self) -> list[str]:
         """Returns, in words, what was done to the process since the last call while no module's code ran.
 
         Called by the trial between two imports: nobody knows which module a script would have to import to see this, so
@@ -308,7 +308,7 @@ class ImportRecorder(MetaPathFinder):
         part.effects += self._observe()
         part.effects += self._own_exchanged()
         part.exchanges += self._watched.exchanges()
-        part.reads |= take_reads()
+        part.reads |= drain_reads()
         loggers = _logger_names()
         self._made |= dict.fromkeys(loggers - self._loggers, part)
         self._loggers |= loggers

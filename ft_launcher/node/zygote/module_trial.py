@@ -187,7 +187,7 @@ def _import_all(names: Sequence[str], environ: Surroundings, before: _Found) -> 
                 importlib.import_module(name)
             except BaseException as error:
                 failed[name] = f"its import failed ({type(error).__name__})"
-            strays = recorder.take_outside()
+            strays = recorder.drain_outside()
             if strays:
                 failed.setdefault(name, f"its import {strays[0]}")
     exchanged = [exchange.place for exchange in holdings.exchanges()]

@@ -3,10 +3,11 @@
 A script mostly imports more than torch: its own libraries, for seconds. The next zygote has these modules imported, so
 a restart does not wait for them. The steps, once in a job:
 
-1. `ask`: the first rank of a cycle is told to report its imports.
+1. While `wanted` is set, the first rank of a cycle is told to report its imports (`pool.py: start_ranks`). One rank is
+   enough: the ranks of a job run the same script.
 2. `begin`: the rank has reported them. The present zygote forks the next one, which tries the imports, chooses those
    that no script can notice (`module_trial.py`, `learned_modules.py`), and imports these.
-3. `take_if_ready`: the next zygote is ready. `pool.py` puts it in the place of the present one.
+3. `pop_if_ready`: the next zygote is ready. `pool.py` puts it in the place of the present one.
 4. `note_taken`, `pop_learned`: the journal says what was learned.
 
 `pool.py` owns the object. Nothing waits for the next zygote: ranks are forked from the present one until then.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ft_launcher.node.zygote.client import NoRanks, RankOrder, ZygoteLost, ZygoteProcess, ZygoteUnfit
 from ft_launcher.node.zygote.learned_modules import Surroundings
@@ -46,7 +47,7 @@ class NextZygote:
     """The next zygote, from the wish for it until it has replaced the present one.
 
     Attributes:
-        wanted: whether ranks are still to report what they import.
+        wanted: whether the first rank of the next cycle is to report what it imports.
         process: the next zygote, while it imports; None: there is none, or it has replaced the present one.
     """
 
@@ -57,15 +58,6 @@ class NextZygote:
         self._learned: Learned | None = None
         self._differing: set[str] = set()
         """Variables in which the ranks that were started last differ from the zygote."""
-
-    def ask(self, orders: Sequence[RankOrder]) -> Sequence[RankOrder]:
-        """Returns these orders. If that is still wanted, the first rank is to report what it imports.
-
-        One rank is enough: the ranks of a job run the same script.
-        """
-        if not self.wanted or not orders:
-            return orders
-        return [replace(orders[0], tells_modules=True), *orders[1:]]
 
     def note_ranks(self, orders: Sequence[RankOrder], zygote: Mapping[str, str]) -> None:
         """Notes in which variables the ranks that were started differ from the environment of their zygote.
@@ -92,7 +84,7 @@ class NextZygote:
         except NoRanks as refusal:
             logger.warning("No modules of the ranks are preloaded: %s.", refusal)
 
-    def take_if_ready(self) -> ZygoteProcess | None:
+    def pop_if_ready(self) -> ZygoteProcess | None:
         """Returns the next zygote if it is ready: the caller owns it from then on. Does not wait.
 
         None: it is not ready yet, or there is none. One that failed is ended here, with a line in the log.

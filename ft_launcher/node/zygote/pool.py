@@ -251,8 +251,7 @@ class ZygotePool:
         why = self._reason_against or self._against(orders, numa)
         if not why and self._zygote is not None:
             try:
-                orders = self._next.ask(orders)
-                pids = self._zygote.start_ranks(orders, self._report_to())
+                pids = self._zygote.start_ranks(orders, self._report_to(), reports_modules=self._next.wanted)
                 self._have_learned = bool(self._zygote.learned)
                 self._next.note_ranks(orders, self._zygote.environ)
                 # A zygote that has forked ranks works: losses before it no longer count.
@@ -295,7 +294,7 @@ class ZygotePool:
         Raises:
             ConfigError: a rank starts again by exec, and the user requires a warm start.
         """
-        self._hear_ranks()
+        self._read_reports()
         self._replace_if_ready()
         current = self._zygote
         if current is None:
@@ -354,7 +353,7 @@ class ZygotePool:
     def _replace_if_ready(self) -> None:
         """Replaces the present zygote by the next one when that is ready, and if the script can run with its
         modules."""
-        following = self._next.take_if_ready()
+        following = self._next.pop_if_ready()
         if following is None:
             return
         why = self._against_loaded(following)
@@ -410,7 +409,7 @@ class ZygotePool:
             self._reports = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         return self._reports[1]
 
-    def _hear_ranks(self) -> None:
+    def _read_reports(self) -> None:
         """Reads the reports of ranks that had to start again by exec: after the first one, all ranks start by exec.
 
         Such a rank was forked, and its script then changed something that its import of torch reads
@@ -439,30 +438,13 @@ class ZygotePool:
     # Asking one.
 
     def _against(self, orders: Sequence[RankOrder], numa: bool) -> str:
-        """Returns why these ranks cannot be forks of the present zygote; empty: they can."""
+        """Returns why these ranks cannot be forks of the present zygote; empty: they can.
+
+        Waits until the zygote is ready, for `_READY_S` at most, only for the first ranks of the job, or if a warm start
+        is required.
+        """
         if numa:
             return "numactl binds the ranks to processors"
-        current = self._await_zygote()
-        if current is None:
-            return self._reason_against or "the zygote was lost, and another is not ready yet"
-        # A stopped zygote gives no answer, and each restart would wait for the limit of `client.py`.
-        if is_stopped(current.pid):
-            self._lose(current, "it was stopped")
-            return "the zygote was stopped"
-        why = self._against_loaded(self._zygote)
-        if why:
-            return why
-        for order in orders:
-            why = warm_start.against_environment(order.environ, current.environ)
-            if why:
-                return why
-        return ""
-
-    def _await_zygote(self) -> ZygoteProcess | None:
-        """Returns the zygote if it is ready, else None.
-
-        Waits, for `_READY_S` at most, only for the first ranks of the job, or if a warm start is required.
-        """
         self.handle()
         insists, self._first = self._settings.warm_start == "on" or self._first, False
         deadline = time.monotonic() + _READY_S
@@ -471,9 +453,21 @@ class ZygotePool:
             if left <= 0:
                 break
             self.handle(left)
-        if self._zygote and self._zygote.ready:
-            return self._zygote
-        return None
+        current = self._zygote
+        if current is None or not current.ready:
+            return self._reason_against or "the zygote was lost, and another is not ready yet"
+        # A stopped zygote gives no answer, and each restart would wait for the limit of `client.py`.
+        if is_stopped(current.pid):
+            self._lose(current, "it was stopped")
+            return "the zygote was stopped"
+        why = self._against_loaded(current)
+        if why:
+            return why
+        for order in orders:
+            why = warm_start.against_environment(order.environ, current.environ)
+            if why:
+                return why
+        return ""
 
 
 def _how_ended(code: int) -> str:

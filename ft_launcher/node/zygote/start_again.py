@@ -217,7 +217,7 @@ class FirstImport:
             if exchanged:
                 self._start_again(f"the script exchanges {', '.join(exchanged)} before it {what}", _KEPT)
         if name == "torch":
-            sealed_pickle.let_go()
+            sealed_pickle.drop_held()
 
     def _start_again(self, why: str, otherwise: str = _NO_EFFECT) -> None:
         """Reports to the agent, and starts again by exec where that is possible; else prints a warning and returns.

@@ -74,7 +74,7 @@ class InProcessBlameEvent(OfCycle, Event, name="in_process_blame"):
     finding: Shared[str]
     """As in `fault`: `gone`, `behind`, `deadlock`, `mismatch`, `transport` or `unknown`."""
     ranks: InPart[Sequence[int]]
-    """The ranks that are to blame; none where nobody can be named."""
+    """The culprits; empty where no rank can be named."""
     text: Shared[str]
     """What they did, in words."""
 

@@ -82,7 +82,7 @@ class Spool:
         with self._lock:
             self._offsets.pop(reader, None)
 
-    def release(self, reader: str, until: int) -> None:
+    def note_read(self, reader: str, until: int) -> None:
         """Notes how far a reader has read. Frees what all readers have read, and what lies more than `MAX_BEHIND`
         before this reader.
 
@@ -195,7 +195,7 @@ class SpoolStream(Stream):
         try:
             self._put(self._without_open_line(content, time.monotonic(), last=False))
         finally:  # also where the console is gone and the write fails: the text must not fill the memory
-            self._spool.release(_READER, self.file.tell())
+            self._spool.note_read(_READER, self.file.tell())
         return bool(content)
 
     def _begin_anew(self) -> None:
@@ -211,7 +211,7 @@ class SpoolStream(Stream):
         if before is None:
             before = self.file.tell()
         self.file.seek(offset)
-        self._spool.release(_READER, offset)
+        self._spool.note_read(_READER, offset)
         held, self.partial, self._held_since = self.partial, b"", math.inf
         line = console_line(f"the console did not read; bytes not shown: {offset - before}", time.time())
         self._put(held + f"\n{line}\n".encode())

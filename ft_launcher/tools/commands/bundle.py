@@ -34,7 +34,7 @@ from ft_launcher.record.journal_reader import Problems, journals_in, read_journa
 from ft_launcher.settings.options import UsageError
 from ft_launcher.tools.bundle import allowed
 from ft_launcher.tools.bundle.incident import Incident, page, stacks
-from ft_launcher.tools.commands.status import RunningJob, running_job
+from ft_launcher.tools.commands.running_jobs import NoAnswerError, RunningJob, running_job
 
 _MAX_BYTES = 64 << 20
 """Bytes of all journals in a bundle before they are compressed. They become some 5 MB, which a mail takes."""
@@ -65,7 +65,8 @@ def bundle(run: str, output: Path, force: bool, with_texts: bool) -> None:
 
     Raises:
         UsageError: the file exists or cannot be written, RUN has no journal, or RUN means several running jobs.
-        SystemExit: with 4 where RUN is neither a file nor a running job.
+        SystemExit: with 4 where RUN is neither a file nor a running job, with 5 where it may be a job whose launcher
+            does not answer.
     """
     if output.exists() and not force:
         raise _exists(output)
@@ -94,7 +95,8 @@ def _ask(job: RunningJob, incident: Incident) -> tuple[list[Path], str]:
     """Asks a running job where its ranks are. Returns the folder of its journal, if the journal has a file, and its run
     id.
 
-    A job that ends meanwhile answers nothing more, which is no error.
+    A job that ends meanwhile answers nothing more, which is no error. Of a launcher that stops meanwhile a line on
+    stderr says what the file lacks.
 
     Args:
         job: that answers at its socket.
@@ -102,13 +104,25 @@ def _ask(job: RunningJob, incident: Incident) -> tuple[list[Path], str]:
     """
     incident.status = allowed.of_status(job.status)
     paths: list[Path] = []
-    with contextlib.suppress(OSError):  # no rank runs now, or the job has just ended
+    with _missing("where the ranks are"):
         incident.live, incident.collectives = allowed.of_stacks(job.ask("/stacks"))
-    with contextlib.suppress(OSError):
+    with _missing("the journal"):
         path = job.ask("/journal").get("path")
         if isinstance(path, str):
             paths.append(Path(path).parent)
     return paths, str(job.status.get("run_id", ""))
+
+
+@contextlib.contextmanager
+def _missing(what: str) -> Iterator[None]:
+    """Returns a context in which a job may have ended, or has no rank that runs. If its launcher does not answer, a
+    line on stderr says that the bundle lacks `what`."""
+    try:
+        yield
+    except NoAnswerError as error:
+        answer(f"{error}: the bundle lacks {what}")
+    except OSError:
+        pass
 
 
 def _journals(
@@ -178,17 +192,18 @@ def _written_at_once(output: Path, force: bool) -> Iterator[Any]:
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
-        if force:
-            os.replace(name, output)  # noqa: PTH105 (its twin below is of `os`, too)
-        else:
-            os.link(name, output)  # Unlike a rename, a link replaces no file that took the name meanwhile.
+        if not force:
+            # Takes the name, so that the rename replaces no file of somebody else. A hard link would do both in one
+            # step, but not every file system has these.
+            output.touch(exist_ok=False)
+        Path(name).replace(output)
     except FileExistsError:
         raise _exists(output) from None
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}", "Give another file") from None
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)  # noqa: PTH108
+            Path(name).unlink()
 
 
 def _exists(output: Path) -> UsageError:

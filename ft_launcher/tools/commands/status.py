@@ -1,38 +1,24 @@
 """`ft_launcher status` and `ft_launcher stacks`: what a job that runs on this host does, and where its ranks are.
 
-`cli.py` runs both. `top.py` and `bundle.py` find and ask a job by the functions here.
-
-Each launcher has a runtime folder with a Unix socket, at which `tools/status/status_server.py` answers by HTTP. Nothing
-else than these folders tells which jobs run: there is no list and no daemon. So a command asks every socket of this
-user for `/status.json`, and takes the jobs that answer. The folder of a launcher that was killed has a socket at which
-nobody listens, and is passed over.
+`cli.py` runs both. `running_jobs.py` finds the job that is meant, and asks it.
 
 Whatever an answer holds was written by a launcher, but words in it come from ranks: lines are printed with control
-characters escaped (`printable`). An answer has a limit of bytes and of time.
+characters escaped (`printable`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
-import os
-import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ft_launcher.record.console.console_text import answer, printable
-from ft_launcher.settings.options import UsageError
-from ft_launcher.tools.report.job_findings import as_text
-from ft_launcher.tools.status.listening import SOCKET
+from ft_launcher.tools.commands.running_jobs import ALL_NODES_S, NOBODY, SILENT, NoAnswerError, running_job
 from ft_launcher.tools.status.summary import JobState, RankState
-from rank_monitor.contract.processes import runtime_folder
 from rank_monitor.contract.rounds.barrier import ranges_of
 
 UNWELL = 3
@@ -40,14 +26,6 @@ UNWELL = 3
 # States of a job, and of ranks, as `/status.json` has them.
 _UNWELL = {JobState.TROUBLED.value, JobState.STALLED.value, JobState.RESTARTING.value}
 _WATCHED = {RankState.TRAINING.value, RankState.STALLED.value, RankState.HUNG.value}
-ALL_NODES_S = 60.0
-"""Seconds to wait for stacks of all nodes: each looks for a question at every second keep-alive (`--ft-node-beat`)."""
-_LIMIT_S = 10.0
-"""Seconds to wait for any other answer. Stacks take up to 2 s; a launcher that is stopped never answers."""
-_MAX_BYTES = 64 << 20
-"""Bytes of an answer that are read."""
-NOBODY = 4
-"""The exit code where no such job runs here."""
 _MAX_NAMED = 16
 """Nodes that a line names at most."""
 RUN = click.argument("run", required=False, metavar="[RUN]")
@@ -57,7 +35,8 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answ
 
 @click.command(
     help="Says in three lines what a job on this host does. RUN is its name or run id, or a beginning; none is needed "
-    "where one job runs. Exits with 0 if it runs, 3 if it hangs, stalls or restarts, 4 if there is none."
+    "where one job runs. Exits with 0 if it runs, 3 if it hangs, stalls or restarts, 4 if there is none, 5 if its "
+    "launcher does not answer."
 )
 @RUN
 @_AS_JSON
@@ -66,7 +45,8 @@ def status(run: str | None, as_json: bool) -> None:
 
     Raises:
         UsageError: several jobs run here, and RUN does not tell them apart.
-        SystemExit: with 3 where the job is not well, with 4 where there is none.
+        SystemExit: with 3 where the job is not well, with 4 where there is none, with 5 where its launcher does not
+            answer.
     """
     job = running_job(run)
     if as_json:
@@ -90,7 +70,7 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
 
     Raises:
         UsageError: several jobs run here, and RUN does not tell them apart.
-        SystemExit: with 4 where there is no such job, or no rank of it runs.
+        SystemExit: with 4 where there is no such job, or no rank of it runs; with 5 where its launcher does not answer.
     """
     job = running_job(run)
     try:
@@ -98,6 +78,9 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
             found = job.ask("/stacks?all=1", ALL_NODES_S)
         else:
             found = job.ask("/stacks")
+    except NoAnswerError as error:
+        answer(str(error))
+        sys.exit(SILENT)
     except OSError as error:
         answer(str(error))
         sys.exit(NOBODY)
@@ -119,20 +102,6 @@ def as_lines(found: Mapping[str, Any]) -> list[str]:
     if found["nodes"] > 1:
         where += f" (node {found['node_rank']} of {found['nodes']})"
     return [f"{where}: {found['sentence']}", _ranks_line(found["ranks"]), _faults_line(found)]
-
-
-def job_line(found: Mapping[str, Any]) -> str:
-    """Returns one line by which people tell a job from others: its name, its age, its ranks, what it does."""
-    ranks = len(found["ranks"])
-    parts = [
-        str(found["job_name"]),
-        f"for {as_text(found['t'] - found['started'])}",
-        f"{ranks} rank{'' if ranks == 1 else 's'} here",
-        str(found["state"]),
-    ]
-    if found["run_id"] not in found["job_name"]:
-        parts.append(f"run id {found['run_id']}")
-    return ", ".join(parts)
 
 
 def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
@@ -214,127 +183,3 @@ def _faults_line(found: Mapping[str, Any]) -> str:
         return f"no fault so far; {left}"
     last = found["faults"][-1]
     return f"last fault: rank {last['rank']} {last['what']} in cycle {last['cycle']}; {left}"
-
-
-# The jobs that run here.
-
-
-@dataclass(frozen=True)
-class RunningJob:
-    """A job that answers at a socket.
-
-    Attributes:
-        socket_path: the socket.
-        status: its first answer, the object of `/status.json`.
-    """
-
-    socket_path: Path
-    status: dict[str, Any]
-
-    def ask(self, path: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
-        """Returns the job's answer to a request for `path`. Blocks for `limit_s` seconds at most.
-
-        Raises:
-            OSError: the job does not answer in time, or not with JSON.
-        """
-        return _ask(self.socket_path, path, limit_s)
-
-
-def _find(run: str | None) -> list[RunningJob]:
-    """Returns the jobs of this user on this host that `run` may mean.
-
-    Args:
-        run: a name or a run id, or the beginning of one. A job whose whole name it is wins over jobs whose names begin
-            with it. None: all jobs.
-    """
-    found = []
-    for path in _sockets():
-        # A launcher that has just ended, was killed or stands still gives no answer, and is left out.
-        with contextlib.suppress(OSError):
-            found.append(RunningJob(path, _ask(path, "/status.json")))
-    if run is None:
-        return found
-    named = [job for job in found if run in _names(job)]
-    return named or [job for job in found if any(name.startswith(run) for name in _names(job))]
-
-
-def _names(job: RunningJob) -> list[str]:
-    """Returns the names by which a user may mean a job."""
-    return [str(job.status.get(key, "")) for key in ("job_name", "run_id")]
-
-
-def running_job(run: str | None, if_none: str = "") -> RunningJob:
-    """Returns the one job that `run` means.
-
-    Args:
-        run: a name or a run id, or the beginning of one; None: the only job.
-        if_none: what to say, after `ft_launcher: `, where there is no such job.
-
-    Raises:
-        UsageError: several jobs are meant; they are listed on stderr.
-        SystemExit: with 4 where there is none; a line on stderr says so.
-    """
-    found = _find(run)
-    if len(found) > 1:
-        for job in sorted(found, key=lambda job: float(job.status["started"])):
-            print(printable(f"  {job_line(job.status)}"), file=sys.stderr)
-        raise UsageError(f"{len(found)} jobs run here", "Give the name or the run id of one, or its beginning")
-    if found:
-        return found[0]
-    what = "no job of this user runs on this host"
-    if run is not None:
-        what = f"no job of this user with a name or run id that begins with {run!r} runs on this host"
-    answer(if_none or what)
-    sys.exit(NOBODY)
-
-
-def _sockets() -> Iterator[Path]:
-    """Yields the sockets of this user's launchers, in all folders where a launcher may have its runtime folder.
-
-    A socket of another user is left out: anyone may make a folder of such a name in /tmp, and answer as a job.
-    """
-    parents = runtime_folder.parents(os.environ)
-    for folder in dict.fromkeys(
-        folder.resolve() for parent in parents for folder in Path(parent).glob(f"{runtime_folder.PREFIX}*")
-    ):
-        with contextlib.suppress(OSError):
-            path = folder / SOCKET
-            if path.lstat().st_uid == os.geteuid():
-                yield path
-
-
-def _ask(path: Path, target: str, limit_s: float = _LIMIT_S) -> dict[str, Any]:
-    """Returns the answer to a GET request as JSON.
-
-    Raises:
-        OSError: there is no answer in time, or it is an error or not a JSON object.
-    """
-    connection = _Connection(path, limit_s)
-    try:
-        connection.request("GET", target)
-        response = connection.getresponse()
-        body = response.read(_MAX_BYTES)
-        if response.status != 200:
-            raise OSError(body.decode(errors="replace").strip())
-        found = json.loads(body)
-    except (http.client.HTTPException, ValueError) as error:
-        raise OSError(f"{path} answered with something else: {error}") from None
-    finally:
-        connection.close()
-    if not isinstance(found, dict):
-        raise OSError(f"{path} answered with something else")
-    return found
-
-
-class _Connection(http.client.HTTPConnection):
-    """An HTTP connection to a socket in the file system."""
-
-    def __init__(self, path: Path, limit_s: float) -> None:
-        super().__init__("localhost", timeout=limit_s)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connects; called by the base class at the first request."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))

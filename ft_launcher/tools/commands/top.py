@@ -1,6 +1,6 @@
 """`ft_launcher top`: what a job on this host does, live in the terminal.
 
-`cli.py` runs it. `live_view.py` draws, and `status.py` has the functions that find and ask the job.
+`cli.py` runs it. `live_view.py` draws, `running_jobs.py` finds and asks the job, and `status.py` makes the lines.
 
 Threads: the main thread draws, and waits for keys and answers. `ft_launcher top` asks the launcher's socket once a
 second, and at once for what a key wants. So keys act at once, also while a launcher that stands still gives no answer.
@@ -28,15 +28,8 @@ import click
 
 from ft_launcher.record.console.console_text import printable
 from ft_launcher.settings.options import UsageError
-from ft_launcher.tools.commands.status import (
-    ALL_NODES_S,
-    RUN,
-    RunningJob,
-    collective_lines,
-    missing_lines,
-    running_job,
-    stack_lines,
-)
+from ft_launcher.tools.commands.running_jobs import ALL_NODES_S, RunningJob, running_job
+from ft_launcher.tools.commands.status import RUN, collective_lines, missing_lines, stack_lines
 
 if TYPE_CHECKING:
     from ft_launcher.tools.commands.live_view import Show
@@ -61,7 +54,7 @@ def top(run: str | None) -> None:
 
     Raises:
         UsageError: several jobs run here, this is no terminal, or rich is not installed.
-        SystemExit: with 4 where there is no such job.
+        SystemExit: with 4 where there is no such job, with 5 where its launcher does not answer.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("top needs a terminal", "ft_launcher status prints the same once")

@@ -46,7 +46,7 @@ def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] |
         ProtocolError: the event does not fit.
     """
     found = of_record(evidence)
-    fault = first_failure.find(found, lambda error: None)
+    fault = first_failure.find_fault(found, lambda error: None)
     if fault is None:
         return None
     try:
@@ -192,7 +192,7 @@ def culprits_by(nodes: list[NodeScene], all_ranks: bool, fault: Facts, evidence:
     Raises:
         ProtocolError: the evidence does not fit.
     """
-    finding = all_nodes.find(nodes, all_ranks)
+    finding = all_nodes.find_culprits(nodes, all_ranks)
     found = {"finding": finding.kind.value, "blamed": list(finding.culprits), "waiting": len(finding.waiting)}
     if not finding.culprits:
         return found

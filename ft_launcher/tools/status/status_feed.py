@@ -145,7 +145,7 @@ class StatusFeed(EventSource):
             for rank in gather(placement.ranks, processes, monitors, self._stopped)
         ]
         views = rank_view.views(evidence, None)
-        return collective.summary(collective.find(views, placement.is_alone), views)
+        return collective.summary(collective.find_culprits(views, placement.is_alone), views)
 
     def _is_complete(self) -> bool:
         """Returns whether the monitors of all running ranks have answered the last question."""

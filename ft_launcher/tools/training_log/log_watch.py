@@ -96,7 +96,7 @@ class _Stream:
                 break
             log.note_lines(self.lines.split(content), self.lines.open_line, now_ns)
         if self._spool is not None:
-            self._spool.release(_READER, self._file.tell())
+            self._spool.note_read(_READER, self._file.tell())
 
     def leave(self) -> None:
         """Leaves the spool, which from now on keeps nothing for this reader. A second call does nothing."""

@@ -1,9 +1,9 @@
 """Decides when restarts in process end because another would not help: records in, a reason out. Pure.
 
 The history of a call's restarts (`CountedRestarts`) is in the ranks' store, so that every rank can go on with it. The
-last rank that arrives at the start of a round adds the round before, asks `end_reason`, and decides for all ranks
-(`inprocess/restart/escalating.py` does so). If another restart would not help, the call ends on all ranks: the launcher
-then starts fresh processes, and a program without a launcher fails.
+last rank that arrives at the start of a round adds the round before, asks `reason_to_give_up`, and decides for all
+ranks (`inprocess/restart/escalating.py` does so). If another restart would not help, the call ends on all ranks: the
+launcher then starts fresh processes, and a program without a launcher fails.
 
 Three things are counted, each in a row: the same error on the same rank, restarts without progress of the training, and
 hangs right after a restart.
@@ -122,7 +122,7 @@ class CountedRestarts:
         return CountedRestarts(number, self.history.ended(run, least_progress))
 
 
-def end_reason(history: History, limits: EscalationLimits) -> str:
+def reason_to_give_up(history: History, limits: EscalationLimits) -> str:
     """Returns why there is to be no further restart; empty if there is one. The text goes to console and journal."""
     if 0 < limits.same_error <= history.same_errors:
         return f"the same fault {history.same_errors} times in a row: {history.error}"
@@ -134,7 +134,7 @@ def end_reason(history: History, limits: EscalationLimits) -> str:
 
 
 def is_about_hangs(reason: str) -> bool:
-    """Returns whether a reason of `end_reason` is that hangs came again right after each restart.
+    """Returns whether a reason of `reason_to_give_up` is that hangs came again right after each restart.
 
     The rank that hung then ends its call by `HungAgain`.
     """

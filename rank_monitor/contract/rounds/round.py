@@ -21,14 +21,14 @@ operation, so that a process killed between two steps leaves nothing that the ne
 
 **The keys**, each after the number of the round:
 
-    note      the store address: where the function finds the round's store server; offered by its host
+    store     the store address: where the function finds the round's store server; offered by its host
               (`round_stores.py`)
     started   "fault", or "go" and the store address: released when every rank has arrived at the start; or "end" and
               the reason why there is no further round
     outcome   "fault" or "done": released by the first fault, or by the last active rank that returned
     closed    `Closed`: released when every rank has arrived at the end of a failed round, or is terminated
     records   why the round was interrupted
-    blame     who held up the others, where a launcher saw it before the interruption
+    culprit   who held up the others, where a launcher saw it before the interruption
 
 A released key (`started`, `outcome`, `closed`) is written once, by compare-and-set. Released keys and the store
 address stay as long as the store: some 300 bytes for each round. Ranks wait for these keys only, so only these keys
@@ -145,25 +145,27 @@ class Round:
         self.start, self.returned, self.end = (
             Arrivals(store, f"{number}/{name}") for name in ("start", "return", "end")
         )
-        self._records, self.store_address, self._culprit = (f"{number}/{name}" for name in ("records", "note", "blame"))
+        self._records, self.store_address, self._culprit = (
+            f"{number}/{name}" for name in ("records", "store", "culprit")
+        )
 
     def offer(self, store_address: str) -> None:
         """Writes the store address that the ranks get at the start. Until the round starts, a later one replaces it."""
         self._store.set(self.store_address, store_address)
 
-    def arrive(self, entry: Entry, end_reason: Callable[[], str] = str) -> None:
+    def arrive(self, entry: Entry, reason_to_give_up: Callable[[], str] = str) -> None:
         """Enters the barrier at the start. Does not wait for the others: that is waiting for `started`.
 
         The last rank waits for the store address, and releases the barrier with it.
 
         Args:
             entry: the arrival of this rank.
-            end_reason: called on the last rank; returns why there is no further round, empty if there is one.
+            reason_to_give_up: called on the last rank; returns why there is no further round, empty if there is one.
         """
         if self.start.complete(entry, entry.world_size):
             # A rank that was stopped for long may lower the number. A reader then follows the ends of more rounds.
             self._store.set(_CURRENT, str(self.number))
-            reason = end_reason()
+            reason = reason_to_give_up()
             store_address = self._store.get(self.store_address).decode()
             if reason:
                 release(self._store, self.started, END + reason)

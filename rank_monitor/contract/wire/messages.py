@@ -333,7 +333,8 @@ class InterruptAsked(Message, kind=34):
 
 @dataclass(frozen=True)
 class Welcome(Message, kind=32):
-    """The answer to `Attach`: the settings in force, as JSON of `MonitorSettings`, and the cycle."""
+    """The answer to `Attach`, and to the report that a wrapped function begins: the settings in force, as JSON of
+    `MonitorSettings`, and the cycle."""
 
     settings: dict[str, Any]
     cycle: int

@@ -34,7 +34,7 @@ _received: list[int] = []
 """The descriptors that came with the last pickles; `Inherited` finds its own by index."""
 _holds = False
 _held: bytes | None = None
-"""The last pickles that were received, kept between `hold` and `let_go`."""
+"""The last pickles that were received, kept between `hold` and `drop_held`."""
 
 
 class Inherited:
@@ -163,7 +163,7 @@ def hold() -> None:
     _holds = True
 
 
-def let_go() -> None:
+def drop_held() -> None:
     """Ends `hold`, and frees what was kept."""
     global _holds, _held
     _holds, _held = False, None

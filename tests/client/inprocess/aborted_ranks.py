@@ -155,7 +155,7 @@ class Rank:
             ENDS.set()
             OUTLIVING.clear()
             self.ready.wait()
-            gloo_connections.release()
+            gloo_connections.close_cut()
             assert not dist.is_initialized()
             del store
             gc.collect()

@@ -169,7 +169,7 @@ def test_a_group_that_waits_for_a_peer_gets_another_in_its_place(monkeypatch: py
     while not ended.wait(0.05):
         assert time.monotonic() < deadline, "it waits for ever"
         gloo_connections.stand_in_for_peers(2)
-    gloo_connections.release()
+    gloo_connections.close_cut()
 
 
 def test_nobody_stands_in_where_few_more_files_may_be_opened() -> None:
@@ -207,7 +207,7 @@ def test_a_peer_may_send_to_what_was_cut_of_gloo_until_it_is_let_go(until: ExitS
     pair.client.close()
     for _ in range(3):
         assert pair.accepted.send(b"x") == 1
-    gloo_connections.release()
+    gloo_connections.close_cut()
     with pytest.raises(OSError):
         for _ in range(3):
             pair.accepted.send(b"x")

@@ -10,6 +10,7 @@ import pytest
 
 from ft_launcher.agent import fault_finding
 from ft_launcher.decide.attribution import RankEvidence
+from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire.messages import RankException
 
 LOST = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
@@ -34,5 +35,8 @@ def test_a_rank_that_lost_a_peer_just_before_its_own_limit(
     found = SimpleNamespace(suspected_at=suspected_at)
     monitors = SimpleNamespace(report=lambda local_rank: found)
     placement = SimpleNamespace(ranks=[])
-    ranks: Any = SimpleNamespace(running=lambda: {}, monitors=monitors, placement=placement, processes=None)
+    parts = SimpleNamespace(settings=SimpleNamespace(monitor=MonitorSettings()))
+    ranks: Any = SimpleNamespace(
+        running=lambda: {}, monitors=monitors, placement=placement, processes=None, request=None, parts=parts
+    )
     assert fault_finding.look(ranks).hangs is hangs

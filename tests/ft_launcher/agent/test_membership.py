@@ -26,7 +26,7 @@ class Rendezvous:
     def trouble(self) -> None:
         pass
 
-    def take_end(self) -> CycleEnd | None:
+    def pop_end(self) -> CycleEnd | None:
         return self.ends.pop() if self.ends else None
 
 

@@ -57,7 +57,7 @@ def sources() -> Iterator[list[Source]]:
         source.close()
 
 
-def test_every_source_is_attended_when_one_is_readable(sources: list[Source]) -> None:
+def test_every_source_is_polled_when_one_is_readable(sources: list[Source]) -> None:
     sources[1].bring(RankEnded(0, 0))
     assert run_cycle(1, sources) is CyclePhase.SUCCEEDED
     assert [source.polled for source in sources] == [[False], [True]]

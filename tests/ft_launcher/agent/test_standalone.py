@@ -66,7 +66,7 @@ def test_a_report_ends_when_all_members_have(call: StandaloneCall, server: TCPSt
 
 def test_each_round_has_a_store(call: StandaloneCall, server: TCPStore) -> None:
     call.serve_rounds(HOST)
-    note = variables_of(server.get(f"{PREFIX}/0/note").decode())
+    note = variables_of(server.get(f"{PREFIX}/0/store").decode())
     client = TCPStore(note["MASTER_ADDR"], int(note["MASTER_PORT"]), is_master=False, wait_for_workers=False)
     assert not client.check(["anything"])
     for name in (Round(server, 0).started, Round(server, 0).outcome):
@@ -79,7 +79,7 @@ def test_ranks_are_told_that_no_port_is_free(
     monkeypatch.setattr(PortHolder, "serve_round", partial(_refuse, "no free port found"))
     call.serve_rounds(HOST)
     with pytest.raises(RuntimeError, match="no free port found"):
-        variables_of(server.get(f"{PREFIX}/0/note").decode())
+        variables_of(server.get(f"{PREFIX}/0/store").decode())
     for name in (Round(server, 0).started, Round(server, 0).outcome):
         server.set(f"{PREFIX}/{name}", DONE)
 

@@ -83,7 +83,7 @@ class Site:
 
     def end(self, names: str) -> set[tuple[int, str, int | None]]:
         """What these are told of the end of their cycle."""
-        ends: list[CycleEnd] = [until(self.nodes[name].take_end) for name in names]
+        ends: list[CycleEnd] = [until(self.nodes[name].pop_end) for name in names]
         return {(end.cycle, end.reason, end.exit_code) for end in ends}
 
     def link(self, name: str) -> NodeLink:

@@ -216,9 +216,9 @@ class Call:
     def _arrive(self) -> RestartEvent:
         """Enters the barrier at the start of the round, and waits up to `barrier_timeout` for the other ranks.
 
-        The last rank that arrives decides for all whether a further restart would help (`Escalating.end_reason`), and
-        releases the barrier with its answer. Before the barrier, this rank serves the round's store itself where no
-        other process does.
+        The last rank that arrives decides for all whether a further restart would help
+        (`Escalating.reason_to_give_up`), and releases the barrier with its answer. Before the barrier, this rank serves
+        the round's store itself where no other process does.
         """
         # After an immediate assignment the last report, CLOSING, still stands, and is judged like ARRIVING.
         if self._closed is None or self._assigning.may_block:
@@ -229,7 +229,7 @@ class Call:
             host = own_address(self._coordination.towards)
             self._server, port = serve_anywhere(host)
             self._round.offer(store_address_of(host, port))
-        self._round.arrive(self._entry(), lambda: self._escalating.end_reason(self._state.iteration))
+        self._round.arrive(self._entry(), lambda: self._escalating.reason_to_give_up(self._state.iteration))
         self._escalating.reset()
         return self._next(self._barrier_s)
 

@@ -2,7 +2,8 @@
 
 `call.py` makes one `Escalating` for each call. Every rank notes what it observes of each round (`began`,
 `interrupted`). The last rank that arrives at the start of a round adds its observation to the history in the store, and
-decides for all (`end_reason`). Which rank that is changes from round to round, so no rank keeps the history itself.
+decides for all (`reason_to_give_up`). Which rank that is changes from round to round, so no rank keeps the history
+itself.
 
 `limits_of` says where each limit comes from: the wrapper's argument, else the launcher's option, else a default.
 """
@@ -23,7 +24,13 @@ from ft_client.rank.monitoring.watchdog import megatron_iteration
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
 from rank_monitor.contract.rounds.barrier import Store
-from rank_monitor.contract.rounds.escalation import CountedRestarts, EscalationLimits, LimitsSet, RunLife, end_reason
+from rank_monitor.contract.rounds.escalation import (
+    CountedRestarts,
+    EscalationLimits,
+    LimitsSet,
+    RunLife,
+    reason_to_give_up,
+)
 from rank_monitor.contract.rounds.round import Round
 from rank_monitor.contract.settings import config
 from rank_monitor.contract.settings.config import RestartSettings
@@ -62,7 +69,7 @@ class Escalating:
             ran_s = time.monotonic() - self._began
             self._life = RunLife(ran_s, self._link.has_pinged, reported_iteration(), self._soft_s)
 
-    def end_reason(self, number: int) -> str:
+    def reason_to_give_up(self, number: int) -> str:
         """Counts the round before `number`, once. Returns why there is no further round; empty if there is one.
 
         Called by the last rank that arrives at the start of round `number`, while all other ranks wait for its answer.
@@ -74,7 +81,7 @@ class Escalating:
         records = Round(self._store, number - 1).records()
         after = before.after(number - 1, records, self._life, self._limits.least_progress)
         self._store.set(_KEY, write_record(after))
-        return end_reason(after.history, self._limits)
+        return reason_to_give_up(after.history, self._limits)
 
     def reset(self) -> None:
         """Discards what was noted of the round before: the last rank at the start has counted that round by now."""

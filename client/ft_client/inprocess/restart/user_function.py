@@ -92,9 +92,9 @@ class UserFunction:
         """Begins a round: functions may run again.
 
         To be called when all ranks have recovered from the last round: connections of gloo that were cut are closed
-        here, and a peer that had not read them to their end would hang (`gloo_connections.release`).
+        here, and a peer that had not read them to their end would hang (`gloo_connections.close_cut`).
         """
-        gloo_connections.release()
+        gloo_connections.close_cut()
         self._interrupter.reset()
         self._wrapper.begin()
 

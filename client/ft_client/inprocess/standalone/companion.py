@@ -99,6 +99,8 @@ class Companion:
         self._folder = runtime_folder.make()[0]
         self.socket = self._folder / "m0"
         self._pidfiles: set[Path] = set()
+        self._refused: set[Path] = set()
+        """Those of which a warning has said that they cannot be written."""
         self._connection: socket.socket
         self._call: WatchedCall
         self._make_store: MakeStore | None = None
@@ -205,15 +207,41 @@ class Companion:
             channel.send(self._connection, data, tuple(listener.fileno() for listener in listeners))
 
     def _write_pid(self, path: Path | None) -> None:
-        """Writes the agent's pid to this file and to all files of earlier calls, each as a whole."""
+        """Writes the agent's pid to this file and to all files of earlier calls, each as a whole.
+
+        A file that cannot be written, on a full disk for instance, is one warning, since the agent watches all the
+        same. Called in the main thread, and in the hidden thread for a successor.
+        """
         if path is not None:
             self._pidfiles.add(path)
         for file in self._pidfiles:
-            whole = file.with_name(f".{file.name}.{os.getpid()}")  # Renamed when written: nobody reads a part of it.
-            whole.unlink(missing_ok=True)
+            try:
+                self._write_whole(file)
+            except OSError as error:
+                if file not in self._refused:
+                    self._refused.add(file)
+                    logger.warning(
+                        "the pid of the monitor process of rank %s cannot be written to %s (%s);"
+                        " the process watches all the same",
+                        self._member,
+                        file,
+                        error.strerror,
+                    )
+
+    def _write_whole(self, file: Path) -> None:
+        """Writes the agent's pid to a file, which is renamed when it is written: nobody reads a part of it.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        whole = file.with_name(f".{file.name}.{os.getpid()}")
+        whole.unlink(missing_ok=True)
+        try:
             with open(whole, "w", opener=lambda name, flags: open_own(name, flags, 0o666)) as written:
                 written.write(f"{self.pid}\n")
             whole.replace(file)
+        finally:
+            whole.unlink(missing_ok=True)
 
     def _launch(self, make_store: MakeStore | None, forks: bool, reconnect: bool = False) -> None:
         """Makes the agent's process, and the thread that receives from it. Blocks until the process exists.
@@ -319,7 +347,7 @@ class Companion:
                     raise InternalError(f"the monitor of rank {self._member} does not end")
                 time.sleep(_LOOK_S)
             self._launch(None, forks=False, reconnect=True)
-        except (OSError, InternalError) as problem:
+        except (OSError, InternalError, RuntimeError) as problem:  # a RuntimeError: no thread can be started
             self.is_lost = True
             logger.warning("%s: %s", problem, _UNWATCHED)
             return

@@ -56,6 +56,9 @@ _SPOKEN_FOR = GONE | {RestartPhase.DONE}
 _FIRST_CALL_S = 1.0
 """Seconds for which the rank's first call is awaited. The rank sends it right after the start; without one the monitor
 starts all the same."""
+_NO_STORE = (RuntimeError, OSError)
+"""What an operation raises where the store is lost or cannot be reached: torch's stores the first, sockets of this
+process and a factory of the user also the second."""
 _NO_ANSWER = "the store of this call does not answer as it should"
 
 
@@ -148,7 +151,7 @@ class RankCalls:
             store_host.stay(call.port, self._members_of(call), call.heartbeat_interval_s, call.barrier_timeout_s)
         elif call.rounds_host:
             self._say("the stores of rounds are served until the others are through")
-            with suppress(RuntimeError):  # The store of the call is another process', and ends with that.
+            with suppress(*_NO_STORE):  # The store of the call is another process', and ends with that.
                 self._members_of(call, call.heartbeat_timeout_s).wait_finished()
 
     def _begin(self, call: WatchedCall, listeners: list[socket.socket]) -> None:
@@ -194,8 +197,10 @@ class RankCalls:
         call_members.end(call.member)
         if call.hosts_store:
             call_members.wait_finished()
-            if self._connection is not None:
-                channel.send(self._connection, FINISHED)
+            connection = self._connection  # The main thread may close it and set it to None meanwhile.
+            if connection is not None:
+                with suppress(OSError):  # The rank has ended, and waits for nothing any more.
+                    channel.send(connection, FINISHED)
 
     def _report_loss(self, call: WatchedCall, agents_call: launcher_parts.StandaloneCall, condemned: str) -> None:
         """Reports that the rank is gone. Blocks until the others have taken note of the loss, or have all ended.
@@ -218,7 +223,7 @@ class RankCalls:
 
         try:
             self._members_of(call, call.heartbeat_timeout_s).end(call.member)
-        except RuntimeError as lost:
+        except _NO_STORE as lost:
             self._say(f"{_NO_ANSWER}: {lost}")
             return
         agents_call.report_loss(call.member, why.name)
@@ -245,7 +250,7 @@ class RankCalls:
         def run_task() -> None:
             try:
                 task()
-            except RuntimeError as lost:
+            except _NO_STORE as lost:
                 self._say(f"{failed}: {lost}")
 
         thread = threading.Thread(target=run_task, daemon=True)

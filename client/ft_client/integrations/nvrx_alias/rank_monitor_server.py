@@ -169,7 +169,7 @@ class _Station:
         pid = self._monitor.report.client_pid
         if not pid or (self._rank is not None and self._rank[0] == pid):
             return
-        self._let_go()
+        self._close_pidfd()
         try:
             self._rank = pid, os.pidfd_open(pid)
         except ProcessLookupError:
@@ -177,14 +177,14 @@ class _Station:
 
     def _next_rank(self) -> None:
         """Begins anew after the end of a rank: what the monitor knows of it must not be held against the next rank."""
-        self._let_go()
+        self._close_pidfd()
         self._begin()
 
     def _begin(self) -> None:
         """This process stands for the rank until one connects: nothing is judged before that."""
         self._monitor.begin(self._number, os.getpid(), self._started_ns)
 
-    def _let_go(self) -> None:
+    def _close_pidfd(self) -> None:
         """Closes the pidfd of the rank that was followed."""
         if self._rank is not None:
             os.close(self._rank[1])

@@ -29,14 +29,16 @@ _link: Link | None = None
 _forked = False
 
 
-def start(own: bool = False, environment: Mapping[str, str] | None = None, tells_modules: bool = False) -> Link | None:
+def start(
+    own: bool = False, environment: Mapping[str, str] | None = None, reports_modules: bool = False
+) -> Link | None:
     """Returns the link of this process; the first call connects it, if the environment names a monitor.
 
     Args:
         own: whether the launcher started this very process for the rank.
         environment: names the socket and the stack file of a monitor that was started for this very process, which may
             be a forked child (a companion does so). None: the variables of this process name the rank's monitor.
-        tells_modules: whether the rank is to send which modules its program has imported.
+        reports_modules: whether the rank is to send which modules its program has imported.
 
     Returns:
         The link; None where there is no monitor, or where this is a forked child of a process that had a link.
@@ -55,7 +57,7 @@ def start(own: bool = False, environment: Mapping[str, str] | None = None, tells
     fork_warning.keep_away()
     _link.reconnect()
     with contextlib.suppress(OSError, AttributeError, RuntimeError):
-        Watchdog(_link, tells_modules).start(stack_signal)
+        Watchdog(_link, reports_modules).start(stack_signal)
     return _link
 
 

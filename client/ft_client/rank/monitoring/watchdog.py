@@ -87,10 +87,10 @@ class Watchdog:
 
     Args:
         link: the link that it serves.
-        tells_modules: whether it is to send which modules the program has imported; see `ModulesImported`.
+        reports_modules: whether it is to send which modules the program has imported; see `ModulesImported`.
     """
 
-    def __init__(self, link: Link, tells_modules: bool = False) -> None:
+    def __init__(self, link: Link, reports_modules: bool = False) -> None:
         self.errors = 0
         self._link = link
         self._stamp = Stamp(time.monotonic_ns())
@@ -98,7 +98,7 @@ class Watchdog:
         self._backends = ""
         self._environ: dict[str, str] | None = None
         """The environment at the start, until the modules were reported; None: they are not to be reported."""
-        if tells_modules:
+        if reports_modules:
             self._environ = dict(os.environ)
         self._group_seen_ns: int | None = None
         self._ticked_ns = self._due_ns = time.monotonic_ns()

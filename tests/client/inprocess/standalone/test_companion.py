@@ -109,6 +109,28 @@ def test_a_lost_companion_is_replaced(ranks: Nursery, server: Any, tmp_path: Pat
     goes_without(PrefixStore("call", server), 1, Interruption.HARD_TIMEOUT)
 
 
+def test_a_pidfile_that_cannot_be_written_any_more(ranks: Nursery, server: Any, tmp_path: Path) -> None:
+    """It is told once, and each companion watches all the same."""
+    pidfile = tmp_path / "pid"
+    rank, companion, _ = guarded(ranks, server, pidfile=str(pidfile))
+    pidfile.unlink()
+    pidfile.mkdir()
+    for lost in (1, 2):
+        assert rank.do("connected")
+        os.kill(companion, signal.SIGKILL)
+        until(lambda number=lost: len(rank.do("state")[2]) > number, "the warnings")
+        until(lambda before=companion: rank.do("state")[0] != before, "another companion")
+        companion = rank.do("state")[0]
+        until(lambda: rank.do("connected"), "the rank is watched again")
+    warnings = rank.do("state")[2]
+    assert sum("another takes its place" in warning for warning in warnings) == 2, warnings
+    (refused,) = [warning for warning in warnings if "another takes its place" not in warning]
+    assert f"cannot be written to {pidfile} (Is a directory); the process watches all the same" in refused
+    assert not list(tmp_path.glob(".pid*"))
+    rank.say("hang")
+    goes_without(PrefixStore("call", server), 1, Interruption.HARD_TIMEOUT)
+
+
 def test_a_companion_that_takes_the_store_along_is_not(ranks: Nursery, port: int) -> None:
     rank = ranks.rank()
     companion, _ = rank.do("start", member=0, world_size=1, address=["127.0.0.1", port], hosts_store=True)

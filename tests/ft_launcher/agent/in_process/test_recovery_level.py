@@ -142,7 +142,7 @@ def test_a_death_outside_of_it_is_as_without_wrappers(node: Node, state: str, co
 def test_off(node: Node) -> None:
     node = Node(enabled=False)
     node.say("assigning")
-    assert not node.levels.needs_message(1)
+    assert not node.levels.is_declared(1)
     assert node.die(1) is None
 
 
@@ -373,7 +373,7 @@ def test_it_takes_part_from_the_next_restart_on(node: Node) -> None:
     node.restart(0, 2)
     node.loss_notified(1)
     node.levels.started(1)
-    assert node.levels.lost == {1} and node.levels.needs_message(1)
+    assert node.levels.lost == {1} and node.levels.is_declared(1)
     assert node.say("joining", 1) == []
     assert node.levels.lost == {1}
     node.say("recovering", 0, 2, number=1)
@@ -475,12 +475,3 @@ def test_the_gone_are_told_again_when_a_further_call_begins() -> None:
     found = node.say("assigning", 0, 2, prefix="call/1")
     assert found == [NotifyLoss(1, 5, "call/1", LIMIT_S, joins=False)]
     assert node.loss_notified(1) == []
-
-
-def test_a_rank_that_dies_before_its_word_is_heard_may_have_said_it() -> None:
-    node = Node(ranks=2)
-    assert not node.levels.may_have_declared(1), "nobody has said anything: a job without wrappers"
-    node.say("assigning", 0)
-    assert node.levels.may_have_declared(1)
-    node.say("assigning", 1)
-    assert not node.levels.may_have_declared(1)

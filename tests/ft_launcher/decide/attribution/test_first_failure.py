@@ -715,3 +715,21 @@ def test_ranks_with_the_same_error_are_one_line() -> None:
         "rank 2 ended with code 1",
         "rank 4 ended with code 1",
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "began"),
+    [
+        ([rank(0), rank(1, exit_code=-9, died_at=2.0)], 2.0),
+        ([rank(0, exit_code=1, died_at=1.9), rank(1, exit_code=-9, died_at=2.0)], 1.9),
+        ([rank(0, exception=raised("lost"), exception_at=1.5), rank(1, exit_code=-9, died_at=2.0)], 1.5),
+        ([rank(0, exit_code=0, died_at=1.0), rank(1, exit_code=-9, died_at=2.0)], 2.0),
+        ([rank(0), rank(1, exit_code=-9, died_at=7.0, verdict=verdict(1), verdict_at=6.1)], 1.0),
+        ([rank(0)], None),
+    ],
+    ids=["its death", "another rank died first", "another rank raised first", "one had returned", "a hang", "no rank"],
+)
+def test_when_a_fault_began(ranks: list[RankEvidence], began: float | None) -> None:
+    fault = attribute([rank(1, exit_code=-9, died_at=2.0)], NODE)
+    assert fault is not None
+    assert first_failure.began(fault, ranks) == began

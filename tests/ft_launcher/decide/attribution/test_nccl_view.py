@@ -11,7 +11,7 @@ import pytest
 from ft_launcher.decide.attribution import FaultKind, RankEvidence
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence, of_record, to_record
 from ft_launcher.decide.attribution.fault import HangFinding, HangKind
-from ft_launcher.decide.attribution.first_failure import attribute, find
+from ft_launcher.decide.attribution.first_failure import attribute, find_fault
 from ft_launcher.decide.attribution.nccl_view import Late, NcclProcess, NcclView, refined
 from ft_launcher.decide.attribution.nccl_view import of_record as of_answer
 from ft_launcher.decide.attribution.nccl_view import to_record as to_answer
@@ -193,7 +193,7 @@ def test_an_answer_before_and_after_the_ranks_were_ended(answered_at: float, end
 def test_a_record_of_evidence_is_read_again(nccl: NcclView | None) -> None:
     found = of_record(json.loads(json.dumps(to_record(evidence(nccl)))))
     assert found.nccl == nccl
-    faults = [find(known, pytest.fail) for known in (found, evidence(nccl))]
+    faults = [find_fault(known, pytest.fail) for known in (found, evidence(nccl))]
     assert faults[0] == faults[1]
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ft_launcher.decide.attribution.collective import find
+from ft_launcher.decide.attribution.collective import find_culprits
 from tests.ft_launcher.decide.attribution.simulated_gpus import SLEEP, SYNC, Job, Step, random_programs
 
 RUNS = 400
@@ -23,7 +23,7 @@ def test_nobody_but_the_rank_that_sleeps(has_buffers: bool, marks_batches: bool)
             continue
         sleeper = chance.choice(list(programs))
         programs[sleeper].insert(chance.randint(0, len(programs[sleeper])), SLEEP)
-        finding = find(Job(programs, groups, has_buffers).views(marks_batches))
+        finding = find_culprits(Job(programs, groups, has_buffers).views(marks_batches))
         assert set(finding.culprits) <= {sleeper}, f"seed {seed}: {finding}; {programs}"
         named += bool(finding.culprits)
     assert named > RUNS / 10
@@ -42,7 +42,7 @@ def test_a_pipeline_whose_last_stage_sleeps() -> None:
         6: stage(("recv", 5), ("send", 7), ("recv", 7), ("send", 5)),
         7: [*stage(("recv", 6)), SLEEP, *stage(("send", 6))],
     }
-    finding = find(Job(programs, {"pp": [4, 5, 6, 7]}, has_buffers=False).views(marks_batches=True))
+    finding = find_culprits(Job(programs, {"pp": [4, 5, 6, 7]}, has_buffers=False).views(marks_batches=True))
     assert (finding.culprits, finding.text, finding.waiting) == (
         (7,),
         "never sent what rank 6 is to receive",

@@ -25,7 +25,7 @@ from ft_launcher.decide.policy.case import (
     RequestCase,
 )
 from ft_launcher.decide.policy.ended_cycle import CycleLife
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from ft_launcher.decide.policy.restart_policy import Action
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.settings.config import RestartSettings
@@ -61,13 +61,13 @@ def culprit_in(answer: PolicyAnswer) -> Fault | None:
 
 def judged(fault: Fault, history: dict[str, Any], max_restarts: int, life: CycleLife, **settings: Any) -> PolicyAnswer:
     case = Case(crossed(FaultReport(fault, life)), history, 10.0, False)
-    return make_policy(replace(RestartSettings(), **settings), max_restarts)(case, 100.0)
+    return JobPolicy(replace(RestartSettings(), **settings), max_restarts)(case, 100.0)
 
 
 def test_a_request_is_answered_with_what_the_decision_was_made_of_and_charges_nothing() -> None:
     history = judged(FAULT, {}, 3, CycleLife(20.0, 5)).history
     case = RequestCase(RankRequest(3, ControlRequest("restart", "please")), through_json(history), 10.0)
-    answer = make_policy(RestartSettings(), 3)(case, 100.0)
+    answer = JobPolicy(RestartSettings(), 3)(case, 100.0)
     judgement = received(answer)
     assert judgement.answers_request and judgement.inputs["history"]["charged"] == 1
     assert judgement.inputs["request"] == {"rank": 3, "action": "restart", "description": "please"}
@@ -93,7 +93,7 @@ def test_the_next_ranks_hear_of_a_suspect_result_and_17_names_the_device() -> No
         doubt = ResultInDoubt(finding, 5, 7, "a", "cuda:GPU-1")
         agreed = replace(FAULT, exit_code=code, doubt=doubt)
         case = Case(crossed(FaultReport(agreed)), {}, 0.0, other_hardware=True)
-        answer = make_policy(RestartSettings(), 0)(case, 0.0)
+        answer = JobPolicy(RestartSettings(), 0)(case, 0.0)
         if code == 16:
             assert answer.relocates and answer.exit_code is None
             assert received(answer).suspect_result == doubt
@@ -167,7 +167,7 @@ def test_any_record_is_judged_or_does_not_fit(changes: dict[str, Any]) -> None:
         report = from_json(FaultReport, RECORD | {"fault": RECORD["fault"] | changes})
     except ProtocolError:
         return
-    assert make_policy(RestartSettings(), 3)(Case(report, {}, 0.0, False), 0.0).judgement is not None
+    assert JobPolicy(RestartSettings(), 3)(Case(report, {}, 0.0, False), 0.0).judgement is not None
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def after_hang(views: dict[str, list[Any]], fault: Fault = HANG, nccl: Mapping[s
     report = crossed(FaultReport(fault, CycleLife(60.0), "rank 0 on a hangs"))
     names = {node: f"host of {node}" for node in views}
     seen = NodeViews(views, names, True, nccl or {})
-    return make_policy(RestartSettings(), 3)(Case(report, {}, 0.0, False, seen), 0.0)
+    return JobPolicy(RestartSettings(), 3)(Case(report, {}, 0.0, False, seen), 0.0)
 
 
 def test_the_rank_that_ranks_of_all_nodes_wait_for() -> None:
@@ -388,7 +388,7 @@ LOST = Fault(
 def test_a_rank_of_another_node_had_returned(fault: Fault, returned: dict[int, float], blamed: tuple[int, ...]) -> None:
     report = crossed(FaultReport(fault, CycleLife(60.0), "rank 0 on a failed"))
     case = Case(report, {}, 0.0, False, NodeViews(returned=returned))
-    answer = make_policy(RestartSettings(), 3)(case, 0.0)
+    answer = JobPolicy(RestartSettings(), 3)(case, 0.0)
     found = culprit_in(answer)
     assert (answer.faulty_node, received(answer).headline) == ("", "rank 0 on a failed")
     if not blamed:

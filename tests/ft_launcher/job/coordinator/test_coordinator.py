@@ -193,6 +193,17 @@ def test_consequences_of_a_lost_node_are_nobodys_fault_and_cost_nothing() -> Non
     assert story.formed is None or story.formed.history == {}
 
 
+@pytest.mark.parametrize(("collateral", "judged"), [(True, ("", "node a: boom")), (False, ("a", "restart 1"))])
+def test_a_rank_that_asks_for_a_restart_explains_that_others_lose_it(
+    collateral: bool, judged: tuple[str, object]
+) -> None:
+    """It exits after its request, and the failures of ranks that lose it may be reported first."""
+    story = running("ab")
+    story.failed("a")
+    assert story.asked("b", "restart") == []
+    assert restarted_by(story, a=failed(collateral=collateral), b=None) == judged
+
+
 def test_a_fault_of_its_own_counts_though_a_node_is_gone() -> None:
     story = running("abc", minimum=2)
     story.lost("c")
@@ -663,7 +674,7 @@ def test_a_take_over_tells_the_places_again_and_goes_on() -> None:
     assert story.lost("a") == ["end 0: lost"]
     assert story.come("bc") == ["cycle 1: bc"]
     assert story.formed is not None and story.formed.term == 2
-    assert story.come("a") == [], "its former coordinator is gone under that name"
+    assert story.come("a") == [], "its previous coordinator is gone under that name"
 
 
 def test_messages_of_every_coordinator_before_are_those_of_the_dead() -> None:

@@ -192,15 +192,15 @@ class World:
         self.pass_time(LAST_CALL_S * (1 + self.nodes.index(one)))
 
     def take_over(self, one: Simulated) -> None:
-        """As `CoordinatorService.take_over` does: the former coordinator is lost, and its process with it."""
+        """As `CoordinatorService.take_over` does: the previous coordinator is lost, and its process with it."""
         if self.formed is None or one.state in ("dead", "out") or self.formed.coordinator == one.name:
             return
         before, self.terms = self.formed.coordinator, self.terms + 1
         self.machine = Coordinator(one.name, self.rules, judge, self.now, self.formed)
         self.formed = self.machine.formed()
-        for former in self.nodes:
-            if former.name == before:
-                former.state = "dead"
+        for lost in self.nodes:
+            if lost.name == before:
+                lost.state = "dead"
         self.heed(self.machine.resend(), again=True)
         for message in self.inbox[self.machine.read :]:
             self.heed(self.machine.on(message, self.now), again=True)

@@ -10,12 +10,12 @@ from ft_launcher.job.coordinator.formation import Size, choose, choose_relocated
 from tests.ft_launcher.job.nodes_of_a_test import node
 
 
-def chosen(came: str, former: str, size: Size) -> str:
-    return "".join(one.node for one in choose([node(name) for name in came], list(former), size))
+def chosen(came: str, previous: str, size: Size) -> str:
+    return "".join(one.node for one in choose([node(name) for name in came], list(previous), size))
 
 
 @pytest.mark.parametrize(
-    ("came", "former", "size", "members"),
+    ("came", "previous", "size", "members"),
     [
         ("cab", "", Size(3, 3), "abc"),
         ("ab", "", Size(3, 3), ""),
@@ -38,13 +38,13 @@ def chosen(came: str, former: str, size: Size) -> str:
     ],
 )
 def test_members_keep_their_places_and_newcomers_take_those_of_the_lost(
-    came: str, former: str, size: Size, members: str
+    came: str, previous: str, size: Size, members: str
 ) -> None:
-    assert chosen(came, former, size) == members
+    assert chosen(came, previous, size) == members
 
 
 @pytest.mark.parametrize(
-    ("came", "former", "size", "members"),
+    ("came", "previous", "size", "members"),
     [
         ("a1 b1 c2 d2", "", Size(4, 4, segment=2), "abcd"),
         ("a1 b2 c1 d2", "", Size(4, 4, segment=2), "acbd"),
@@ -55,9 +55,9 @@ def test_members_keep_their_places_and_newcomers_take_those_of_the_lost(
         ("a1 b1 c2 d2 e2", "", Size(2, 5, segment=2), "abcd"),
     ],
 )
-def test_a_segment_takes_part_as_a_whole(came: str, former: str, size: Size, members: str) -> None:
+def test_a_segment_takes_part_as_a_whole(came: str, previous: str, size: Size, members: str) -> None:
     nodes = [node(text[0], group=text[1]) for text in came.split()]
-    assert "".join(one.node for one in choose(nodes, list(former), size)) == members
+    assert "".join(one.node for one in choose(nodes, list(previous), size)) == members
 
 
 def test_nodes_that_insist_on_a_rank_have_it() -> None:
@@ -71,24 +71,24 @@ names = st.lists(st.sampled_from("abcdefghijkl"), unique=True)
 
 @given(names, names, st.integers(1, 6), st.integers(0, 6), st.integers(0, 3), st.integers(1, 3), st.booleans())
 def test_any_choice_is_of_those_who_came_each_once_and_within_the_limits(
-    came: list[str], former: list[str], minimum: int, more: int, held_back: int, segment: int, may_grow: bool
+    came: list[str], previous: list[str], minimum: int, more: int, held_back: int, segment: int, may_grow: bool
 ) -> None:
     size = Size(minimum, minimum + more, held_back, segment, may_grow=may_grow)
     nodes = [node(name, group=str(ord(name) % 2)) for name in came]
-    members = [one.node for one in choose(nodes, former, size)]
-    assert len(set(members)) == len(members) == how_many(nodes, len(former), size)
+    members = [one.node for one in choose(nodes, previous, size)]
+    assert len(set(members)) == len(members) == how_many(nodes, len(previous), size)
     assert set(members) <= set(came)
     assert not members or minimum <= len(members) <= minimum + more
     assert len(members) % segment == 0
     if segment == 1:
-        stayed = [name for name in members if name in former]
-        assert stayed == [name for name in former if name in stayed], "former members keep their order"
-        if members and former and former[0] in came:
-            assert members[0] == former[0], "rank 0 stays where it was"
+        stayed = [name for name in members if name in previous]
+        assert stayed == [name for name in previous if name in stayed], "previous members keep their order"
+        if members and previous and previous[0] in came:
+            assert members[0] == previous[0], "rank 0 stays where it was"
 
 
 @pytest.mark.parametrize(
-    ("came", "former", "faulty_node", "size", "members"),
+    ("came", "previous", "faulty_node", "size", "members"),
     [
         ("abs", "ab", "a", Size(2, 2), "sb"),
         ("abs", "ab", "b", Size(2, 2), "as"),
@@ -100,7 +100,7 @@ def test_any_choice_is_of_those_who_came_each_once_and_within_the_limits(
     ],
 )
 def test_a_spare_takes_the_place_of_a_suspect(
-    came: str, former: str, faulty_node: str, size: Size, members: str
+    came: str, previous: str, faulty_node: str, size: Size, members: str
 ) -> None:
     nodes = [node(name) for name in came]
-    assert "".join(one.node for one in choose_relocated(nodes, list(former), size, faulty_node)) == members
+    assert "".join(one.node for one in choose_relocated(nodes, list(previous), size, faulty_node)) == members

@@ -19,7 +19,7 @@ _MAX_GROWTH_KIB = 100 * 1024
 def restart(made: Site, cycle: int) -> None:
     made.nodes["b"].report_end(EndReason.FAILED, "boom")
     assert made.end("abc") == {(cycle, "failed", None)}
-    made.nodes["b"].bring(failed())
+    made.nodes["b"].attach(failed())
     assert made.form("abc") == {"a": 0, "b": 1, "c": 2}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ft_launcher.decide.attribution import Fault, FaultKind
 from ft_launcher.decide.policy.case import FaultReport
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from ft_launcher.decide.policy.restart_policy import Action
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import Ended, EndReason, JobOver, Left, RankAssigned
@@ -22,7 +22,7 @@ EXITED = FaultReport(Fault(FaultKind.EXIT, 0, 0, 1, 1, "exited", "", ""))
 
 
 def linked(max_restarts: int = 3, settings: RestartSettings | None = None) -> LocalLink:
-    policy = make_policy(settings or RestartSettings(), max_restarts)
+    policy = JobPolicy(settings or RestartSettings(), max_restarts)
     return LocalLink("a", NodeSettings(Rules(Size(1, 1)), policy, 1.0, 15.0))
 
 
@@ -74,8 +74,8 @@ def test_success_ends_the_job_and_is_taken_once() -> None:
     link = linked()
     link.ask(node("a"))
     link.send(Ended("a", 0, EndReason.SUCCEEDED, ""))
-    end = link.take_end(0)
-    assert end is not None and end.exit_code == ExitCode.OK and link.take_end(0) is None
+    end = link.pop_end(0)
+    assert end is not None and end.exit_code == ExitCode.OK and link.pop_end(0) is None
     link.close(Left("a", "done"), 0.0)
 
 
@@ -104,4 +104,4 @@ def test_a_rank_ends_the_launcher(action: str, code: int) -> None:
 def test_a_node_that_was_never_a_member_leaves() -> None:
     link = linked()
     link.close(Left("a", "it is unhealthy"), 0.0)
-    assert link.take_end(0) is None
+    assert link.pop_end(0) is None

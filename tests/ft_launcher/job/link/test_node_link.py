@@ -75,7 +75,7 @@ def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(
 ) -> None:
     """Its beats go on: only the thread that ends the ranks hangs, in a write to a file server, say."""
     link.entered(place(0, 0, 2))
-    link.attended = True
+    link.is_polled = True
     store.publish({end_key(0): encode(CycleEnd(0, EndReason.FAILED, "a rank failed"))})
     assert readable([lease.fileno()], PATIENT_S), "nobody could end the ranks"
     before = store.counters(["a"], ())[0]["a"]

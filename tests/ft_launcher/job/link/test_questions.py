@@ -28,7 +28,7 @@ def test_every_node_hears_a_question_and_answers_for_itself(hosted: bool) -> Non
         made.form("abc", begin=True)
         heard: queue.SimpleQueue[tuple[str, Topic, int]] = queue.SimpleQueue()
         for name in "ac":
-            questions(made, name).heard = lambda topic, number, name=name: heard.put((name, topic, number))  # type: ignore[misc]
+            questions(made, name).on_question = lambda topic, number, name=name: heard.put((name, topic, number))  # type: ignore[misc]
         assert questions(made, "b").ask(Topic.STACKS) == 1
         assert {heard.get(timeout=PATIENT_S) for _ in "ac"} == {(name, Topic.STACKS, 1) for name in "ac"}
         asker = questions(made, "b")
@@ -49,10 +49,10 @@ def test_a_node_hears_no_question_of_its_own() -> None:
     store = SimpleNamespace(count=count)
     connections: Any = SimpleNamespace(shared=SimpleNamespace(open=lambda: store))
     asker, heard = Questions(connections, 1.0), list[tuple[Topic, int]]()
-    asker.heard = lambda topic, number: heard.append((topic, number))
+    asker.on_question = lambda topic, number: heard.append((topic, number))
 
     def look() -> None:
-        asker.take([str(number).encode() for number in counters.values()])
+        asker.note([str(number).encode() for number in counters.values()])
 
     assert asker.ask(Topic.STACKS) == 1
     look()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed import HashStore
 
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import EndReason, JoinRequest
 from ft_launcher.job.link.attempt import NodeSettings
@@ -51,10 +51,10 @@ class Handler:
 
 def node_of(handler: Any, poll_s: float = 3600.0) -> ForeignRendezvous:
     """Its node, in its first cycle."""
-    settings = NodeSettings(Rules(Size(1, 1)), make_policy(RestartSettings(), 3), 1.0, 15.0)
+    settings = NodeSettings(Rules(Size(1, 1)), JobPolicy(RestartSettings(), 3), 1.0, 15.0)
     me = JoinRequest("a", 0, "a", "", 2)
     node = ForeignRendezvous(handler, me, settings, PortHolder("127.0.0.1", None, None), poll_s)
-    node.ask()
+    node.ask(node.link)
     assert node.answered() is not None
     node.next_rendezvous()
     return node
@@ -71,12 +71,12 @@ def test_it_is_asked_once_at_a_time_and_again_after_the_interval() -> None:
     assert check is not None and check <= time.monotonic()
     for _ in range(3):  # other events wake the loop meanwhile
         node.poll(set())
-        assert node.take_end() is None and node.next_check() is None
+        assert node.pop_end() is None and node.next_check() is None
     handler.go.set()
     until_answered(node)
     for _ in range(2):
         node.poll(set())
-        assert node.take_end() is None
+        assert node.pop_end() is None
     check = node.next_check()
     assert check is not None and check > time.monotonic() and node.descriptors() == set()
     assert handler.asked == 1
@@ -100,9 +100,9 @@ def test_waiting_nodes_end_the_cycle() -> None:
     handler.go.set()
     until_answered(node)
     node.poll(set())
-    end = node.take_end()
+    end = node.pop_end()
     assert end is not None and (end.reason, end.text) == (EndReason.GREW, "other nodes wait to take part")
-    node.ask()
+    node.ask(node.link)
     place = node.answered()
     assert place is not None and place.cycle == 1 and place.judgement is None
 
@@ -114,9 +114,9 @@ def test_an_answer_does_not_outlive_its_cycle() -> None:
     handler.go.set()
     until_answered(node)
     node.report_end(EndReason.FAILED, "a rank failed")
-    node.ask()
+    node.ask(node.link)
     node.poll(set())
-    assert node.take_end() is None or node.descriptors() == set()
+    assert node.pop_end() is None or node.descriptors() == set()
 
 
 def test_an_error_is_told_and_ends_nothing() -> None:
@@ -126,7 +126,7 @@ def test_an_error_is_told_and_ends_nothing() -> None:
     handler.go.set()
     until_answered(node)
     node.poll(set())
-    assert node.take_end() is None and str(node.trouble()) == "no route"
+    assert node.pop_end() is None and str(node.trouble()) == "no route"
     node.poll(set())
     assert node.trouble() is None
 

@@ -54,7 +54,7 @@ def test_the_same_members_form_again_after_each_failure(hosted: bool) -> None:
             failing = "abc"[cycle % 3]
             made.nodes[failing].report_end(EndReason.FAILED, "boom")
             assert made.end("abc") == {(cycle, "failed", None)}
-            made.nodes[failing].bring(failed())
+            made.nodes[failing].attach(failed())
             assert made.form("bca") == {"a": 0, "b": 1, "c": 2}
             places = [one.place for one in made.nodes.values()]
             told = {(one.cycle, one.judgement.node, one.reason) for one in places if one and one.judgement}

@@ -323,3 +323,21 @@ def test_an_endpoint_that_refuses_is_named(backend: str) -> None:
     parameters = RendezvousParameters(backend, endpoint, "job", 2, 2, **NO_HOST[backend])
     with pytest.raises(RendezvousConnectionError, match=rf"nobody answers at {endpoint} \(Connection refused\)"):
         open_job_store(backend, parameters)
+
+
+@pytest.mark.parametrize("other", ["x/y", "x/y/z", "x%2Fy"])
+def test_another_job_keeps_its_keys_when_old_attempts_are_removed(other: str, tmp_path: Path, server: TCPStore) -> None:
+    """Also a job whose run id begins with that of this job and a slash."""
+    stores = [open_job_store("c10d", RendezvousParameters("c10d", str(tmp_path / "s"), "x", 1, 2, store_type="file"))]
+    if hasattr(server, "list_keys"):
+        stores.append(JobStore(*opened(f"127.0.0.1:{server.port}")))
+    for store in stores:
+        own, old, others = (
+            JobStore(store.backend, store.raw, store.connect, run_id, False) for run_id in ("x", "x", other)
+        )
+        for connection, attempt in ((own, "now"), (old, "before"), (others, "theirs")):
+            connection.enter(attempt)
+            connection.publish({"key": attempt})
+        own.remove_other_attempts()
+        found = [connection.receive("key", limit_s=0) for connection in (own, old, others)]
+        assert found == [b"now", None, b"theirs"]

@@ -24,8 +24,8 @@ def report() -> RankReport:
 
 def test_the_first_exception_is_the_cause(report: RankReport) -> None:
     first, later = (RankException(kind, "text", "", at) for kind, at in (("ValueError", 1.0), ("RuntimeError", 2.0)))
-    assert report.take(first, SENT_NS, NOW) is first
-    assert report.take(later, SENT_NS, NOW + 1.0) is later
+    assert report.note(first, SENT_NS, NOW) is first
+    assert report.note(later, SENT_NS, NOW + 1.0) is later
     assert (report.exception, report.exception_at) == (first, NOW)
 
 
@@ -46,15 +46,15 @@ def test_a_verdict_explains_the_end_of_its_cycle(
 ) -> None:
     for verdict in verdicts:
         expected = None if verdict.cycle != CYCLE else verdict
-        assert report.take(verdict, SENT_NS, NOW) is expected
+        assert report.note(verdict, SENT_NS, NOW) is expected
     assert report.verdict is kept
 
 
 def test_a_reading_is_no_snapshot_of_the_end(report: RankReport) -> None:
     reading, snapshot = (Snapshot(token, True, True, 7, {}, 0.1) for token in (-1, 1))
-    assert report.take(reading, SENT_NS, NOW) is None
+    assert report.note(reading, SENT_NS, NOW) is None
     assert report.snapshot is None
-    assert report.take(snapshot, SENT_NS, NOW) is None
+    assert report.note(snapshot, SENT_NS, NOW) is None
     assert (report.snapshot, report.reading, report.reading_at) == (snapshot, reading, NOW)
 
 
@@ -69,7 +69,7 @@ def test_a_reading_is_no_snapshot_of_the_end(report: RankReport) -> None:
     ids=["its own", "an earlier process", "an earlier cycle", "no ledger"],
 )
 def test_a_time_ledger_is_that_of_this_process(report: RankReport, message: Times, is_kept: bool) -> None:
-    assert report.take(message, SENT_NS, NOW) is None
+    assert report.note(message, SENT_NS, NOW) is None
     assert (report.times is not None) is is_kept
 
 

@@ -62,7 +62,7 @@ if way == "shared":
     from ft_launcher.node.zygote import fork_server
     from ft_launcher.node.zygote.first_import import imports
     fork_server.preload({shared!r})
-    imports.take_back()
+    imports.undo()
     before = set(sys.modules)
     imports.watch()
 

@@ -90,10 +90,10 @@ from ft_launcher.node.zygote import fork_server, module_trial
 from ft_launcher.node.zygote.first_import import imports
 from ft_launcher.node.zygote.learned_modules import Surroundings
 fork_server.load_torch()
-imports.take_back()
+imports.undo()
 names = [name.replace("/", ".").removesuffix(".__init__") for name in {names!r}]
 learned = module_trial.learn(names, Surroundings(["LOCAL_RANK"]), lambda: None)
-imports.take_back()
+imports.undo()
 here = [name for name in names if name in sys.modules]
 def exchanged():
     names = vars(json.JSONEncoder), vars(json.JSONDecoder)

@@ -61,12 +61,12 @@ def test_files_of_the_user_stay_and_what_is_not_shown_is_not_shown(
 def test_memory_is_given_back() -> None:
     spool = Spool("test")
     write(spool.path, b"x" * (5 << 20))
-    spool.release("one", (4 << 20) + 7)
+    spool.note_read("one", (4 << 20) + 7)
     found = os.stat(spool.path)
     assert (found.st_size, found.st_blocks * 512) == (5 << 20, 1 << 20)
     assert Path(spool.path).read_bytes()[4 << 20 :] == b"x" * (1 << 20)
     spool.close()
-    spool.release("one", 5 << 20)
+    spool.note_read("one", 5 << 20)
 
 
 def held(spool: Spool) -> int:
@@ -77,14 +77,14 @@ def test_what_one_reader_has_not_read_is_kept_within_limits() -> None:
     spool = Spool("test")
     spool.add_reader("slow")
     write(spool.path, b"x" * (20 << 20))
-    spool.release("fast", 3 << 20)
+    spool.note_read("fast", 3 << 20)
     assert held(spool) == 20 << 20
-    spool.release("slow", 2 << 20)
+    spool.note_read("slow", 2 << 20)
     assert held(spool) == 18 << 20
-    spool.release("fast", 20 << 20)
+    spool.note_read("fast", 20 << 20)
     assert held(spool) == MAX_BEHIND
     spool.remove_reader("slow")
-    spool.release("fast", 20 << 20)
+    spool.note_read("fast", 20 << 20)
     assert held(spool) == 0
     spool.close()
 

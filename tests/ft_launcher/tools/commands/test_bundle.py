@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import stat
 import zipfile
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from ft_launcher.record import events
 from ft_launcher.tools.bundle.incident import page as incident_page
 from ft_launcher.tools.commands import bundle as command
+from rank_monitor.contract.processes import runtime_folder
 from tests.ft_launcher.conftest import main
 from tests.ft_launcher.tools.replay.decisions import Job, Line, line, the
 
@@ -136,6 +139,18 @@ def test_a_file_that_appears_meanwhile_is_kept(
     assert file.read_text() == "theirs" and not list(tmp_path.glob(".*"))
 
 
+def test_a_file_system_without_hard_links(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **more: Any) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    journal, file = write(tmp_path / "logs", incident()), tmp_path / "incident.zip"
+    code, _, err = ends(capsys, journal, "-o", file)
+    assert (code, err) == (0, "") and "incident.md" in parts(file) and not list(tmp_path.glob(".*"))
+
+
 def test_what_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = ends(capsys, write(tmp_path / "logs", incident()), "-o", tmp_path / "none" / "x.zip")
     assert code == 2 and "cannot be written" in err
@@ -157,7 +172,11 @@ def test_a_folder_without_a_journal(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not (tmp_path / "x.zip").exists()
 
 
-def test_neither_a_file_nor_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_neither_a_file_nor_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No other test's launcher is looked for: one that is stopped just now would be a job of which nothing is known.
+    monkeypatch.setattr(runtime_folder, "parents", lambda environ: [str(tmp_path)])
     code, out, err = ends(capsys, "no-such-run", "-o", tmp_path / "x.zip")
     assert (code, out) == (4, "") and "no-such-run is no file" in err
     assert not (tmp_path / "x.zip").exists()

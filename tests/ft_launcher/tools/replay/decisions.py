@@ -11,7 +11,7 @@ from ft_launcher.agent.in_process.recovery_record import is_recorded, to_record
 from ft_launcher.agent.in_process.recovery_steps import Died, Happened, LossNotified, Reported, Restarted, StartAgain
 from ft_launcher.decide.attribution import Fault, RankEvidence, cycle_evidence
 from ft_launcher.decide.attribution.cycle_evidence import CycleEvidence
-from ft_launcher.decide.attribution.first_failure import find
+from ft_launcher.decide.attribution.first_failure import find_fault
 from ft_launcher.decide.policy.ended_cycle import CycleLife
 from ft_launcher.decide.policy.restart_policy import Question, after_request, answer, inputs_of
 from ft_launcher.record import events
@@ -50,7 +50,7 @@ def crashed(number: int, at: float = 10.0) -> CycleEvidence:
 
 
 def fault_in(evidence: CycleEvidence) -> Fault:
-    fault = find(evidence, lambda error: None)
+    fault = find_fault(evidence, lambda error: None)
     assert fault is not None
     return fault
 

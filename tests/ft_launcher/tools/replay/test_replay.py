@@ -20,7 +20,7 @@ from ft_launcher.decide.attribution.nccl_view import NcclProcess, NcclView
 from ft_launcher.decide.attribution.rank_view import RankView, views
 from ft_launcher.decide.policy.case import Case, FaultReport, NodeViews, PolicyJudgement
 from ft_launcher.decide.policy.ended_cycle import CycleLife
-from ft_launcher.decide.policy.job_policy import make_policy
+from ft_launcher.decide.policy.job_policy import JobPolicy
 from ft_launcher.record import events
 from ft_launcher.tools.replay.again import scene_in
 from ft_launcher.tools.replay.replay import (
@@ -310,7 +310,7 @@ def hung(rank: int, entered: int, frames: list[str], condemned: bool) -> CycleEv
 
 def judged(case: Case) -> tuple[Fault, PolicyJudgement]:
     """Returns the fault of the rank that held up those of all nodes, and the judgement, as the nodes receive it."""
-    answer = make_policy(RestartSettings(), 3)(case, 5.0)
+    answer = JobPolicy(RestartSettings(), 3)(case, 5.0)
     assert answer.judgement is not None and answer.judgement.culprit is not None
     return answer.judgement.culprit.fault, answer.judgement
 

@@ -96,7 +96,7 @@ def test_what_the_console_has_read_is_kept_for_the_watch_and_an_emptied_file_is_
     watch = LogWatch(PATTERN, None, {0: [spool.path]}, {spool.path: spool})
     with Path(spool.path).open("ab") as file:
         file.write(b"step 1\n" + b"x" * (MIB - 20) + b"\n")
-    spool.release("console", MIB)
+    spool.note_read("console", MIB)
     watch.start()
     try:
         assert iterations(news(watch)) == [(0, 1)]

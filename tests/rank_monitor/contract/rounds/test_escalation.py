@@ -7,7 +7,13 @@ import json
 import pytest
 
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.rounds.escalation import CountedRestarts, EscalationLimits, LimitsSet, RunLife, end_reason
+from rank_monitor.contract.rounds.escalation import (
+    CountedRestarts,
+    EscalationLimits,
+    LimitsSet,
+    RunLife,
+    reason_to_give_up,
+)
 from rank_monitor.contract.wire.json_record import read_record, write_record
 
 LIMITS = EscalationLimits(same_error=3, no_progress=4, soft_timeouts=2)
@@ -40,7 +46,7 @@ def told(*stories: tuple[list[str], RunLife | None], limits: EscalationLimits = 
     counted, said = CountedRestarts(), []
     for number, (records, one) in enumerate(stories):
         counted = CountedRestarts.read(write_record(counted.after(number, records, one, limits.least_progress)))
-        said.append(end_reason(counted.history, limits))
+        said.append(reason_to_give_up(counted.history, limits))
     return said
 
 

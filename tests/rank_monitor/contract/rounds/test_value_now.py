@@ -49,7 +49,7 @@ def test_a_value_or_none(kind: str, tmp_path: Path) -> None:
     assert value_now(store, "key") is None
 
 
-RELEASED = ("started", "outcome", "closed", "round", "note")
+RELEASED = ("started", "outcome", "closed", "round", "store")
 """The last parts of keys that nobody deletes."""
 
 
@@ -73,7 +73,7 @@ class Deleting:
 def fault(store: Store) -> Round:
     """Round 0 after a fault of its only rank."""
     iteration = Round(store, 0)
-    iteration.offer("note")
+    iteration.offer("address")
     iteration.arrive(Entry(0, 0, 1))
     iteration.set_culprit('{"ranks": [0]}')
     iteration.interrupt(RECORD)
@@ -83,7 +83,7 @@ def fault(store: Store) -> Round:
 
 READS: dict[str, Callable[[Any, Round], object]] = {
     "records": lambda store, iteration: iteration.records(),
-    "blame": lambda store, iteration: iteration.culprit(),
+    "culprit": lambda store, iteration: iteration.culprit(),
     "closing": lambda store, iteration: iteration.closing(),
     "arrivals": lambda store, iteration: iteration.end.entries(),
     "missing": lambda store, iteration: iteration.missing(iteration.start, 2),
@@ -122,7 +122,7 @@ def test_no_read_wakes_who_waits_for_what_is_not_there_yet(read: str, use_libuv:
         PrefixStore("call/0", client).wait([key], AN_HOUR)
         woken.append(key)
 
-    keys = [f"0/{name}" for name in ("started", "outcome", "closed", "note")]
+    keys = [f"0/{name}" for name in ("started", "outcome", "closed", "store")]
     threads = []
     for key in keys:
         client = TCPStore("127.0.0.1", raw.port, is_master=False, wait_for_workers=False, use_libuv=use_libuv)
@@ -139,10 +139,10 @@ def test_no_read_wakes_who_waits_for_what_is_not_there_yet(read: str, use_libuv:
     assert sorted(woken) == sorted(keys)
 
 
-def test_the_last_rank_at_a_start_finds_its_note_when_the_others_have_gone_on() -> None:
-    """It was stopped for long, between its arrival and the note: it must not wait for a deleted key."""
+def test_the_last_rank_at_a_start_finds_the_store_address_when_the_others_have_gone_on() -> None:
+    """It was stopped for long, between its arrival and the store address: it must not wait for a deleted key."""
     store: Any = PrefixStore("call/0", tcp(Path(), use_libuv=True))
     fault(store)
     tidy(store, 2)
-    assert value_now(store, "0/note") == b"note"
+    assert value_now(store, "0/store") == b"address"
     assert value_now(store, "0/records/1") is None

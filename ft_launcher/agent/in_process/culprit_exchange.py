@@ -5,19 +5,19 @@ would be too late: the interruption aborts the collectives of all ranks within m
 waited for whom.
 
 1. The node of the suspected rank writes a question to the ranks' store (`ask`).
-2. Each node sees it, and asks its monitors (`BlameOfInterruption.poll`). The answers go back to the store.
+2. Each node sees it, and asks its monitors (`CulpritSearch.poll`). The answers go back to the store.
 3. The node that hosts the store waits for the interruption, collects the answers, and decides (`_decide`).
 4. The finding is written for the ranks, and put into `news` for the journal.
 
 Everything happens in the store by which the ranks are interrupted. So the order of the store's operations tells before
 from after, also where the clocks of nodes differ: an answer counts if the round was not interrupted when it was there.
 
-    asked/N     a rank is about to be asked to restart: the call and the round (`BlameQuestion`). N counts in the cycle
+    asked/N     a rank is about to be asked to restart: its call and round (`CulpritQuestion`). N counts in the cycle
     nodes/N     how many nodes have answered in time
     scenes/N    a line for each of these but the host: the node's name, and its ranks as in `all_nodes.to_record`
 
-Threads: `BlameOfInterruption` runs on the agent's thread and never blocks. `BlameExchange` has threads of
-`store_threads.py`: `ft_blame` answers all questions of the cycle; `ft_blameN` asks question N and ends.
+Threads: `CulpritSearch` runs on the agent's thread and never blocks. `CulpritExchange` has threads of
+`store_threads.py`: `ft_culprit` answers all questions of the cycle; `ft_culpritN` asks question N and ends.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _SOFT_TIMEOUT = "SOFT_TIMEOUT"
 
 
 @dataclass(frozen=True)
-class BlameQuestion:
+class CulpritQuestion:
     """The round that is about to be interrupted: the prefix of the keys of its call, and its number in it."""
 
     prefix: str
@@ -79,15 +79,15 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Blamed:
+class CulpritsFound:
     """Who held up the others in a round that was interrupted, also in words."""
 
     number: int
-    blame: HangFinding
+    finding: HangFinding
     text: str
 
 
-class BlameOfInterruption:
+class CulpritSearch:
     """Asks and answers for this node in one cycle, in the thread of the cycle loop.
 
     Args:
@@ -99,11 +99,11 @@ class BlameOfInterruption:
     def __init__(
         self,
         monitors: NodeMonitors,
-        exchange: BlameExchange,
+        exchange: CulpritExchange,
         gather: Callable[[], Sequence[RankEvidence]],
     ) -> None:
         self._monitors, self._exchange, self._gather = monitors, exchange, gather
-        self._round: BlameQuestion | None = None
+        self._round: CulpritQuestion | None = None
         """Where the wrapper of a rank is; None: no rank is in one, and nobody asks."""
         self._next_number = 0
         self._ask_again_at = 0.0
@@ -119,7 +119,7 @@ class BlameOfInterruption:
         on."""
         if self._round is None:
             self._exchange.listen()
-        self._round = BlameQuestion(report.call_prefix, report.round)
+        self._round = CulpritQuestion(report.call_prefix, report.round)
 
     def suspected(self, now: float) -> None:
         """Asks all nodes, unless they were asked a moment ago. Called when a monitor suspects its rank."""
@@ -127,7 +127,7 @@ class BlameOfInterruption:
             self._ask_again_at = now + _ASKED_FOR_S
             self._exchange.ask(self._next_number, self._round)
 
-    def poll(self, now: float) -> list[Blamed]:
+    def poll(self, now: float) -> list[CulpritsFound]:
         """Passes questions to the monitors, and the monitors' answers to the exchange; returns new findings.
 
         Does not block. `now`: monotonic seconds.
@@ -159,7 +159,7 @@ class BlameOfInterruption:
         self._exchange.news.close()
 
 
-class BlameExchange:
+class CulpritExchange:
     """Questions and answers of all nodes in one cycle, in threads at the ranks' store.
 
     Args:
@@ -174,25 +174,25 @@ class BlameExchange:
 
     def __init__(self, threads: StoreThreads, nodes: int, started_at: float, is_host: bool) -> None:
         self._threads, self._nodes, self._started_at, self._is_host = threads, nodes, started_at, is_host
-        self.news: EventQueue[Asked | Blamed] = EventQueue()
+        self.news: EventQueue[Asked | CulpritsFound] = EventQueue()
         self._answers: queue.SimpleQueue[tuple[int, Sequence[RankEvidence]]] = queue.SimpleQueue()
 
     def listen(self) -> None:
         """Starts the thread that answers the questions of this cycle."""
-        self._threads.start("ft_blame", prefix="ft_blame", task=self._answer_all, end=self._end)
+        self._threads.start("ft_culprit", prefix="ft_culprit", task=self._answer_all, end=self._end)
 
-    def ask(self, number: int, question: BlameQuestion) -> None:
+    def ask(self, number: int, question: CulpritQuestion) -> None:
         """Asks all nodes, this one too, unless another node has just asked under that number. Returns at once."""
 
         def ask(keys: Keys) -> None:
             release(keys, f"asked/{number}", write_record(question))
 
-        self._threads.start(f"ft_blame{number}", prefix="ft_blame", task=ask, end=self._end)
+        self._threads.start(f"ft_culprit{number}", prefix="ft_culprit", task=ask, end=self._end)
 
     def answer(self, number: int, ranks: Sequence[RankEvidence]) -> None:
         """Passes on the answer of this node to question `number`: its ranks that take part, with their snapshots.
 
-        Returns at once: the thread `ft_blame` writes the answer.
+        Returns at once: the thread `ft_culprit` writes the answer.
         """
         self._answers.put((number, ranks))
 
@@ -202,12 +202,12 @@ class BlameExchange:
             logger.warning("who holds up the others before a restart in process cannot be found: %s", problem)
 
     def _answer_all(self, keys: Keys) -> None:
-        """The function of the thread `ft_blame`: waits for one question after the other until the cycle is over."""
+        """The function of the thread `ft_culprit`: waits for one question after the other until the cycle is over."""
         number = 0
         while True:
             keys.wait([f"asked/{number}"], EVER)
             try:
-                question = read_record(BlameQuestion, keys.get(f"asked/{number}"))
+                question = read_record(CulpritQuestion, keys.get(f"asked/{number}"))
             except ProtocolError:  # Written by `StoreThreads.close` of another node: the cycle is over.
                 return
             self.news.put(Asked(number))
@@ -248,8 +248,8 @@ class BlameExchange:
         """Waits for the interruption, and then for the answers of the other nodes.
 
         Returns:
-            Whether the ranks were interrupted because a rank made no progress. For other interruptions nobody is
-            blamed.
+            Whether the ranks were interrupted because a rank made no progress. For other interruptions no
+            culprit is named.
         """
         while not this_round.is_over():
             if time.monotonic() >= until or self._threads.is_over:
@@ -264,21 +264,21 @@ class BlameExchange:
     def _decide(self, nodes: Sequence[NodeScene], all_ranks: bool, this_round: Round) -> None:
         """Writes who held up the others, for the ranks and as news; nothing if nobody waited for anybody."""
         views = {view.rank: (view, node.name) for node in nodes for view in node.views}
-        blame = all_nodes.find(nodes, all_ranks)
-        if not blame.waiting and not blame.culprits:
+        finding = all_nodes.find_culprits(nodes, all_ranks)
+        if not finding.waiting and not finding.culprits:
             return
-        text = blame.text
-        if blame.culprits:
-            first, name = views[blame.culprits[0]]
+        text = finding.text
+        if finding.culprits:
+            first, name = views[finding.culprits[0]]
             text = f"rank {first.rank}"
             if self._nodes > 1:
                 text += f" on {name}"
-            text += f" {collective.sentence(blame, first.scene)}"
-            if blame.kind is not HangKind.GONE and first.scene.own_frame:
+            text += f" {collective.sentence(finding, first.scene)}"
+            if finding.kind is not HangKind.GONE and first.scene.own_frame:
                 text += f"; it is at {first.scene.own_frame}"
-            record = {"finding": blame.kind.value, "ranks": list(blame.culprits), "text": text}
+            record = {"finding": finding.kind.value, "ranks": list(finding.culprits), "text": text}
             this_round.set_culprit(json.dumps(record))
-        self.news.put(Blamed(this_round.number, blame, text))
+        self.news.put(CulpritsFound(this_round.number, finding, text))
 
 
 def _counted(keys: Keys, number: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from ft_launcher.agent.in_process.blame_exchange import Asked, Blamed, BlameExchange, BlameQuestion
+from ft_launcher.agent.in_process.culprit_exchange import Asked, CulpritExchange, CulpritQuestion, CulpritsFound
 from ft_launcher.agent.in_process.store_threads import StoreThreads, connect
 from ft_launcher.decide.attribution import RankEvidence
 from rank_monitor.contract.processes.wait import readable
@@ -48,8 +48,8 @@ class Nodes:
     """A job's node that hosts the store, and `guest`, the other."""
 
     store: TCPStore
-    host: BlameExchange
-    guest: BlameExchange
+    host: CulpritExchange
+    guest: CulpritExchange
     ends: list[StoreThreads]
 
     @property
@@ -58,11 +58,11 @@ class Nodes:
 
     def ask(self, number: int = 0) -> None:
         """A rank of the other node is about to be asked to restart."""
-        self.guest.ask(number, BlameQuestion(CALL, NUMBER))
+        self.guest.ask(number, CulpritQuestion(CALL, NUMBER))
         assert news(self.guest) == news(self.host) == Asked(number)
 
 
-def news(exchange: BlameExchange) -> Asked | Blamed:
+def news(exchange: CulpritExchange) -> Asked | CulpritsFound:
     assert readable([exchange.news.fileno()], patient(LIMIT_S))
     (found,) = exchange.news.drain()
     return found
@@ -73,7 +73,7 @@ def nodes() -> Iterator[Nodes]:
     limit = datetime.timedelta(seconds=patient(LIMIT_S))
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=limit)
     threads = [StoreThreads(partial(connect, HOST, store.port)) for _ in range(2)]
-    host, guest = (BlameExchange(of_node, 2, time.monotonic(), of_node is threads[0]) for of_node in threads)
+    host, guest = (CulpritExchange(of_node, 2, time.monotonic(), of_node is threads[0]) for of_node in threads)
     made = Nodes(store, host, guest, threads)
     for exchange in (made.host, made.guest):
         exchange.listen()
@@ -91,8 +91,8 @@ def test_all_nodes_answered_before_it(nodes: Nodes, guilty: int) -> None:
     nodes.round.interrupt(NO_PROGRESS)
     nodes.round.interrupt(AFTERWARDS)
     found = news(nodes.host)
-    assert isinstance(found, Blamed)
-    assert (found.number, found.blame.culprits, len(found.blame.waiting)) == (NUMBER, (guilty,), 3)
+    assert isinstance(found, CulpritsFound)
+    assert (found.number, found.finding.culprits, len(found.finding.waiting)) == (NUMBER, (guilty,), 3)
     assert found.text.startswith(f"rank {guilty} on ")
     assert found.text.endswith(
         " never entered all_reduce 4 of group 0, and 3 ranks wait for it; it is at train.py:9 in load"
@@ -110,8 +110,8 @@ def test_a_node_that_answers_too_late_says_nothing(nodes: Nodes, guilty: int) ->
     nodes.round.interrupt(NO_PROGRESS)
     nodes.guest.answer(0, [replace(rank(2), snapshot=None), replace(rank(3), snapshot=None)])
     found = news(nodes.host)
-    assert isinstance(found, Blamed)
-    assert found.blame.culprits == ((1,) if guilty == 1 else ())
+    assert isinstance(found, CulpritsFound)
+    assert found.finding.culprits == ((1,) if guilty == 1 else ())
 
 
 def test_another_reason_says_itself_who_is_to_blame(nodes: Nodes) -> None:
@@ -128,10 +128,10 @@ def test_another_reason_says_itself_who_is_to_blame(nodes: Nodes) -> None:
 
 def test_progress_after_all(nodes: Nodes) -> None:
     """The answers to the first question say nothing about the second."""
-    nodes.guest.ask(0, BlameQuestion(CALL, NUMBER))
+    nodes.guest.ask(0, CulpritQuestion(CALL, NUMBER))
     for number, guilty in enumerate((1, 3)):
         if number:
-            nodes.guest.ask(number, BlameQuestion(CALL, NUMBER))
+            nodes.guest.ask(number, CulpritQuestion(CALL, NUMBER))
         # The host comes to the second question when it has given up the first.
         for exchange, ranks in ((nodes.guest, (2, 3)), (nodes.host, (0, 1))):
             assert news(exchange) == Asked(number)
@@ -140,8 +140,8 @@ def test_progress_after_all(nodes: Nodes) -> None:
         until_answered(nodes, 2, number)
     nodes.round.interrupt(NO_PROGRESS)
     found = news(nodes.host)
-    assert isinstance(found, Blamed)
-    assert found.blame.culprits == (3,)
+    assert isinstance(found, CulpritsFound)
+    assert found.finding.culprits == (3,)
 
 
 def test_nobody_waits(nodes: Nodes) -> None:
@@ -159,7 +159,7 @@ def test_a_node_that_leaves_ends_it(nodes: Nodes, caplog: pytest.LogCaptureFixtu
     nodes.ends[1].close()
 
     def have_ended() -> bool:
-        return not any(thread.name.startswith("ft_blame") for thread in threading.enumerate())
+        return not any(thread.name.startswith("ft_culprit") for thread in threading.enumerate())
 
     # Half a second, in which `close` waits for each at most, is little on a busy machine.
     until(have_ended, "the end of all threads", LIMIT_S)
@@ -168,4 +168,4 @@ def test_a_node_that_leaves_ends_it(nodes: Nodes, caplog: pytest.LogCaptureFixtu
 
 def until_answered(nodes: Nodes, answered: int, number: int = 0) -> None:
     """Waits until so many nodes have answered."""
-    until(lambda: nodes.store.add(f"ft_blame/nodes/{number}", 0) >= answered, f"{answered} answers", LIMIT_S)
+    until(lambda: nodes.store.add(f"ft_culprit/nodes/{number}", 0) >= answered, f"{answered} answers", LIMIT_S)
