@@ -288,8 +288,11 @@ def fork_sweeper(launcher: socket.socket, unwanted: list[int], job: MonitoredJob
 
 
 def _sweep_after(launcher: socket.socket, job: MonitoredJob, log: Log) -> None:
-    """Runs the sweeper: waits until the launcher says goodbye or is gone. If it is gone, kills the job's processes. Else
-    it frees the memory of the training's state, if there is much, which the launcher's end must not wait for."""
+    """Runs the sweeper: waits until the launcher says goodbye or is gone.
+
+    If the launcher is gone, kills the job's processes. After a goodbye, frees the memory of the training's state where
+    the launcher has left that: its end must not wait for it.
+    """
     proc.name_this_process("ft_sweeper")
     launcher.setblocking(True)
     try:

@@ -1,9 +1,9 @@
 """Finds the newest step that the whole job can put together, and gives it back to the objects.
 
 One exchange over the process group says which steps each node has. Two votes for each candidate follow: whether all
-ranks have verified their files of it, before which no rank changes an object, and whether all objects have taken it. The
-exchange and `restore` are collective: all ranks call them, in the same order, and none leaves one early, whatever fails
-on it.
+ranks have verified their files of it, before which no rank changes an object, and whether all objects have taken it.
+`exchange` and `restore` are collective: all ranks call them, in the same order, and none leaves one early, whatever
+fails on it.
 """
 
 from __future__ import annotations

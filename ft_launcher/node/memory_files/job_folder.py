@@ -17,9 +17,9 @@ over. To free their memory takes seconds.
 **The end.** `close` only renames a large folder. After the launcher's goodbye the sweeper frees its memory
 (`rank_monitor/memory_linger.py: after_goodbye`): the launcher has seconds to end after a scheduler's signal.
 
-Threads, both daemons: `ft_memory_sweep` removes folders of others, and touches these only. `ft_memory_alive` notes in the
-own folder that this launcher lives, also while that waits for a node between two cycles; `close` ends it before it
-gives up the folder.
+Threads, both daemons: `ft_memory_sweep` removes folders of others, and touches these only. `ft_memory_alive` notes in
+the own folder that this launcher lives, also while the launcher waits for a node between two cycles; `close` ends this
+thread before it gives up the folder.
 """
 
 from __future__ import annotations

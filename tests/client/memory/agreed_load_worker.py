@@ -19,10 +19,11 @@ import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
 import ft_client as ft
-from ft_client.memory import agreed_load, kept_state
+from ft_client.memory import kept_state
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.background_work import BACKGROUND
 from ft_client.memory.tensor_parts import CannotBeKept
+from ft_client.rank.agreement import group
 from rank_monitor.contract import env, memory_files
 from rank_monitor.contract.memory_files import MemoryFiles
 from rank_monitor.contract.wire.json_record import read_record, write_record
@@ -113,8 +114,8 @@ def refused_on_one(rank: int) -> Any:
 
 def another_release(rank: int) -> Any:
     if rank == 1:
-        to_json = agreed_load.to_json
-        agreed_load.to_json = lambda offer: {**to_json(offer), "more": 1}
+        gather_json = group.gather_json
+        group.gather_json = lambda offer: gather_json({**offer, "more": 1})
     return one_save(rank)
 
 

@@ -60,9 +60,10 @@ def test_two_tensors_with_one_path_have_two_names() -> None:
 
 
 def test_containers_of_the_rest_are_copies_and_unknown_values_are_named() -> None:
-    state = {"rates": [1, 2], "seen": {3}}
+    rates = [1, 2]
+    state = {"rates": rates, "seen": {3}}
     apart = take_apart(state, is_tensor, "loader")
-    state["rates"].append(3)
+    rates.append(3)
     assert apart.rest["rates"] == [1, 2]
     assert apart.others == {"loader.seen": {3}}
 
