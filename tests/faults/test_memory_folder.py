@@ -189,10 +189,9 @@ def test_another_users_folder_is_not_touched(start_job: StartJob, tmp_path: Path
     folder.mkdir(0o700)
     os.chown(folder, 4711, 4711)
     second = begin(start_job, tmp_path, *flags, step=7, name="second")
-    assert found(second)["folder"] == "" and "another user (uid 4711)" in found(second)["refused"]
+    assert found(second)["folder"] == f"{folder}_1"
     ends(second)
-    assert second.output.count("no state is kept in memory") == 1
-    assert [line["reason"] for line in second.journal("memory_refused")] == [found(second)["refused"]]
+    assert entries(top) == [folder.name]
     assert folder.stat().st_uid == 4711 and not list(folder.iterdir())
 
 

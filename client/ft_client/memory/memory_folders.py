@@ -24,6 +24,9 @@ from rank_monitor.contract.memory_files import MemoryFiles, StateFolder
 _MAX_NOT_WHOLE = 3
 """Folders in a row that may come to nothing, as for saves of `MemoryCheckpoint`. Each costs a whole write."""
 
+_TEMPORARY = "ft_temporary_"
+"""Begins the name of a temporary folder. Launchers remove what has the prefix of a job's folder."""
+
 
 class memory_folder:
     """A context manager: a folder into which all ranks of this node write the state of a step.
@@ -84,7 +87,7 @@ class memory_folder:
             _say_off(exchanged, self._told)
         self._is_temporary = exchanged is None or bool(exchanged.reason_off)
         if exchanged is None or self._told is None or self._is_temporary:
-            self._path = Path(tempfile.mkdtemp(prefix=memory_files.FOLDER_PREFIX))
+            self._path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             return self._path
         ranks = exchanged.node_ranks
         self._is_first = ranks[0] == group.rank()

@@ -66,14 +66,32 @@ def check_readable(content: bytes, others: Mapping[str, Any], safe_types: Sequen
             try:
                 load(dump(value), safe_types)
             except OtherState:
-                kind = class_name(type(value))
-                advice = f"MemoryCheckpoint(safe_types=[{_not_admitted(value, safe_types)}]) admits it"
-                text = f"{path} is a {kind}, which cannot be read back safely; {advice}, where you trust these names"
-                raise CannotBeKept(text) from None
+                text = f"{path} is a {class_name(type(value))}, which cannot be read back safely"
+                raise CannotBeKept(f"{text}; {_advice(value, safe_types)}") from None
         raise CannotBeKept(str(problem)) from None
 
 
+def _advice(value: Any, safe_types: Sequence[Any]) -> str:
+    """Returns what the user can do about a value that cannot be read back."""
+    names = _not_admitted(value, safe_types)
+    if names and not _is_filled_by_items(value):
+        return f"MemoryCheckpoint(safe_types=[{names}]) admits it, where you trust these names"
+    return "no type that is admitted changes that: let state_dict() return a plain dict or list in its place"
+
+
 def _not_admitted(value: Any, safe_types: Sequence[Any]) -> str:
-    """Returns the names of all types and functions that torch's reader would have to admit for a value."""
+    """Returns the names of all types and functions that torch's reader would have to admit for a value; an empty text
+    where it cannot read the value whatever it admits."""
     with _admitted(safe_types):
-        return ", ".join(sorted(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(dump(value)))))
+        try:
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(dump(value)))
+        except pickle.UnpicklingError:
+            return ""
+    return ", ".join(sorted(names))
+
+
+def _is_filled_by_items(value: Any) -> bool:
+    """Returns whether a pickle of the value makes an empty container and then adds its items, as that of a deque or a
+    defaultdict. torch's reader does so for plain lists and dicts only."""
+    reduced = value.__reduce_ex__(2)
+    return isinstance(reduced, tuple) and any(items is not None for items in reduced[3:5])

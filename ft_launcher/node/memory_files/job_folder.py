@@ -39,7 +39,7 @@ from rank_monitor.contract.memory_files import AUTO, OWNER_NAME, MemoryFiles
 from rank_monitor.contract.memory_room import default_limit, size_in_words
 from rank_monitor.contract.processes import memory_folder, proc, runtime_folder, tmpfs
 from rank_monitor.contract.processes.cgroup import memory_room
-from rank_monitor.contract.processes.memory_folder import OwnedFolder, Owner, now_s
+from rank_monitor.contract.processes.memory_folder import NotOwn, OwnedFolder, Owner, now_s
 from rank_monitor.contract.processes.sweep import sweep
 from rank_monitor.contract.settings.config import MemorySettings
 from rank_monitor.contract.wire.json_record import write_record
@@ -169,12 +169,21 @@ class JobFolder:
     def _claim(self, top: Path, names: Sequence[str]) -> OwnedFolder:
         """Returns the first folder of `names` that no living launcher owns, with what is taken over in it, else empty.
 
+        A name under which something lies that is not this user's is left alone: any user can make a folder with the
+        name of somebody else's job.
+
         Raises:
-            OSError: it cannot be made, or something else is in its place.
+            OSError: it cannot be made.
         """
+        refused: NotOwn | None = None
         for name in names:
             path = top / name
-            owned = memory_folder.make(path)
+            try:
+                owned = memory_folder.make(path)
+            except NotOwn as problem:
+                refused = problem
+                logger.info("%s is not used: %s", path, _words(problem))
+                continue
             if owned is None and self._ends_left_over(path):
                 owned = memory_folder.make(path)
             if owned is None:
@@ -192,6 +201,8 @@ class JobFolder:
             again = memory_folder.make(path)
             if again is not None:
                 return again
+        if refused is not None:
+            raise refused
         raise OSError(errno.EBUSY, f"{len(names)} launchers of this job have a folder there already", str(top))
 
     def _ends_left_over(self, path: Path) -> bool:

@@ -45,6 +45,10 @@ _TRIES = 10
 """How often a folder may be removed under a name just as it is opened."""
 
 
+class NotOwn(PermissionError):
+    """What lies under the name of a folder is not a folder of this user alone."""
+
+
 @dataclass(frozen=True)
 class Owner:
     """The record of a folder's launcher.
@@ -134,7 +138,8 @@ def make(path: Path) -> OwnedFolder | None:
         The folder; None: a launcher that lives owns it.
 
     Raises:
-        OSError: the folder cannot be made, or what is there is not a folder of this user alone.
+        NotOwn: what is there is not a folder of this user alone.
+        OSError: the folder cannot be made.
     """
     was_held = False
     for _ in range(_TRIES):
@@ -229,7 +234,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _must_be_own(path: Path) -> None:
-    """Raises OSError unless what is at `path` is a folder, and this user's alone."""
+    """Raises NotOwn unless what is at `path` is a folder, and this user's alone. Raises OSError where nothing is."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise _refused(path, "a link")
@@ -241,5 +246,5 @@ def _must_be_own(path: Path) -> None:
         raise _refused(path, f"a folder that other users may enter (mode {stat.S_IMODE(found.st_mode):04o})")
 
 
-def _refused(path: Path, what: str) -> OSError:
-    return PermissionError(errno.EPERM, f"it is {what}", str(path))
+def _refused(path: Path, what: str) -> NotOwn:
+    return NotOwn(errno.EPERM, f"it is {what}", str(path))

@@ -204,7 +204,7 @@ class Mode(enum.Enum):
 
 @pytest.mark.parametrize(
     "value",
-    [fractions.Fraction(1, 3), Mode.TRAIN, collections.defaultdict(list, a=[1]), collections.deque([1]), range(3)],
+    [fractions.Fraction(1, 3), Mode.TRAIN, range(3), collections.Counter("ab")],
     ids=lambda value: type(value).__name__,
 )
 def test_the_line_about_a_type_names_all_that_must_be_admitted(
@@ -221,6 +221,27 @@ def test_the_line_about_a_type_names_all_that_must_be_admitted(
         module, _, attribute = name.rpartition(".")
         admitted.append(getattr(importlib.import_module(module), attribute))
     assert kept({"value": value}, {}, safe_types=admitted) == {"value": value}
+
+
+class Counts(dict[str, int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [collections.defaultdict(list, a=[1]), collections.deque([1]), Counts(a=1)],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_line_about_a_type_that_torchs_reader_never_makes_says_so(
+    tell: Tell, value: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tell()
+    keep = ft.MemoryCheckpoint(loader=Loader({"value": value}))
+    keep.load()
+    keep.step(1)
+    told = capfd.readouterr().err
+    assert "no type that is admitted changes that" in told
+    assert "safe_types" not in told
 
 
 def test_what_the_user_has_admitted_stays_admitted(tell: Tell) -> None:

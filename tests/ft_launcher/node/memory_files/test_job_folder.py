@@ -167,18 +167,24 @@ def test_folders_of_others_are_removed_once_their_time_is_over(top: Path, runtim
     ],
     ids=["a link", "a file"],
 )
-def test_what_is_not_ours_is_refused_and_left(
+def test_what_is_not_ours_is_left_and_another_name_is_taken(
     top: Path, runtime: Path, prepare: Callable[[Path], object], says: str
 ) -> None:
-    path = top / folder_name(KEY)
-    prepare(path)
+    """Any user of the machine can make something with the name of a job's folder."""
+    first, second, *others = (top / name for name in names_for(KEY))
+    prepare(first)
     folder = opened(top, runtime)
-    assert folder.path is None and says in folder.refused and str(path) in folder.refused
-    assert "\n" not in folder.refused and "--ft-memory-dir" in folder.refused
-    assert told(folder) == MemoryFiles("", keep=2, limit=told(folder).limit, refused=folder.refused)
-    folder.note_alive()
+    assert folder.path == second and not folder.refused
     folder.close()
-    assert os.path.lexists(path)
+    for path in (second, *others):
+        prepare(path)
+    refused = opened(top, runtime)
+    assert refused.path is None and says in refused.refused and "--ft-memory-dir" in refused.refused
+    assert "\n" not in refused.refused
+    assert told(refused) == MemoryFiles("", keep=2, limit=told(refused).limit, refused=refused.refused)
+    refused.note_alive()
+    refused.close()
+    assert all(os.path.lexists(path) for path in (first, second, *others))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import stat
 import threading
@@ -13,6 +14,7 @@ import pytest
 from rank_monitor.contract.memory_files import OWNER_NAME
 from rank_monitor.contract.processes import memory_folder
 from rank_monitor.contract.processes.memory_folder import OwnedFolder, Owner, make, take
+from tests.patience import until
 from tests.program import python
 
 OWNER = Owner(tag="t" * 16, pid=7, started=1, boot="b", seen_s=1.5, linger_s=600.0)
@@ -78,24 +80,34 @@ def test_a_folder_that_is_set_aside_is_out_of_the_way_at_once(tmp_path: Path) ->
 def test_who_waits_for_the_lock_does_not_get_what_is_removed_meanwhile(tmp_path: Path) -> None:
     """One starts again and again, the other removes again and again: an owner always has the folder of that name."""
     path, stop, wrong = tmp_path / "f", threading.Event(), []
+    counts = collections.Counter[str]()
 
     def removes() -> None:
         while not stop.is_set():
             found = take(path)
             if found is not None:
                 memory_folder.remove_aside(found.set_aside())
+                counts["removed"] += 1
+
+    def owns() -> bool:
+        for _ in range(50):
+            owned = make(path)
+            if owned is not None:
+                owned.write(OWNER)
+                if memory_folder.read_owner(path) != OWNER:
+                    wrong.append("the record is in another file")
+                owned.release()
+                counts["owned"] += 1
+        assert thread.is_alive()
+        return bool(wrong) or min(counts["owned"], counts["removed"]) >= 100
 
     thread = threading.Thread(target=removes)
     thread.start()
-    for _ in range(300):
-        owned = make(path)
-        if owned is not None:
-            owned.write(OWNER)
-            if memory_folder.read_owner(path) != OWNER:
-                wrong.append("the record is in another file")
-            owned.release()
-    stop.set()
-    thread.join()
+    try:
+        until(owns, "a hundred owners and as many removals")
+    finally:
+        stop.set()
+        thread.join()
     assert not wrong
 
 
