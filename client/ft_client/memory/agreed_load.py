@@ -32,18 +32,18 @@ class NotRestored(RuntimeError):
     ranks."""
 
 
-def exchange(told: MemoryFiles, newer_than: int, refused: str) -> AgreedSteps:
+def exchange(plan: MemoryFiles, newer_than: int, refused: str) -> AgreedSteps:
     """Returns the steps that all nodes have, and what holds for all ranks in the saves to come. Collective.
 
     Args:
-        told: what the launcher says.
+        plan: what the launcher says.
         newer_than: the step of the checkpoint on disk.
         refused: why this rank can keep no state; empty: it can. It takes part all the same, as others wait for it.
     """
     # Where the folder is gone, it offers nothing.
-    generations = memory_files.complete_generations(names_in(told.folder))
-    node = node_of(told.folder, group.rank())
-    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), told.interval, refused)
+    generations = memory_files.complete_generations(names_in(plan.folder))
+    node = node_of(plan.folder, group.rank())
+    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), plan.interval, refused)
     values = group.gather_json(to_json(offer))
     return agree([_offer(value, rank) for rank, value in enumerate(values)], group.rank())
 

@@ -15,7 +15,7 @@ from ft_client.memory import agreed_load, checksum, kept_state
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
-from ft_client.memory.node_folder import claim, say, told, why_not
+from ft_client.memory.node_folder import claim, read_plan, say, why_not
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
@@ -84,7 +84,7 @@ class MemoryCheckpoint:
         """Whether the user knows that a step has followed a later one."""
         self._last_saved = 0
         self._has_saved = False
-        self._told: MemoryFiles | None = None
+        self._plan: MemoryFiles | None = None
         self._agreed: AgreedSteps | None = None
         self._steps = SaveSteps(1, 0)
         self._replicated: frozenset[str] = frozenset()
@@ -117,27 +117,27 @@ class MemoryCheckpoint:
         """
         on_disk = int(newer_than)
         self._is_loaded = False
-        self._told = told()
-        if self._told is None:
+        self._plan = read_plan()
+        if self._plan is None:
             return 0
         if group.size() == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            if not self._told.folder:
+            if not self._plan.folder:
                 return 0
             raise RuntimeError("MemoryCheckpoint.load() must be called after torch.distributed.init_process_group")
         self._take_over()
         # From here to the last vote no rank may leave by what it alone knows: the others wait for it.
-        refused = self._refused or why_not(self._told) or claim(self._told.folder)
-        agreed = self._agreed = agreed_load.exchange(self._told, on_disk, refused)
+        refused = self._refused or why_not(self._plan) or claim(self._plan.folder)
+        agreed = self._agreed = agreed_load.exchange(self._plan, on_disk, refused)
         if agreed.refusing_rank is not None:
             self._keep_nothing(agreed)
             return 0
         try:
-            found = agreed_load.restore(self._told.folder, agreed, self._objects, self._safe_types, say)
+            found = agreed_load.restore(self._plan.folder, agreed, self._objects, self._safe_types, say)
         except NotRestored:
             self._forget_all()
             raise
         self._start_saving(found)
-        self._tell(found, agreed)
+        self._report(found, agreed)
         if found is None:
             return 0
         return found.step
@@ -181,29 +181,29 @@ class MemoryCheckpoint:
 
     def _keep_nothing(self, agreed: AgreedSteps) -> None:
         """Called where a rank can keep no state, so that none does."""
-        assert self._told is not None
-        if not claim(self._told.folder):
+        assert self._plan is not None
+        if not claim(self._plan.folder):
             self._forget_all()
         if group.rank() != 0:
             return
         if agreed.refusing_rank != 0:
             say(f"no state is kept in memory: rank {agreed.refusing_rank} cannot keep its own: {agreed.refused}")
-        elif self._told.folder:
+        elif self._plan.folder:
             say(f"no state is kept in memory: {agreed.refused}")
-        # Else the launcher of this rank gave the reason, and `told` has said it.
+        # Else the launcher of this rank gave the reason, and `read_plan` has said it.
 
     def _forget_all(self) -> None:
         """Removes this rank's files, which no rank will use."""
-        if self._told is None or not self._told.folder:
+        if self._plan is None or not self._plan.folder:
             return
         with suppress(OSError):
-            files = RankFiles(self._told, group.rank())
+            files = RankFiles(self._plan, group.rank())
             files.keep_only([])
             files.free()
 
     def _start_saving(self, found: Generation | None) -> None:
         """Makes all ready for saves."""
-        assert self._told is not None and self._agreed is not None
+        assert self._plan is not None and self._agreed is not None
         self._last_step = self._agreed.newer_than
         kept = []
         if found is not None:
@@ -225,14 +225,14 @@ class MemoryCheckpoint:
 
     def _open_files(self, kept: Sequence[Generation]) -> None:
         """Makes this rank's files ready. Raises OSError: they cannot be used."""
-        assert self._told is not None and self._agreed is not None
-        files = MemoryCheckpoint._files = RankFiles(self._told, group.rank())
+        assert self._plan is not None and self._agreed is not None
+        files = MemoryCheckpoint._files = RankFiles(self._plan, group.rank())
         files.keep_only(kept)
         if group.rank() == self._agreed.node_ranks[0]:
             files.remove_others(self._agreed.node_ranks)
         self._writer = StateWriter(files, self._safe_types)
 
-    def _tell(self, found: Generation | None, agreed: AgreedSteps) -> None:
+    def _report(self, found: Generation | None, agreed: AgreedSteps) -> None:
         """Says on rank 0 where the training goes on."""
         if group.rank() != 0:
             return
@@ -338,8 +338,8 @@ class MemoryCheckpoint:
         assert self._writer is not None
         self._writer.finish(copied)
         self._failed_in_a_row = 0
-        if not self._has_saved and copied.name.rank == 0 and self._told is not None:
-            files = f"{self._told.keep + 1} files of {size_in_words(copied.layout.size)}"
+        if not self._has_saved and copied.name.rank == 0 and self._plan is not None:
+            files = f"{self._plan.keep + 1} files of {size_in_words(copied.layout.size)}"
             say(f"rank 0 keeps its state in memory: {files}, with checksums by {checksum.LIBRARY}")
         self._has_saved = True
 

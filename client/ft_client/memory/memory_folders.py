@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
-from ft_client.memory.node_folder import claim, names_in, node_of, say, told, why_not
+from ft_client.memory.node_folder import claim, names_in, node_of, read_plan, say, why_not
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
 from rank_monitor.contract.memory_files import MemoryFiles, StateFolder
@@ -63,7 +63,7 @@ class memory_folder:
             raise ValueError(f"memory_folder({step}): the step must be 1 or more")
         self._step = step
         self._is_collective = is_collective
-        self._told = told()
+        self._plan = read_plan()
         self._path = Path()
         self._name = ""
         self._is_temporary = True
@@ -73,27 +73,27 @@ class memory_folder:
     @staticmethod
     def is_on() -> bool:
         """Returns whether a folder that is written now would be kept, the same on all ranks. Collective."""
-        there = told()
-        if there is None:
+        plan = read_plan()
+        if plan is None:
             return False
-        exchanged = _exchange(there)
-        _say_off(exchanged, there)
+        exchanged = _exchange(plan)
+        _say_off(exchanged, plan)
         return not exchanged.reason_off
 
     def __enter__(self) -> Path:
         exchanged = None
-        if self._told is not None:
-            exchanged = _exchange(self._told)
-            _say_off(exchanged, self._told)
+        if self._plan is not None:
+            exchanged = _exchange(self._plan)
+            _say_off(exchanged, self._plan)
         self._is_temporary = exchanged is None or bool(exchanged.reason_off)
-        if exchanged is None or self._told is None or self._is_temporary:
+        if exchanged is None or self._plan is None or self._is_temporary:
             self._path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             return self._path
         ranks = exchanged.node_ranks
         self._is_first = ranks[0] == group.rank()
         in_name = memory_files.ranks_in_name(ranks)
         self._name = StateFolder(self._step, group.size(), in_name, exchanged.series).name
-        self._path = Path(self._told.folder) / (self._name + memory_files.UNFINISHED)
+        self._path = Path(self._plan.folder) / (self._name + memory_files.UNFINISHED)
         try:
             self._path.mkdir(mode=0o700, exist_ok=True)
         except OSError:
@@ -103,9 +103,9 @@ class memory_folder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         goes_on = error is not None and (self._is_collective or not isinstance(error, Exception))
-        if self._is_temporary or self._told is None:
+        if self._is_temporary or self._plan is None:
             shutil.rmtree(self._path, ignore_errors=True)
-            if self._told is None or goes_on or error is None:
+            if self._plan is None or goes_on or error is None:
                 return False
             self._say_not_saved(error)
             return True
@@ -115,12 +115,12 @@ class memory_folder:
             return False
         problem = error
         if problem is None and self._is_first:
-            problem = _too_large(self._told)
+            problem = _too_large(self._plan)
         if problem is not None:
             self._say_not_saved(problem)
         is_whole = bool(group.min_over_ranks([float(problem is None)])[0])
         if self._is_first:
-            self._finish(is_whole, self._told.keep)
+            self._finish(is_whole, self._plan.keep)
         if is_whole:
             memory_folder._not_whole = 0
         else:
@@ -148,7 +148,7 @@ class memory_folder:
 
 def latest_memory_folder(newer_than: int = 0) -> Path | None:
     """Returns the newest folder that is complete on all nodes, the same step on all ranks; None: there is none, or the
-    launcher is not there. Collective.
+    launcher is not plan. Collective.
 
     A folder counts only if its node has the ranks now that it had then: each rank finds the files that it wrote.
 
@@ -156,11 +156,11 @@ def latest_memory_folder(newer_than: int = 0) -> Path | None:
         newer_than: the step of the newest checkpoint on disk: an older folder is not returned. The largest value of all
             ranks counts.
     """
-    there = told()
-    if there is None:
+    plan = read_plan()
+    if plan is None:
         return None
-    own = memory_files.complete_folders(names_in(there.folder))
-    node = node_of(there.folder, group.rank())
+    own = memory_files.complete_folders(names_in(plan.folder))
+    node = node_of(plan.folder, group.rank())
     listed = [[found.step, found.world, found.ranks, found.series] for found in own]
     offers = group.gather_json([node, int(newer_than), listed])
     nodes = [offer[0] for offer in offers]
@@ -181,7 +181,7 @@ def latest_memory_folder(newer_than: int = 0) -> Path | None:
                 return None
             if group.rank() == 0:
                 say(f"the newest folder in memory is of step {found.step} (the checkpoint on disk has step {on_disk})")
-            return Path(there.folder) / found.name
+            return Path(plan.folder) / found.name
     return None
 
 
@@ -202,18 +202,18 @@ class _Exchanged:
     of_rank: int
 
 
-def _exchange(there: MemoryFiles) -> _Exchanged:
+def _exchange(plan: MemoryFiles) -> _Exchanged:
     """Asks all ranks whether a folder can be kept. Collective.
 
     Each rank says how many folders in a row have come to nothing: after a restart in process some ranks are new
     processes, which do not know.
     """
-    refused = why_not(there) or claim(there.folder)
-    if not refused and not Path(there.folder).is_dir():
-        refused = f"{there.folder} is gone"
+    refused = why_not(plan) or claim(plan.folder)
+    if not refused and not Path(plan.folder).is_dir():
+        refused = f"{plan.folder} is gone"
     if not refused and memory_folder._not_whole >= _MAX_NOT_WHOLE:
         refused = f"{memory_folder._not_whole} folders in a row were not whole"
-    offers = group.gather_json([node_of(there.folder, group.rank()), os.urandom(4).hex(), refused])
+    offers = group.gather_json([node_of(plan.folder, group.rank()), os.urandom(4).hex(), refused])
     nodes = [node for node, _, _ in offers]
     ranks = _ranks_of(nodes, group.rank())
     for rank, (_, _, reason) in enumerate(offers):
@@ -222,11 +222,11 @@ def _exchange(there: MemoryFiles) -> _Exchanged:
     return _Exchanged(offers[0][1], ranks, "", 0)
 
 
-def _say_off(exchanged: _Exchanged, there: MemoryFiles) -> None:
-    """Says on rank 0 why no folder is kept, once, unless `told` has said it."""
+def _say_off(exchanged: _Exchanged, plan: MemoryFiles) -> None:
+    """Says on rank 0 why no folder is kept, once, unless `read_plan` has said it."""
     if not exchanged.reason_off or group.rank() != 0:
         return
-    if exchanged.of_rank == 0 and not there.folder:
+    if exchanged.of_rank == 0 and not plan.folder:
         return
     _say_once(f"no folders are kept in memory: rank {exchanged.of_rank}: {exchanged.reason_off}")
 
@@ -247,12 +247,12 @@ def _is_unfinished(name: str) -> bool:
     return whole != name and memory_files.state_folder(whole) is not None
 
 
-def _too_large(there: MemoryFiles) -> OSError | None:
+def _too_large(plan: MemoryFiles) -> OSError | None:
     """Returns why a new folder may not stay; None: it may. Its size is not known before it is written."""
-    total = sum(_size_of(Path(there.folder) / name) for name in names_in(there.folder))
-    if total <= there.limit:
+    total = sum(_size_of(Path(plan.folder) / name) for name in names_in(plan.folder))
+    if total <= plan.limit:
         return None
-    return OSError(f"all states in memory would have {total} bytes, {total - there.limit} more than the limit")
+    return OSError(f"all states in memory would have {total} bytes, {total - plan.limit} more than the limit")
 
 
 def _size_of(path: Path) -> int:

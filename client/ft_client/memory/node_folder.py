@@ -16,7 +16,7 @@ from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire.json_record import read_record
 
 
-def told() -> MemoryFiles | None:
+def read_plan() -> MemoryFiles | None:
     """Returns what the launcher says; None: it says nothing, or there is no launcher.
 
     Where the launcher could make no folder, its name is empty. The ranks of other nodes may have one, and wait for this
@@ -35,11 +35,11 @@ def told() -> MemoryFiles | None:
     return found
 
 
-def why_not(told: MemoryFiles) -> str:
+def why_not(plan: MemoryFiles) -> str:
     """Returns why the node of this rank has no folder; empty: it has one."""
-    if told.folder:
+    if plan.folder:
         return ""
-    return told.refused or "its launcher has --ft-memory-interval none"
+    return plan.refused or "its launcher has --ft-memory-interval none"
 
 
 _claims: dict[str, int] = {}
