@@ -52,7 +52,7 @@ longer."""
 _ALIVE_S = 30.0
 """Seconds from one note that this launcher lives to the next, at most. By so much a launcher may seem to have been dead
 for longer where all of its processes were killed at once."""
-_REMOVED_AT_ONCE = 64 << 20
+REMOVED_AT_ONCE = 64 << 20
 """Bytes that are freed within 10 ms: a folder with less needs no other process."""
 _NAME_ANOTHER = "Name another tmpfs by --ft-memory-dir"
 
@@ -143,7 +143,7 @@ class JobFolder:
         with suppress(OSError):
             aside = owned.set_aside()
             is_known = runtime_folder.state_in_memory(self._runtime) == owned.path
-            if is_known and tmpfs.bytes_in(str(aside)) > _REMOVED_AT_ONCE:
+            if is_known and tmpfs.bytes_in(str(aside)) > REMOVED_AT_ONCE:
                 return
             memory_folder.remove_aside(aside)
             runtime_folder.unlink_state_in_memory(self._runtime)

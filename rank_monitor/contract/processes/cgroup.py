@@ -18,7 +18,7 @@ from pathlib import Path
 from rank_monitor.contract.memory_room import MemoryRoom
 
 ROOT = Path("/sys/fs/cgroup")
-_MEMINFO = Path("/proc/meminfo")
+MEMINFO = Path("/proc/meminfo")
 _NO_LIMIT = 1 << 60
 """Bytes. Version 1 says "no limit" by the largest multiple of a page below 2**63."""
 
@@ -40,7 +40,7 @@ _TWO = _Version("memory.max", "memory.current", "inactive_file", "memory.events"
 def memory_room() -> MemoryRoom | None:
     """Returns how much memory this process' cgroup may use. None: neither the kernel's groups nor /proc/meminfo can be
     read."""
-    machine = _fields(_MEMINFO)
+    machine = _fields(MEMINFO)
     limits = [1024 * number for name, number in machine.items() if name == "MemTotal:"]
     frees = [1024 * number for name, number in machine.items() if name == "MemAvailable:"]
     for own, root, version in _groups():

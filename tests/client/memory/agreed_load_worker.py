@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
 from torch.nn.parallel import DistributedDataParallel
 
 import ft_client as ft
@@ -168,8 +169,8 @@ class Model(torch.nn.Module):
         return self.second(self.norm(self.first(data)))
 
 
-def own_gradients(state: Any, bucket: Any) -> Any:
-    """A hook of DDP that takes no mean over the ranks, as that of local SGD between two averagings."""
+def own_gradients(bucket: Any) -> Any:
+    """What a hook of DDP does that takes no mean over the ranks, as that of local SGD between two averagings."""
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
@@ -183,7 +184,7 @@ def replicas(rank: int, kind: str) -> tuple[Any, Any]:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["second.weight"])
     parallel = DistributedDataParallel(model)
     if kind == "hook":
-        parallel.register_comm_hook(None, own_gradients)
+        parallel.register_comm_hook(None, lambda state, bucket: own_gradients(bucket))
     parameters = list(parallel.parameters())
     if kind == "own part":
         parameters = [model.first.weight, model.second.weight][rank : rank + 1]
@@ -218,8 +219,16 @@ def state_of_replicas(rank: int) -> Any:
         model, optimizer = replicas(rank, kind)
         start = ft.MemoryCheckpoint(model=model, optimizer=optimizer).load()
         same = all(torch.equal(*pair) for pair in zip(before, values(model, optimizer), strict=True))
-        found[kind] = {"start": start, "saved": saved, "same": same, "once": sorted(keep._replicated)}
+        found[kind] = {"start": start, "saved": saved, "same": same, "tensors": tensors_in_own_file(rank, saved[0])}
     return found
+
+
+def tensors_in_own_file(rank: int, step: int) -> bool:
+    """Whether this rank has written tensors itself."""
+    (file,) = folder().glob(f"step-{step}_rank-{rank}-*")
+    with safe_open(file, "pt") as content:
+        names = list(content.keys())
+    return any(name.startswith(("model.", "optimizer.")) for name in names)
 
 
 def distributed_checkpoint(rank: int) -> Any:

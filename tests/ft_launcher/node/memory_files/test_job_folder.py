@@ -37,6 +37,12 @@ def top() -> Iterator[Path]:
         pytest.skip("/dev/shm is no tmpfs here")
     with tempfile.TemporaryDirectory(dir=SHM) as made:
         yield Path(made)
+        while OPENED:
+            OPENED.pop().close()
+
+
+OPENED: list[JobFolder] = []
+"""What a test has opened; it is closed at the test's end, if the test has not done it."""
 
 
 @pytest.fixture
@@ -46,7 +52,8 @@ def runtime(tmp_path: Path) -> Path:
 
 def opened(top: Path, runtime: Path, tag: str = "new", **settings: object) -> JobFolder:
     runtime = Path(tempfile.mkdtemp(dir=runtime))
-    return JobFolder.open(MemorySettings(memory_dir=str(top), **settings), KEY, tag, runtime)  # type: ignore[arg-type]
+    OPENED.append(JobFolder.open(MemorySettings(memory_dir=str(top), **settings), KEY, tag, runtime))  # type: ignore[arg-type]
+    return OPENED[-1]
 
 
 def told(folder: JobFolder) -> MemoryFiles:
@@ -199,7 +206,7 @@ def test_a_folder_that_is_no_tmpfs_is_refused(runtime: Path, place: str, says: s
 
 def test_a_large_state_is_freed_by_the_sweeper(top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher's end must not wait for that: it has only renamed the folder."""
-    monkeypatch.setattr(job_folder, "_REMOVED_AT_ONCE", 1 << 15)
+    monkeypatch.setattr(job_folder, "REMOVED_AT_ONCE", 1 << 15)
     folder = JobFolder.open(MemorySettings(memory_dir=str(top)), KEY, "new", tmp_path)
     path = folder.path
     assert path is not None

@@ -57,7 +57,7 @@ class Tree:
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     monkeypatch.setattr(cgroup, "ROOT", tmp_path)
-    monkeypatch.setattr(cgroup, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(cgroup, "MEMINFO", tmp_path / "meminfo")
     return Tree(tmp_path)
 
 
