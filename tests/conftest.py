@@ -89,6 +89,7 @@ EVERY_TORCH = (
     "tests/faults/test_in_process.py::test_a_dead_rank_is_started_again_and_joins_at_the_next_restart[forks]",
     "tests/faults/test_launcher_ends.py::test_told_to_end[SIGINT-trains-130]",
     "tests/faults/test_launcher_ends.py::test_preempted_ranks_save_and_the_next_run_resumes",
+    "tests/faults/test_memory_checkpoint.py::test_one_rank_and_then_all_are_killed[ddp-2]",
     "tests/faults/test_memory_checkpoint.py::test_one_rank_and_then_all_are_killed[fsdp-2]",
     "tests/faults/test_rank_faults.py::test_recovers_from_one_death_after_the_other[2]",
     "tests/faults/test_rank_faults.py::test_recovers_from_a_hang[SIGSTOP in step-2]",
