@@ -61,7 +61,7 @@ _OTHERS_S = 5.0
 """Seconds that a rank which is done waits for the others, where its agent hosts their store."""
 _REPLACEMENTS = 3
 """How often an agent is replaced. One that is lost more often has a cause that the next one meets, too."""
-_SIDECARS_GO_S = 5.0
+_MONITOR_ENDS_S = 5.0
 """Seconds for the monitor of a lost agent to end. It ends by itself when its channel closes; one that does not is
 stuck."""
 _LOOK_S = 0.05
@@ -339,7 +339,7 @@ class AgentHandle:
             return
         logger.warning("%s: another takes its place", lost)
         self._replacements += 1
-        deadline = time.monotonic() + _SIDECARS_GO_S
+        deadline = time.monotonic() + _MONITOR_ENDS_S
         try:
             # Template and monitor of the lost agent each remove the folder, which the successor makes again.
             while processes_of(self._tag, key=env.SIDECAR_OF):
