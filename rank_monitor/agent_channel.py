@@ -1,4 +1,4 @@
-"""The monitor's end of the channel to the node agent, or to the companion that stands in for the agent.
+"""The monitor's end of the channel to the node agent, or to the standalone agent of a rank without a launcher.
 
 `server.py` uses it. Messages are sent and received here, and not interpreted. Nothing here blocks while the agent
 does not read: the agent may be stopped, or busy with another rank, and the watch must go on. What the agent does not

@@ -1,9 +1,9 @@
 """The template: the process that forks monitors and the sweeper. It has imported what these need, once, and nothing
 more.
 
-The launcher, a companion or the alias' server starts it (`contract/processes/spawn.py: Template.start`); only the
-launcher's template has a sweeper. As the parent of all monitors the template also reports when one ends, is stopped or
-continued. Nothing is known here of ranks.
+The launcher, a standalone agent or the alias' server starts it (`contract/processes/spawn.py: Template.start`); only
+the launcher's template has a sweeper. As the parent of all monitors the template also reports when one ends, is stopped
+or continued. Nothing is known here of ranks.
 
 **Sequence.** The launcher executes `main` in a new interpreter. The template forks the sweeper, runs one monitor itself
 to warm up (below), removes runtime folders that dead launchers have left, and then serves requests (`ForkMonitor`)

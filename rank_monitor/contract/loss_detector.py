@@ -1,7 +1,7 @@
 """Finds lost nodes by counters that the nodes increase and by the reader's own clock. Pure.
 
-The coordinator reads the counters of all nodes by it (`job/coordinator/beat_schedule.py`), and the companion of a rank
-without a launcher those of the other members of the call.
+The coordinator reads the counters of all nodes by it (`job/coordinator/beat_schedule.py`), and the standalone agent of
+a rank without a launcher those of the other members of the call.
 
 A counter is compared with its last value, and the reader's clock with itself: clocks of two hosts are never compared.
 Any other value than the last one is a sign of life, a smaller one too: a store that was restarted counts from the

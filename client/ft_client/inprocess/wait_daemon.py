@@ -31,7 +31,7 @@ from rank_monitor.contract.exit_codes import died_of
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
 
-COMPANION = "ft_companion"
+PROCESS_NAME = "ft_companion"
 """The name of a standalone agent in `ps`, by which it is told from another process with a recycled pid."""
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -143,7 +143,7 @@ def _writers(files: Iterable[Path]) -> set[int]:
             stat = file.stat()
             wanted.add((stat.st_dev, stat.st_ino))
     for pid in proc.pids():
-        if _is_companion(pid) and not wanted.isdisjoint(_open_files(pid)):
+        if _is_standalone_agent(pid) and not wanted.isdisjoint(_open_files(pid)):
             found.add(pid)
     return found
 
@@ -163,7 +163,7 @@ def _wait_for(pids: Iterable[int]) -> bool:
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(pid)
             try:
-                if _is_companion(pid) and not readable([pidfd], 0.0):
+                if _is_standalone_agent(pid) and not readable([pidfd], 0.0):
                     readable([pidfd], None)
                     waited = True
             finally:
@@ -171,9 +171,9 @@ def _wait_for(pids: Iterable[int]) -> bool:
     return waited
 
 
-def _is_companion(pid: int) -> bool:
+def _is_standalone_agent(pid: int) -> bool:
     """Returns whether a process is a standalone agent."""
-    return proc.name_of(pid) == COMPANION
+    return proc.name_of(pid) == PROCESS_NAME
 
 
 if __name__ == "__main__":

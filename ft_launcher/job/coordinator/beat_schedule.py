@@ -37,7 +37,7 @@ _ENOUGH = 7
 deputies make more. With fewer members they would have to leave out two beats in a row."""
 
 
-def look_every(members: int) -> int:
+def read_every(members: int) -> int:
     """Returns how often coordinator and deputies read, on a store apart from the nodes: 1 in each beat, 2 in every
     second one. `members`: how many nodes the cycle has."""
     if members >= _ENOUGH:
@@ -46,7 +46,10 @@ def look_every(members: int) -> int:
 
 
 class BeatSchedule:
-    """Decides which of its beats one node leaves out. The thread that beats asks it; another may call `looked`."""
+    """Decides which of its beats one node leaves out.
+
+    Threads: the thread that beats calls `next_is_made`; any thread may call the other methods.
+    """
 
     def __init__(self) -> None:
         self._share = 0.0
@@ -67,7 +70,7 @@ class BeatSchedule:
             deputies: how many deputies there are; 0 if this node is one of them, or if no coordinator beats.
         """
         others = members - 1 - deputies
-        too_many = deputies and look_every(members) == 1
+        too_many = deputies and read_every(members) == 1
         if too_many and others > 0:
             self._share = (1 + deputies / 2) / others
         else:
@@ -78,7 +81,7 @@ class BeatSchedule:
         else:
             self._to_leave_out = 0.0
 
-    def looked(self) -> None:
+    def note_operation(self) -> None:
         """Counts an operation other than a beat; a later beat is left out for it."""
         self._to_leave_out = min(self._to_leave_out + 1.0, _MAX_TO_LEAVE_OUT)
 

@@ -259,7 +259,7 @@ class Coordinator:
         The order of the checks matters. An arrival may be repeated, since its sender cannot know whether a write whose
         answer was lost has succeeded. A node that is to leave must not wait. The end of the job is the answer to all.
         """
-        # A deposed coordinator arrives again under a new id; messages under the old one may still be in the inbox.
+        # A superseded coordinator arrives again under a new id; messages under the old one may still be in the inbox.
         if arrival.node in self._ignored:
             return []
         is_repeated = self._roster.has(arrival)

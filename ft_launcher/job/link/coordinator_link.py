@@ -82,7 +82,7 @@ class CoordinatorLink(Protocol):
         """Waits up to `limit_s` seconds for the address of the cycle's store; None if it did not arrive, empty if the
         cycle ended before."""
 
-    def was_deposed(self) -> bool:
+    def was_superseded(self) -> bool:
         """Whether this node was the coordinator and another has taken over. Returns True once."""
 
     def cut(self, now: float) -> Cut | None:

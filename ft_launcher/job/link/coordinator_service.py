@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ft_launcher.job.coordinator.beat_schedule import BeatReader, look_every
+from ft_launcher.job.coordinator.beat_schedule import BeatReader, read_every
 from ft_launcher.job.coordinator.coordinator import Coordinator, Phase
 from ft_launcher.job.coordinator.node_messages import (
     NO_CYCLE,
@@ -78,7 +78,7 @@ _SHORT_S = 0.01
 _END_S, _WAKE_S = 0.5, 5.0
 
 
-class _Deposed(Exception):
+class _Superseded(Exception):
     """Another coordinator took over: this one writes nothing more. Ends the thread that finds it out."""
 
 
@@ -153,7 +153,7 @@ class CoordinatorService:
         """When the beats were read last."""
         # Seconds without a reading after which the node stops beating for this coordinator, so that it is replaced.
         self._slack_s = timeout_s / 2 + beat_s
-        self._looked = False
+        self._has_read = False
         self.asked: Sequence[bytes] = ()
         """The values of `questions.COUNTERS` when the beats were last read; empty: they were not."""
         self._is_last = False
@@ -184,10 +184,10 @@ class CoordinatorService:
         """
         return time.monotonic() - self._read_at < self._slack_s
 
-    def has_looked(self) -> bool:
+    def has_read(self) -> bool:
         """Whether it has read the beats since the last call. The link leaves out a beat for each reading."""
-        looked, self._looked = self._looked, False
-        return looked
+        has_read, self._has_read = self._has_read, False
+        return has_read
 
     def take_over(self, store: JobStore, previous: Formed) -> bool:
         """Sends again, before `start`, what the previous coordinator may not have sent, and counts its node as lost.
@@ -214,7 +214,7 @@ class CoordinatorService:
                 if previous.coordinator != self._me:
                     self._lost_any = True
                     self._perform(store, self._machine.on_lost(previous.coordinator, time.monotonic()))
-        except _Deposed:
+        except _Superseded:
             return False
         return True
 
@@ -264,7 +264,7 @@ class CoordinatorService:
             self._first.post(encode(Left("", "")))
 
     def _run(self, loop: Callable[[JobStore], None], store: JobStore | None) -> None:
-        """Runs one of the loops until closed or deposed; after a failure again, on a new connection.
+        """Runs one of the loops until closed or superseded; after a failure again, on a new connection.
 
         Ends when the work has failed at once, again and again, for as long as a node may be silent: another node may
         reach the store. The end of one thread ends the other, and wakes who waits in `wait_for_leavers`.
@@ -288,8 +288,8 @@ class CoordinatorService:
                     if failures.failed(began, time.monotonic(), str(lost)):
                         logger.warning("%s; it tries again", self.why_ended)
                     self._closed.wait(min(self._beat_s, 1.0))
-        except _Deposed as deposed:
-            self.why_ended = str(deposed)
+        except _Superseded as superseded:
+            self.why_ended = str(superseded)
         except Exception as error:  # the thread's edge: without a coordinator the job must end, not wait
             logger.exception("the coordinator of the nodes failed")
             self.why_ended = f"the coordinator of the nodes failed: {error!r}"
@@ -299,9 +299,9 @@ class CoordinatorService:
                 self._left.notify_all()
 
     def _must_have_term(self, found: list[bytes]) -> None:
-        """Raises `_Deposed` if the term in the store, where one was read, is not that of this coordinator."""
+        """Raises `_Superseded` if the term in the store, where one was read, is not that of this coordinator."""
         if found and found[0] != self._term:
-            raise _Deposed("another coordinator took over")
+            raise _Superseded("another coordinator took over")
 
     def _read_inbox(self, store: JobStore) -> None:
         """Loop of the first thread: waits for messages, and has the machine process them in their order."""
@@ -374,7 +374,7 @@ class CoordinatorService:
                 if self._hosts:
                     beats = 1
                 else:
-                    beats = look_every(self._machine.size)
+                    beats = read_every(self._machine.size)
                 self._beat_reader.read_every(self._beat_s * beats)
                 self._beat_reader.watch(self._machine.nodes - {self._me}, time.monotonic())
                 taken = self._machine.read
@@ -383,7 +383,7 @@ class CoordinatorService:
             # Without a term the store has lost all, which the next beat finds, and says so.
             self._must_have_term([term for term in found[len(COUNTERS) :] if term])
             self.asked = found[: len(COUNTERS)]
-            self._read_at, self._looked = time.monotonic(), True
+            self._read_at, self._has_read = time.monotonic(), True
             if count:
                 sent = whole_number(count, MAX_SENT)
             else:
@@ -406,7 +406,7 @@ class CoordinatorService:
                     self._perform(store, self._machine.on_lost(node, now))
                 self._perform(store, self._machine.on_tick(now))
                 removable = self._removable
-            store.forget(number for number in removable if number not in self._given_up)
+            store.remove_messages(number for number in removable if number not in self._given_up)
             with self._lock:  # Only now: where the store did not answer, the next reading removes them.
                 self._removable = range(max(removable.stop, self._removable.start), self._removable.stop)
 
@@ -418,7 +418,7 @@ class CoordinatorService:
 
         Raises:
             StoreLost: as `_perform`.
-            _Deposed: another coordinator took over; nothing was written.
+            _Superseded: another coordinator took over; nothing was written.
         """
         with self._lock:
             self._todo += self._machine.on_tick(time.monotonic())
@@ -437,7 +437,7 @@ class CoordinatorService:
 
         Raises:
             StoreLost: what was not written stays in `_todo` for the next call.
-            _Deposed: another coordinator took over; nothing was written.
+            _Superseded: another coordinator took over; nothing was written.
         """
         self._todo += work
         formed, texts = None, dict[str, str]()
@@ -480,5 +480,5 @@ class CoordinatorService:
             logger.warning("the job's record in the rendezvous' store was lost; the coordinator writes it again")
             written = store.set_head(text, None)
         if written is None:
-            raise _Deposed("another coordinator took over")
+            raise _Superseded("another coordinator took over")
         self._head, self._formed = written, formed

@@ -8,7 +8,7 @@ sees the next key only then, so keys must be written in the order in which they 
 The agent's thread gets the values from the queues. `expect`, `close` and the queues may be used in any thread.
 
 A wait on a connection that died unnoticed would never end: a firewall that forgot the connection sends no reset. Hence
-`ft_node_speak` looks for all expected keys from time to time (`look`). Where it finds the one that is waited for, the
+`ft_node_speak` looks for all expected keys from time to time (`check`). Where it finds the one that is waited for, the
 thread that waits is left behind, and another one continues on a new connection.
 """
 
@@ -123,7 +123,7 @@ class Awaited:
             self._expected.append((key, values))
             self._changed.notify_all()
 
-    def look(self, store: JobStore) -> None:
+    def check(self, store: JobStore) -> None:
         """Looks for the keys from another thread than the one that waits; does not wait for them.
 
         A value that is found here goes into its queue, and may come a second time from the thread that waits. That does

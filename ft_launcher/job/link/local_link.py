@@ -115,7 +115,7 @@ class LocalLink:
         """Never called: this node has rank 0."""
         raise AssertionError("the only node hosts the store of each cycle")
 
-    def was_deposed(self) -> bool:
+    def was_superseded(self) -> bool:
         """Returns False: no other node coordinates."""
         return False
 

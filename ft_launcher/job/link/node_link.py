@@ -35,7 +35,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ft_launcher.job.coordinator.beat_schedule import DEPUTIES, BeatSchedule, look_every, own_limit_s
+from ft_launcher.job.coordinator.beat_schedule import DEPUTIES, BeatSchedule, own_limit_s, read_every
 from ft_launcher.job.coordinator.node_messages import (
     Answer,
     CycleEnd,
@@ -100,7 +100,7 @@ class NodeLink:
         lease: renewed by each beat that is answered.
 
     Attributes:
-        coordination: the coordinator's work, if this node is the coordinator or was it until `was_deposed` said so.
+        coordination: the coordinator's work, if this node is the coordinator or was it until `was_superseded` said so.
         questions: what the nodes ask each other.
 
     Raises:
@@ -235,7 +235,7 @@ class NodeLink:
         """
         self.questions.has_place()
         if place.deputy:
-            self._watch.period_s = look_every(place.nodes) * self._beat_s
+            self._watch.period_s = read_every(place.nodes) * self._beat_s
         else:
             self._watch.period_s = None
         if place.deputy or not self._watches:
@@ -262,15 +262,15 @@ class NodeLink:
                     self._leased_at = now
         self._lease.begin(self._leased_at)
 
-    def was_deposed(self) -> bool:
+    def was_superseded(self) -> bool:
         """Whether this node was the coordinator and another has taken over. Returns True once.
 
         The node then takes another id: the new coordinator ignores messages under the old one.
         """
-        deposed = self._watches and self.coordination is not None and not self.coordination.at_work
-        if deposed:
+        superseded = self._watches and self.coordination is not None and not self.coordination.at_work
+        if superseded:
             self.coordination = None
-        return deposed
+        return superseded
 
     def trouble(self) -> Exception | None:
         """Returns the last error of the store; None while it answers."""
@@ -422,8 +422,8 @@ class NodeLink:
             return self._node
         if self._hosts:
             return ""
-        if self.coordination.has_looked():
-            self._beat_schedule.looked()
+        if self.coordination.has_read():
+            self._beat_schedule.note_operation()
             self.questions.note(self.coordination.asked)
         if self.coordination.may_beat:
             return BEAT
@@ -467,15 +467,15 @@ class NodeLink:
             StoreLost: the store does not answer; the looks that were left out come later.
         """
         if self._watches and not self._coordinates() and self._watch.is_due():
-            self._beat_schedule.looked()
+            self._beat_schedule.note_operation()
             self._connections.once(self._look_after_coordinator, "the watch of the coordinator")
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_EVERY * self._timeout_s
-            self._beat_schedule.looked()
+            self._beat_schedule.note_operation()
             self._connections.once(self._look_for_awaited, "the look for answers")
         if self.questions.is_due():
-            self._beat_schedule.looked()
-            self.questions.look()
+            self._beat_schedule.note_operation()
+            self.questions.check()
 
     def _look_after_coordinator(self, store: JobStore) -> None:
         """Reads the coordinator's beats; tries to take over where they have stopped for the node timeout."""
@@ -491,7 +491,7 @@ class NodeLink:
 
     def _look_for_awaited(self, store: JobStore) -> None:
         """Reads the awaited keys, and whether the job's record is still that of this node's attempt."""
-        self._awaited.look(store)
+        self._awaited.check(store)
         # The thread that beats notices another attempt by a counter that was removed. With torch 2.6, which cannot list
         # keys, no counter is removed, so the record is read here.
         self._check_attempt(store)

@@ -82,7 +82,7 @@ def others_of(members: Members, place: RankAssigned | None) -> dict[int, str]:
 class Questions:
     """One node's end. Any thread may ask and answer; one operation on the store runs at a time.
 
-    Threads: `ft_node_speak` calls `is_due` and `look`. Where this node reads beats anyway, `note` is called with what
+    Threads: `ft_node_speak` calls `is_due` and `check`. Where this node reads beats anyway, `note` is called with what
     was read: on the coordinator's node in `ft_node_beat`, on others in `ft_node_speak`. The agent's thread, or one that
     makes a call for the agent, calls `arrives`, `has_place` and `close`.
 
@@ -122,7 +122,7 @@ class Questions:
         """Notes that this node has its place, and waits no longer."""
         self._arrival = None
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Looks whether somebody has asked since the last look, and whether the others run without this node.
 
         Does neither while another thread uses the store: the thread that looks renews the lease, and must not wait.

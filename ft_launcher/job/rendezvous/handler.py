@@ -426,7 +426,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         else:
             cycle = self._me.cycle
         self._me = replace(self._me, seq=self._me.seq + 1, cycle=cycle)
-        self._rename_if_deposed(link)
+        self._rename_if_superseded(link)
         link.ask(self._me)
 
     def await_place(self, link: CoordinatorLink) -> RankAssigned:
@@ -443,20 +443,20 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             self.ask(link)
             while self.answered(self._settings.beat_s) is None:
                 self._must_be_linked(link)
-                if self._rename_if_deposed(link):
+                if self._rename_if_superseded(link):
                     link.ask(self._me)
         assert self.place is not None
         return self.place
 
-    def _rename_if_deposed(self, link: CoordinatorLink) -> bool:
+    def _rename_if_superseded(self, link: CoordinatorLink) -> bool:
         """Takes a new id if another coordinator took over from this node; returns whether it did.
 
         The new coordinator ignores messages under the old id: they may still be in the inbox, from the time before.
         """
-        deposed = link.was_deposed()
-        if deposed:
+        superseded = link.was_superseded()
+        if superseded:
             self._me = replace(self._me, node=f"{self._me.node}+", seq=self._me.seq + 1)
-        return deposed
+        return superseded
 
     def _must_be_linked(self, link: CoordinatorLink) -> None:
         """Checks that this node is still a member. Call it while waiting.

@@ -198,7 +198,7 @@ class JobStore:
         with _lost():
             self._store.set(_INBOX, str(taken))
 
-    def forget(self, numbers: Iterable[int]) -> None:
+    def remove_messages(self, numbers: Iterable[int]) -> None:
         """Removes messages of the inbox that will not be read again."""
         with _lost():
             for number in numbers:

@@ -1,8 +1,8 @@
 """Moves our descriptors to high numbers, so that a script gets the same numbers as without us; and copies sockets.
 
-The client moves its socket, its stack file and the socket to its companion; the zygote moves the channel of a rank.
-For files of ours only: the old number is closed. In-process restart looks at the sockets of this process by copies,
-so that none is closed under it.
+The client moves its socket, its stack file and the socket to its standalone agent; the zygote moves the channel of a
+rank. For files of ours only: the old number is closed. In-process restart looks at the sockets of this process by
+copies, so that none is closed under it.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ A runtime folder holds a launcher's sockets, stack files and error files. The la
 long as it lives. The kernel releases the lock however the launcher ends, so a process that gets the lock knows that the
 folder is abandoned.
 
-The launcher makes its folder and removes it at its end, as does the companion of a rank without a launcher. Where the
-launcher was killed, its monitors remove the folder (`rank_monitor/lost_launcher.py`). Where all were killed, the
-template of a later launcher on this machine does (`remove_abandoned`).
+The launcher makes its folder and removes it at its end, as does the standalone agent of a rank without a launcher.
+Where the launcher was killed, its monitors remove the folder (`rank_monitor/lost_launcher.py`). Where all were killed,
+the template of a later launcher on this machine does (`remove_abandoned`).
 """
 
 from __future__ import annotations

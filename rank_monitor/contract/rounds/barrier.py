@@ -4,7 +4,7 @@
 operations, however many ranks there are; the one that finds that all are counted reads the entries, once.
 
 A *member* is a rank by its number at entry of the call, which it keeps for the whole call. A member may have two
-entries: its own, and after its death one by the agent or companion that speaks for it. So members count, not entries.
+entries: its own, and after its death one by the agent that speaks for it. So members count, not entries.
 
 Two rules hold for every key, and each was learned from a rank or an agent that stood still (see the functions): a key
 that somebody waits for is written by `release`, once; a key that somebody may delete is read by `value_now`.

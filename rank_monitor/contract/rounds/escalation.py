@@ -109,7 +109,7 @@ class CountedRestarts:
 
         Args:
             number: of the round; one that is counted already changes nothing.
-            records: the reasons for the interruption, as ranks, agents and companions wrote them.
+            records: the reasons for the interruption, as ranks and agents wrote them.
             life: what the asking rank observed; None: the function did not run on this rank.
             least_progress: as in `EscalationLimits`.
         """

@@ -349,10 +349,10 @@ def depart(
     """Reports that a member is gone: interrupts the round, and accounts for the member at its end. Blocks until the
     round has ended on all other ranks.
 
-    Called in a thread by the node agent or the companion that saw the member's process end, or by the rank itself on
-    its way out. A second report does no harm. A member that had entered the end of a round before it died may count as
-    alive when that round closes, and be a member of the next round. `depart` then accounts for it in the next round,
-    and so on from round to round until the member is out.
+    Called in a thread by the node agent or the standalone agent that saw the member's process end, or by the rank
+    itself on its way out. A second report does no harm. A member that had entered the end of a round before it died may
+    count as alive when that round closes, and be a member of the next round. `depart` then accounts for it in the next
+    round, and so on from round to round until the member is out.
 
     Args:
         store: the keys of the call.

@@ -1,8 +1,8 @@
 """Serves the store of each round, in which the wrapped function makes its process groups.
 
 A server that held one group cannot hold the next, so each round has a fresh server. The host is the agent that hosts
-the ranks' store, or the companion of rank 0. A rank hosts only where neither can: the other ranks would wait without
-end for a host that died around `init_process_group`.
+the ranks' store, or the standalone agent of rank 0. A rank hosts only where neither can: the other ranks would wait
+without end for a host that died around `init_process_group`.
 
 **Sequence.** The host runs `serve_rounds` in a thread, from the beginning of a call to its end. For each round it makes
 a server and writes its *store address* (`Round.offer`), one round ahead, so that no restart waits for it. The last

@@ -23,7 +23,7 @@ from typing import Any
 
 from ft_client.inprocess.arguments import Timeouts
 from ft_client.inprocess.restart.monitor_link import MonitorLink
-from ft_client.inprocess.standalone.companion import Companion
+from ft_client.inprocess.standalone.agent_handle import AgentHandle
 from ft_client.inprocess.standalone.watched_call import WatchedCall
 from ft_client.rank.monitoring import process
 from rank_monitor.contract.processes.sweep import processes_of
@@ -31,7 +31,7 @@ from tests.patience import patient, until
 from tests.restart_reports import report
 
 ROOT = Path(__file__).resolve().parents[3]
-MARK = "COMPANION_TEST_MARK"
+MARK = "STANDALONE_TEST_MARK"
 PATIENCE_S = patient(30.0)
 
 
@@ -153,7 +153,7 @@ def serve() -> None:
 
 # In a rank.
 
-_companion: Companion | None = None
+_agent: AgentHandle | None = None
 _warnings: list[str] = []
 
 
@@ -187,17 +187,17 @@ def do_start(
     file: str = "",
     **paths: str,
 ) -> list[Any]:
-    """Pid of the companion and folder; `file`: of a store of the user's own factory."""
-    global _companion
+    """Pid of the agent and folder; `file`: of a store of the user's own factory."""
+    global _agent
     from torch.distributed import FileStore
 
     host, port = address or ("", 0)
     limits = {"heartbeat_interval": 1.0, "heartbeat_timeout": 30.0, "barrier_timeout": 120.0, **(timeouts or {})}
     seconds = {f"{name}_s": value for name, value in limits.items()}
     call = WatchedCall(member, world_size, prefix, host, port, hosts_store, **seconds)
-    _companion = Companion.start(call, (lambda: FileStore(file, -1)) if file else None, **paths)
-    process.start(environment=_companion.environment)
-    return [_companion.pid, str(_companion.socket.parent)]
+    _agent = AgentHandle.start(call, (lambda: FileStore(file, -1)) if file else None, **paths)
+    process.start(environment=_agent.environment)
+    return [_agent.pid, str(_agent.socket.parent)]
 
 
 def do_connected() -> bool:
@@ -238,11 +238,11 @@ def do_thread() -> None:
 
 def do_close(others_s: float = 0.0) -> None:
     """Ends the call."""
-    assert _companion is not None
-    _companion.close(others_s)
+    assert _agent is not None
+    _agent.close(others_s)
 
 
 def do_state() -> list[Any]:
-    """Pid of the companion, whether it is lost, and what was warned of."""
-    assert _companion is not None
-    return [_companion.pid, _companion.is_lost, _warnings]
+    """Pid of the agent, whether it is lost, and what was warned of."""
+    assert _agent is not None
+    return [_agent.pid, _agent.is_lost, _warnings]

@@ -1,4 +1,4 @@
-"""Ranks that die or hang, without a launcher: their companions speak for them, their monitors interrupt and kill."""
+"""Ranks that die or hang without a launcher: their agents speak for them, their monitors interrupt and kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for companions, as a batch script does it."""
+"""Waiting for standalone agents, as a batch script does it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_it_runs_a_command_and_waits_for_who_writes_the_log(ranks: Nursery, serv
 
 @pytest.mark.parametrize(("command", "expected"), [("exit 0", 0), ("exit 5", 5), ("kill -9 $$", 137)])
 @pytest.mark.parametrize("log", ["log-{rank}", "none", r"log-\${SLURM_PROCID}"])
-def test_a_command_without_a_companion(tmp_path: Path, log: str, command: str, expected: int) -> None:
+def test_a_command_without_an_agent(tmp_path: Path, log: str, command: str, expected: int) -> None:
     (tmp_path / "log-0").write_text("of an earlier run")
     assert code("--monitor-process-logfile", tmp_path / log, "--", "sh", "-c", command) == expected
 

@@ -6,7 +6,7 @@ alone. No rank hosts the store: a rank's death must not take the store from the 
 | | under the launcher | without it |
 |---|---|---|
 | the store | the cycle's, hosted by a node agent | hosted by the standalone agent of rank 0, torchrun, or the user |
-| who reports a dead rank | its node agent | its standalone agent (`standalone/companion.py`) |
+| who reports a dead rank | its node agent | its standalone agent (`standalone/agent_handle.py`) |
 | who serves the rounds' stores | the agent that hosts the store | the standalone agent of rank 0 |
 
 A rank serves its round's store only where no other process can (`Coordination.must_serve`).
@@ -30,7 +30,7 @@ import torch
 from ft_client.inprocess import gloo_connections
 from ft_client.inprocess.arguments import Arguments, path_of
 from ft_client.inprocess.attribution import Interruption, InterruptionRecord
-from ft_client.inprocess.standalone.companion import Companion
+from ft_client.inprocess.standalone.agent_handle import AgentHandle
 from ft_client.inprocess.standalone.store_host import own_address
 from ft_client.inprocess.standalone.watched_call import WatchedCall
 from ft_client.inprocess.state import State
@@ -65,7 +65,7 @@ class Coordination:
             other threads.
         prefix: the prefix of these keys, where the launcher can reach them; else empty.
         towards: an address by which the ranks' hosts reach each other; None: there is only one host.
-        companion: this rank's standalone agent; None under the launcher.
+        agent: this rank's standalone agent; None under the launcher.
         is_served: whether a process that is not a rank serves the stores of the rounds.
         logfile: where this rank's monitor is to write its log; empty: nowhere, or the monitor does so already.
         kept: objects that must live as long as the stores.
@@ -75,7 +75,7 @@ class Coordination:
     watched: Any
     call_prefix: str
     towards: Address | None
-    companion: Companion | None
+    agent: AgentHandle | None
     is_served: bool
     logfile: str = ""
     kept: tuple[Any, ...] = field(default=(), repr=False)
@@ -88,12 +88,12 @@ class Coordination:
         """
         if not self.is_served:
             return state.active_rank == 0
-        return state.initial_rank == 0 and self.companion is not None and self.companion.is_lost
+        return state.initial_rank == 0 and self.agent is not None and self.agent.is_lost
 
     def close(self) -> None:
         """Ends the call for this rank: its standalone agent, where there is one, watches it no longer."""
-        if self.companion is not None:
-            self.companion.close()
+        if self.agent is not None:
+            self.agent.close()
 
 
 def is_launched() -> bool:
@@ -250,15 +250,15 @@ def _meet_alone(arguments: Arguments, make_store: Callable[[], Any], state: Stat
         barrier_timeout_s=arguments.barrier_timeout.total_seconds(),
         rounds_host=rounds_host,
     )
-    companion = Companion.start(
+    agent = AgentHandle.start(
         call,
         make_store,
         local_rank=local_rank,
         logfile=arguments.monitor_process_logfile,
         pidfile=arguments.monitor_process_pidfile,
     )
-    process.start(environment=companion.environment)
-    return _over(make_store(), make_store, arguments, prefix, towards, companion, is_served=companion.is_watching)
+    process.start(environment=agent.environment)
+    return _over(make_store(), make_store, arguments, prefix, towards, agent, is_served=agent.is_watching)
 
 
 def _over(
@@ -267,7 +267,7 @@ def _over(
     arguments: Arguments,
     prefix: str,
     where: Address | None,
-    companion: Companion | None = None,
+    agent: AgentHandle | None = None,
     is_served: bool = False,
 ) -> Coordination:
     """Returns a coordination over the connection `raw` and a second one to the same store.
@@ -278,7 +278,7 @@ def _over(
         arguments: the wrapper's arguments.
         prefix: the prefix of the call's keys.
         where: the address of the store; None: the store is no TCP store.
-        companion: this rank's standalone agent; None under the launcher.
+        agent: this rank's standalone agent; None under the launcher.
         is_served: whether another process than a rank serves the stores of the rounds.
     """
     if where is not None:
@@ -286,9 +286,9 @@ def _over(
     second = _second(raw, make_store)
     raw.set_timeout(arguments.barrier_timeout)
     store, watched = PrefixStore(prefix, raw), PrefixStore(prefix, second)
-    if companion is not None or not is_served:  # the launcher does not reach the store
+    if agent is not None or not is_served:  # the launcher does not reach the store
         prefix = ""
-    return Coordination(store, watched, prefix, where, companion, is_served, kept=(raw, second))
+    return Coordination(store, watched, prefix, where, agent, is_served, kept=(raw, second))
 
 
 def _next_prefix(base: str, number: int | None = None) -> str:

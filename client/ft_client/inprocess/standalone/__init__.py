@@ -1,1 +1,1 @@
-"""Replaces the launcher where a wrapped function runs without one: a companion process for each rank."""
+"""Replaces the launcher where a wrapped function runs without one: each rank has a standalone agent."""

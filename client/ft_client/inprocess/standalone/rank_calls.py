@@ -1,6 +1,6 @@
 """What the process of a standalone agent does: runs the agent of its rank, and keeps the members of the rank's calls.
 
-`companion_process.py` makes the process and calls `run` in its main thread. The agent
+`agent_process.py` makes the process and calls `run` in its main thread. The agent
 (`ft_launcher.agent.standalone.StandaloneAgent`) watches the rank and its monitor, serves stores and reports lost ranks.
 Here is what a launcher's coordinator would know: the calls of the rank, which members have ended, and the beats of
 their nodes.
@@ -192,7 +192,7 @@ class RankCalls:
 
     def _report_end(self, call: WatchedCall) -> None:
         """Marks the member as finished. The host of the store then waits for all, and tells its rank, which waits for
-        that in `Companion.close`. Runs in a thread."""
+        that in `AgentHandle.close`. Runs in a thread."""
         call_members = self._members_of(call)
         call_members.end(call.member)
         if call.hosts_store:

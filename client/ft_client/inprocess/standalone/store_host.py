@@ -7,8 +7,8 @@ needs it (`stay`). No rank hosts the store, since any rank may die.
 Further stores are for the groups of each round. The standalone agent of rank 0 serves them. Where that agent is lost,
 or does not know the call's store, a rank itself serves one (`serve_anywhere`).
 
-`companion.py` and `restart/` call this in the rank, `rank_calls.py` in the agent's process. Under a launcher the node's
-agent hosts all stores, and nothing here runs.
+`agent_handle.py` and `restart/` call this in the rank, `rank_calls.py` in the agent's process. Under a launcher the
+node's agent hosts all stores, and nothing here runs.
 """
 
 from __future__ import annotations

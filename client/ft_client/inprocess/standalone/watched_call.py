@@ -1,7 +1,7 @@
 """One call of a wrapped function as standalone agents know it: the rank, the timeouts, the store, members and nodes.
 
-`restart/coordination.py` makes a `WatchedCall` in the rank, and `companion.py` sends it to the rank's agent. The agent
-connects to the store of the call, where the ranks' keys are those of `rank_monitor.contract`. The agents keep the
+`restart/coordination.py` makes a `WatchedCall` in the rank, and `agent_handle.py` sends it to the rank's agent. The
+agent connects to the store of the call, where the ranks' keys are those of `rank_monitor.contract`. The agents keep the
 `CallMembers` in a part of the store that is their own: each adds its own rank, and marks it as finished in the end.
 Restarts within the call do not change the members.
 
@@ -38,7 +38,7 @@ from rank_monitor.contract.wire import channel
 MakeStore = Callable[[], Any]
 
 OVER, FINISHED = b"over", b"finished"
-"""Messages between rank and companion: the call is over for this rank, and for all ranks."""
+"""Messages between a rank and its agent: the call is over for this rank, and for all ranks."""
 
 _ALL_ENDED = "finished"
 """The key that is set when every member has finished."""
@@ -47,7 +47,7 @@ _STORE_TIMEOUT_S = 300.0
 """torch's default timeout of a store."""
 _INTERVALS_PER_LOOK = 4
 """How many beats there are to a check whether the call is finished. Both are one operation of the store."""
-_OWN = "companion"
+_OWN = "agents"
 """The prefix of the part of the store that is the agents' own."""
 _SLACK_S = 1.0
 """Seconds. A reading of the counters that is later than its interval by more than this was stopped itself: what it
@@ -140,7 +140,7 @@ class CallMembers:
     Counts, since an agent and the agent that takes its place may both write, and the store's `add` says who was first.
 
     Args:
-        store: the part of the call's store that is the companions' own.
+        store: the part of the call's store that is the agents' own.
         world_size: members of the call.
     """
 
@@ -246,7 +246,7 @@ def beat_for_node(
             if _has_waited_for_the_end_of(name):
                 failed = 0
         if failed == _TRIES:
-            say("another user has the name by which companions of this node take turns: each of them beats")
+            say("another user has the name by which standalone agents of this node take turns: each of them beats")
         call_members = open_members()
         for _ in call_members.until_finished(interval_s):
             call_members.beat(node)

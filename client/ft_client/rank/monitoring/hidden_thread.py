@@ -1,7 +1,7 @@
 """Starts a thread that the script does not see: it is not in `threading.enumerate()`, and it takes no signal.
 
-The watchdog is one, and so are the threads that inject faults and that receive from a companion. A script may count its
-threads, or wait for all of them, and must not find ours.
+The watchdog is one, and so are the threads that inject faults and that receive from a standalone agent. A script may
+count its threads, or wait for all of them, and must not find ours.
 
 The kernel delivers a signal to any thread that does not block it (signal(7)). A signal that the script blocks in order
 to wait for it must not be delivered to such a thread.

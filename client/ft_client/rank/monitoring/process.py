@@ -37,7 +37,7 @@ def start(
     Args:
         own: whether the launcher started this very process for the rank.
         environment: names the socket and the stack file of a monitor that was started for this very process, which may
-            be a forked child (a companion does so). None: the variables of this process name the rank's monitor.
+            be a forked child (a standalone agent does so). None: the variables of this process name the rank's monitor.
         reports_modules: whether the rank is to send which modules its program has imported.
 
     Returns:

@@ -55,7 +55,7 @@ def test_the_end_of_a_call_is_sent_to_the_rank(server: Any) -> None:
     with rank_of(call_of_two("127.0.0.1", server.port)) as (rank, calls, said):
         channel.send(rank, OVER)
         calls.poll()
-        CallMembers(PrefixStore("call/companion", server), 2).end(0)
+        CallMembers(PrefixStore("call/agents", server), 2).end(0)
         assert rank.recv(100) == FINISHED
     assert said == []
 
@@ -65,7 +65,7 @@ def test_a_rank_that_has_ended_is_told_nothing(server: Any) -> None:
         channel.send(rank, OVER)
         calls.poll()
         rank.close()
-        CallMembers(PrefixStore("call/companion", server), 2).end(0)
+        CallMembers(PrefixStore("call/agents", server), 2).end(0)
     assert said == []
 
 

@@ -1,4 +1,4 @@
-"""The store that a companion hosts: it lives on when rank 0 is killed, and ends when nobody needs it any more."""
+"""The store that a standalone agent hosts lives on when rank 0 is killed, and ends when nobody needs it any more."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_rank_0_is_killed_and_the_store_goes_on(ranks: Nursery, port: int) -> No
     """While another is connected, although it never says that it is through."""
     rank = host(ranks, port)
     store = connection(port)
-    CallMembers(PrefixStore("companion", store), 2).join(1, "other-node")
+    CallMembers(PrefixStore("agents", store), 2).join(1, "other-node")
     rank.kill()
     iteration = Round(store, 0)
     store.wait([iteration.outcome], WAIT)
@@ -62,14 +62,14 @@ def test_it_ends_when_all_are_through(ranks: Nursery, port: int) -> None:
     rank.do("close")
     rank.leave()
     until(lambda: list(ranks.processes().values()) == ["ft_companion"], "only the store's host is left")
-    CallMembers(PrefixStore("companion", store), 2).end(1)
+    CallMembers(PrefixStore("agents", store), 2).end(1)
     ranks.nothing_left()
 
 
 def test_closing_waits_for_the_others(ranks: Nursery, port: int) -> None:
     rank = host(ranks, port)
     rank.say("close", others_s=60.0)
-    call_members = CallMembers(PrefixStore("companion", connection(port)), 2)
+    call_members = CallMembers(PrefixStore("agents", connection(port)), 2)
     until(lambda: call_members.has_ended(0), "it closes")
     assert not call_members.is_finished()
     call_members.end(1)

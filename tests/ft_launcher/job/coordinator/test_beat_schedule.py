@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_launcher.job.coordinator.beat_schedule import BeatReader, BeatSchedule, lease_s, look_every, own_limit_s
+from ft_launcher.job.coordinator.beat_schedule import BeatReader, BeatSchedule, lease_s, own_limit_s, read_every
 
 DEPUTIES = 2
 
@@ -22,7 +22,7 @@ def operations(beats: int, every: int, rank: int, members: int, deputies: int) -
     schedule.serve(rank, members, deputies)
     for at in range(1, beats + 1):
         if at % every == 0:
-            schedule.looked()
+            schedule.note_operation()
             looks += 1
         made.append(schedule.next_is_made())
     return looks + sum(made), made
@@ -42,7 +42,7 @@ def test_a_job_makes_one_operation_per_node_and_beat_from_the_start(members: int
 @pytest.mark.parametrize("beats", [10, 31, 1000])
 def test_a_small_job_does_so_too(members: int, beats: int) -> None:
     watchers = min(1 + DEPUTIES, members)
-    made = [operations(beats, look_every(members), rank, members, 0)[0] for rank in range(watchers)]
+    made = [operations(beats, read_every(members), rank, members, 0)[0] for rank in range(watchers)]
     made += [operations(beats, 30, rank, members, DEPUTIES)[0] for rank in range(watchers, members)]
     assert sum(made) <= members * beats + members
 
@@ -62,7 +62,7 @@ def test_a_node_without_others_to_serve_leaves_nothing_out(members: int, deputie
 
 def test_on_a_slow_line_every_beat_is_made() -> None:
     schedule = BeatSchedule()
-    schedule.looked()
+    schedule.note_operation()
     assert [schedule.next_is_made(quick=False) for _ in range(3)] == [True] * 3
     assert [schedule.next_is_made() for _ in range(3)] == [False, True, True]
 

@@ -44,7 +44,7 @@ def test_it_writes_nothing_at_a_deadline_once_another_one_took_over(server: TCPS
     store = OvertakenStore(*opened(f"127.0.0.1:{server.port}"))
     service = coordinator(store, replace(ALONE, beat_s=PATIENT_S))
     try:
-        until(service.has_looked, "the first reading of the beats")
+        until(service.has_read, "the first reading of the beats")
         request = node("a")
         sender = store.another()
         sender.post(encode(request))
@@ -61,12 +61,12 @@ def test_messages_that_could_not_be_removed_are_removed_later(server: TCPStore) 
     class RefusingStore(JobStore):
         """Refuses the first removal."""
 
-        def forget(self, numbers: Iterable[int]) -> None:
+        def remove_messages(self, numbers: Iterable[int]) -> None:
             asked = list(numbers)
             if asked and not refused:
                 refused.extend(asked)
                 raise StoreLost("it is being restarted")
-            super().forget(asked)
+            super().remove_messages(asked)
 
     store = RefusingStore(*opened(f"127.0.0.1:{server.port}"))
     service = coordinator(store, ALONE)

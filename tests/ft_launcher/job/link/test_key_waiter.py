@@ -48,7 +48,7 @@ def test_all_that_is_there_is_found_whatever_the_thread_waits_for(
     awaited.expect("never", values)
     awaited.expect("now", values)
     store.publish({"now": "yes"})
-    awaited.look(store)
+    awaited.check(store)
     assert values.pop("now", PATIENT_S) == b"yes"
 
 
@@ -61,7 +61,7 @@ def test_a_wait_that_heard_nothing_of_its_key_goes_on_with_a_new_connection(
     other = PrefixStore("elsewhere/", store.raw)  # what a look finds there, the thread is never told of
     elsewhere = JobStore(*_connection(other), lambda: _connection(other), "", False)
     elsewhere.publish({"lost": "yes"})
-    awaited.look(elsewhere)
+    awaited.check(elsewhere)
     assert values.pop("lost", PATIENT_S) == b"yes"
     assert awaited.thread is not stuck
     store.publish({"lost": "yes", "next": "too"})
@@ -88,7 +88,7 @@ def test_a_value_that_is_received_during_the_look_for_it_starts_no_other_thread(
     late.values = values
     waits = awaited.thread
     awaited.expect("now", values)
-    awaited.look(late)
+    awaited.check(late)
     assert awaited.thread is waits
 
 

@@ -51,15 +51,15 @@ def test_a_node_hears_no_question_of_its_own() -> None:
     asker, heard = Questions(connections, 1.0), list[tuple[Topic, int]]()
     asker.on_question = lambda topic, number: heard.append((topic, number))
 
-    def look() -> None:
+    def check() -> None:
         asker.note([str(number).encode() for number in counters.values()])
 
     assert asker.ask(Topic.STACKS) == 1
-    look()
+    check()
     assert heard == []
     count(counter_key(Topic.STACKS))
     assert asker.ask(Topic.STACKS) == 3
-    look()
+    check()
     assert heard == [(Topic.STACKS, 3)], "another node has asked before"
 
 

@@ -108,7 +108,7 @@ def test_many_writers_lose_nothing(store: JobStore) -> None:
     for at in range(8):
         own = [text.decode() for text in read if text.startswith(f"{at}.".encode())]
         assert own == [f"{at}.{n}" for n in range(20)]
-    store.forget(range(1, 161))
+    store.remove_messages(range(1, 161))
     assert store.read_inbox(0, 0.0) == ([], [])
 
 
@@ -163,7 +163,7 @@ def test_a_record_is_written_only_over_the_one_that_was_read(store: JobStore) ->
     assert first is not None and store.set_head("other", None) is None
     second = store.set_head("second", first)
     assert second is not None
-    assert store.set_head("late", first) is None, "a deposed writer"
+    assert store.set_head("late", first) is None, "a superseded writer"
     assert store.set_head("second", first) is not None, "the same writer, whose answer was lost"
     found = store.head()
     assert found is not None and found.value == b"second"

@@ -1,7 +1,7 @@
 """The rank's side of its standalone agent, which watches a rank without a launcher, and reports its end to the others.
 
 The agent is a process beside the rank, one for the rank's whole life. This file runs in the rank:
-`restart/coordination.py` calls `Companion.start` at each call of a wrapped function, and `close` at its end.
+`restart/coordination.py` calls `AgentHandle.start` at each call of a wrapped function, and `close` at its end.
 
 1. The first `start` makes the agent's process, and sends it the call (`WatchedCall`). Where the rank is to host the
    call's store, it opens the socket itself, so that a port that is taken is an error here, and passes the socket on.
@@ -16,7 +16,7 @@ an interpreter of its own, since a fork could inherit a lock that another thread
 factory can only be made in a fork, so then the agent is a fork in any case.) Threads of C libraries that wait for work
 do not count: libraries with such pools survive a fork.
 
-How the process is made is in `companion_process.py`, what it does in `rank_calls.py`.
+How the process is made is in `agent_process.py`, what it does in `rank_calls.py`.
 
 Threads: the rank's main thread calls the methods without underscore. A hidden thread (`_receive_until_lost`), one for
 each process of an agent, receives from the agent, and replaces it. `_lock` is held while a message is sent and the
@@ -41,7 +41,7 @@ from pathlib import Path
 
 from ft_client.inprocess.arguments import path_of
 from ft_client.inprocess.exception import InternalError
-from ft_client.inprocess.standalone import companion_process, store_host
+from ft_client.inprocess.standalone import agent_process, store_host
 from ft_client.inprocess.standalone.watched_call import FINISHED, OVER, MakeStore, WatchedCall
 from ft_client.rank.monitoring import hidden_thread
 from rank_monitor.contract import env
@@ -61,7 +61,7 @@ _OTHERS_S = 5.0
 """Seconds that a rank which is done waits for the others, where its agent hosts their store."""
 _REPLACEMENTS = 3
 """How often an agent is replaced. One that is lost more often has a cause that the next one meets, too."""
-_SIDECARS_GO_S = 5.0
+_MONITOR_ENDS_S = 5.0
 """Seconds for the monitor of a lost agent to end. It ends by itself when its channel closes; one that does not is
 stuck."""
 _LOOK_S = 0.05
@@ -70,14 +70,14 @@ _START_S = 60.0
 """Seconds for a new interpreter that imports from a slow file system."""
 _UNWATCHED = "this rank goes on, and nobody watches it"
 _NO_STORE = "it hosted the store in which the ranks agree, so the call ends on all of them"
-_START = "import sys; sys.path[:] = {path!r}; from ft_client.inprocess.standalone.companion_process import main; main()"
+_START = "import sys; sys.path[:] = {path!r}; from ft_client.inprocess.standalone.agent_process import main; main()"
 """What the interpreter of an agent runs. It finds modules where the rank does."""
 
-_kept: Companion | None = None
+_kept: AgentHandle | None = None
 """The agent of this process, or of the process that this one was forked from."""
 
 
-class Companion:
+class AgentHandle:
     """The standalone agent of this process, as its rank sees it. Make it with `start`.
 
     Args:
@@ -119,7 +119,7 @@ class Companion:
         local_rank: int = 0,
         logfile: str | None = None,
         pidfile: str | None = None,
-    ) -> Companion:
+    ) -> AgentHandle:
         """Starts the agent's process, or sends the new call to the present one. Called when a rank enters a call.
 
         Blocks until the process exists, and not for what it does then: the client connects to `socket` later.
@@ -141,27 +141,27 @@ class Companion:
         paths = [path_of(path, call.member) if path else None for path in (pidfile, logfile)]
         for path in filter(None, paths):
             os.close(open_own(path, os.O_WRONLY | os.O_APPEND, 0o666))
-        companion = _kept
+        agent = _kept
         # A fork of a rank, such as a worker of multiprocessing, has a copy of its parent's agent, which is not its own.
-        if companion is not None and companion._owner != os.getpid():
-            companion = None
-        is_served = companion is not None and not companion.is_lost and call.port in companion._served
+        if agent is not None and agent._owner != os.getpid():
+            agent = None
+        is_served = agent is not None and not agent.is_lost and call.port in agent._served
         listeners = []
         if call.hosts_store and not is_served:
             listeners = [store_host.listen(call.host, call.port)]
         try:
-            if companion is None:
-                companion = cls(call.member, local_rank, paths[1])
-                companion._launch(make_store, _may_fork() or not call.host)
-            elif companion.is_lost:
-                companion._launch(make_store, not call.host, reconnect=True)
-            companion._begin(call, make_store, listeners)
+            if agent is None:
+                agent = cls(call.member, local_rank, paths[1])
+                agent._launch(make_store, _may_fork() or not call.host)
+            elif agent.is_lost:
+                agent._launch(make_store, not call.host, reconnect=True)
+            agent._begin(call, make_store, listeners)
         finally:
             for listener in listeners:
                 listener.close()
-        companion._write_pid(paths[0])
-        _kept = companion
-        return companion
+        agent._write_pid(paths[0])
+        _kept = agent
+        return agent
 
     @property
     def environment(self) -> dict[str, str]:
@@ -246,7 +246,7 @@ class Companion:
     def _launch(self, make_store: MakeStore | None, forks: bool, reconnect: bool = False) -> None:
         """Makes the agent's process, and the thread that receives from it. Blocks until the process exists.
 
-        A process in between makes the agent and ends (`companion_process.become`), so that the agent is no child of
+        A process in between makes the agent and ends (`agent_process.become`), so that the agent is no child of
         the rank. The file with the agent's pid is there when the process in between has ended.
 
         Args:
@@ -264,7 +264,7 @@ class Companion:
                 _fork(order, make_store)
             else:
                 _execute(order)
-            self.pid = int(companion_process.pid_file(order.folder).read_text())
+            self.pid = int(agent_process.pid_file(order.folder).read_text())
         except (OSError, ValueError, subprocess.SubprocessError) as problem:
             ours.close()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -339,7 +339,7 @@ class Companion:
             return
         logger.warning("%s: another takes its place", lost)
         self._replacements += 1
-        deadline = time.monotonic() + _SIDECARS_GO_S
+        deadline = time.monotonic() + _MONITOR_ENDS_S
         try:
             # Template and monitor of the lost agent each remove the folder, which the successor makes again.
             while processes_of(self._tag, key=env.SIDECAR_OF):
@@ -369,7 +369,7 @@ def _fork(order: AgentOrder, make_store: MakeStore | None) -> None:
     """Makes the agent as a fork of this process, by a process in between. Blocks until that has ended."""
     between = fork()
     if between == 0:
-        companion_process.become(order, make_store)
+        agent_process.become(order, make_store)
     with contextlib.suppress(ChildProcessError):  # the script reaps every child by itself
         os.waitpid(between, 0)
 

@@ -1,7 +1,7 @@
 """The process of a standalone agent: how it is made of a fork of a rank, or of a new interpreter.
 
-`companion.py` makes a child process, by a fork or by executing an interpreter, in which `become` runs. The child forks
-the agent, writes the agent's pid to a file, and ends:
+`agent_handle.py` makes a child process, by a fork or by executing an interpreter, in which `become` runs. The child
+forks the agent, writes the agent's pid to a file, and ends:
 
     rank -> child (`become`) -> agent (`_live`): `rank_calls.run`, then the end
 
@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from ft_client.inprocess.standalone import rank_calls
 from ft_client.inprocess.standalone.watched_call import MakeStore
-from ft_client.inprocess.wait_daemon import COMPANION
+from ft_client.inprocess.wait_daemon import PROCESS_NAME
 from rank_monitor.contract.agent_order import AgentOrder
 from rank_monitor.contract.processes import proc, resolver
 from rank_monitor.contract.processes.fork import fork
@@ -55,7 +55,7 @@ def become(order: AgentOrder, make_store: MakeStore | None = None) -> NoReturn:
     try:
         os.setsid()
         # Set before the fork, which inherits the name: `ps` shows it from the first moment of the new process.
-        proc.name_this_process(COMPANION)
+        proc.name_this_process(PROCESS_NAME)
         pid = fork()
         if pid == 0:
             _live(order, make_store)
@@ -67,7 +67,7 @@ def become(order: AgentOrder, make_store: MakeStore | None = None) -> NoReturn:
 def main() -> NoReturn:
     """Entry point of a standalone agent in a new interpreter; the last argument is its `AgentOrder` as JSON.
 
-    `companion.py: _execute` has the interpreter call it. A store of the user's own factory is not known here.
+    `agent_handle.py: _execute` has the interpreter call it. A store of the user's own factory is not known here.
     """
     become(read_record(AgentOrder, sys.argv[-1]))
 

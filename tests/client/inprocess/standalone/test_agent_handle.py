@@ -1,4 +1,4 @@
-"""The companion of a rank, with real processes and a real store: the test is the other rank, or looks on."""
+"""The standalone agent of a rank, with real processes and a real store: the test is the other rank, or looks on."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def goes_without(store: Any, member: int, why: Interruption) -> None:
 
 
 def guarded(ranks: Nursery, server: Any, **arguments: Any) -> tuple[RankOfTest, int, Path]:
-    """Rank 1 of 2, with its companion's pid and folder."""
+    """Rank 1 of 2, with its agent's pid and folder."""
     rank = ranks.rank()
-    companion, folder = rank.do("start", **{"member": 1, "world_size": 2, "address": address(server), **arguments})
-    return rank, companion, Path(folder)
+    agent, folder = rank.do("start", **{"member": 1, "world_size": 2, "address": address(server), **arguments})
+    return rank, agent, Path(folder)
 
 
 def test_a_rank_that_is_killed_is_spoken_for(ranks: Nursery, server: Any, tmp_path: Path) -> None:
     pidfile, logfile = tmp_path / "pid-{rank}", tmp_path / "log-{rank}"
-    rank, companion, folder = guarded(ranks, server, pidfile=str(pidfile), logfile=str(logfile))
-    assert (tmp_path / "pid-1").read_text() == f"{companion}\n"
+    rank, agent, folder = guarded(ranks, server, pidfile=str(pidfile), logfile=str(logfile))
+    assert (tmp_path / "pid-1").read_text() == f"{agent}\n"
     assert folder.stat().st_mode & 0o777 == 0o700
     until(lambda: {"ft_companion", "ft_monitor0", "ft_template"} <= {*ranks.processes().values()}, "all are there")
-    assert os.getsid(companion) not in (os.getsid(0), os.getsid(rank.pid))
-    assert {str(Path(f"/proc/{companion}/fd/{number}").readlink()) for number in (0, 1)} == {"/dev/null"}
+    assert os.getsid(agent) not in (os.getsid(0), os.getsid(rank.pid))
+    assert {str(Path(f"/proc/{agent}/fd/{number}").readlink()) for number in (0, 1)} == {"/dev/null"}
     rank.kill()
     goes_without(PrefixStore("call", server), 1, Interruption.TERMINATED)
     ranks.nothing_left()
@@ -66,7 +66,7 @@ def test_a_rank_whose_call_is_over_is_not(ranks: Nursery, server: Any) -> None:
     rank.leave()
     ranks.nothing_left()
     assert not records(PrefixStore("call", server))
-    assert CallMembers(PrefixStore("call/companion", server), 2).has_ended(1)
+    assert CallMembers(PrefixStore("call/agents", server), 2).has_ended(1)
 
 
 @pytest.mark.parametrize("phase", ["done", "left", "gave_up"])
@@ -87,19 +87,19 @@ def test_a_rank_that_its_monitor_kills(ranks: Nursery, server: Any) -> None:
 
 
 def test_the_last_one_that_dies_waits_for_nobody(ranks: Nursery, server: Any) -> None:
-    """All ranks are killed: no companion waits for a barrier that nobody comes to."""
+    """All ranks are killed: no agent waits for a barrier that nobody comes to."""
     both = [guarded(ranks, server, member=member)[0] for member in (0, 1)]
     for rank in both:
         rank.kill()
     ranks.nothing_left()
 
 
-def test_a_lost_companion_is_replaced(ranks: Nursery, server: Any, tmp_path: Path) -> None:
+def test_a_lost_agent_is_replaced(ranks: Nursery, server: Any, tmp_path: Path) -> None:
     pidfile = tmp_path / "pid"
-    rank, companion, _ = guarded(ranks, server, pidfile=str(pidfile))
+    rank, agent, _ = guarded(ranks, server, pidfile=str(pidfile))
     assert rank.do("connected")
-    os.kill(companion, signal.SIGKILL)
-    until(lambda: pidfile.read_text() != f"{companion}\n", "another companion")
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: pidfile.read_text() != f"{agent}\n", "another agent")
     new, is_lost, warnings = rank.do("state")
     assert pidfile.read_text() == f"{new}\n" and not is_lost
     assert len(warnings) == 1 and "another takes its place" in warnings[0]
@@ -110,17 +110,17 @@ def test_a_lost_companion_is_replaced(ranks: Nursery, server: Any, tmp_path: Pat
 
 
 def test_a_pidfile_that_cannot_be_written_any_more(ranks: Nursery, server: Any, tmp_path: Path) -> None:
-    """It is told once, and each companion watches all the same."""
+    """It is told once, and each agent watches all the same."""
     pidfile = tmp_path / "pid"
-    rank, companion, _ = guarded(ranks, server, pidfile=str(pidfile))
+    rank, agent, _ = guarded(ranks, server, pidfile=str(pidfile))
     pidfile.unlink()
     pidfile.mkdir()
     for lost in (1, 2):
         assert rank.do("connected")
-        os.kill(companion, signal.SIGKILL)
+        os.kill(agent, signal.SIGKILL)
         until(lambda number=lost: len(rank.do("state")[2]) > number, "the warnings")
-        until(lambda before=companion: rank.do("state")[0] != before, "another companion")
-        companion = rank.do("state")[0]
+        until(lambda before=agent: rank.do("state")[0] != before, "another agent")
+        agent = rank.do("state")[0]
         until(lambda: rank.do("connected"), "the rank is watched again")
     warnings = rank.do("state")[2]
     assert sum("another takes its place" in warning for warning in warnings) == 2, warnings
@@ -131,11 +131,11 @@ def test_a_pidfile_that_cannot_be_written_any_more(ranks: Nursery, server: Any, 
     goes_without(PrefixStore("call", server), 1, Interruption.HARD_TIMEOUT)
 
 
-def test_a_companion_that_takes_the_store_along_is_not(ranks: Nursery, port: int) -> None:
+def test_an_agent_that_takes_the_store_along_is_not(ranks: Nursery, port: int) -> None:
     rank = ranks.rank()
-    companion, _ = rank.do("start", member=0, world_size=1, address=["127.0.0.1", port], hosts_store=True)
+    agent, _ = rank.do("start", member=0, world_size=1, address=["127.0.0.1", port], hosts_store=True)
     connection(port).set("key", "")
-    os.kill(companion, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
     until(lambda: rank.do("state")[1], "it is lost")
     (warning,) = rank.do("state")[2]
     assert "the call ends on all" in warning
@@ -158,20 +158,20 @@ def test_a_lost_monitor_is_replaced(ranks: Nursery, server: Any, lost_by: signal
 def test_a_rank_with_threads_gets_one_by_exec(ranks: Nursery, server: Any) -> None:
     rank = ranks.rank()
     rank.do("thread")
-    companion, _ = rank.do("start", member=1, world_size=2, address=address(server))
-    command = Path(f"/proc/{companion}/cmdline").read_bytes()
-    assert b"companion_process" in command
+    agent, _ = rank.do("start", member=1, world_size=2, address=address(server))
+    command = Path(f"/proc/{agent}/cmdline").read_bytes()
+    assert b"agent_process" in command
     assert rank.do("connected")
     rank.kill()
     goes_without(PrefixStore("call", server), 1, Interruption.TERMINATED)
 
 
-def test_a_second_call_has_the_same_companion(ranks: Nursery, server: Any) -> None:
-    rank, companion, _ = guarded(ranks, server, prefix="first")
+def test_a_second_call_has_the_same_agent(ranks: Nursery, server: Any) -> None:
+    rank, agent, _ = guarded(ranks, server, prefix="first")
     rank.do("say", phase="done")
     rank.do("close")
     again, _ = rank.do("start", member=1, world_size=2, address=address(server), prefix="second")
-    assert again == companion
+    assert again == agent
     rank.do("say", phase="assigning")  # as every call does: the last word of the call before may be under way
     rank.kill()
     goes_without(PrefixStore("second", server), 1, Interruption.TERMINATED)
@@ -196,11 +196,11 @@ def test_a_file_that_cannot_be_written(ranks: Nursery, server: Any, tmp_path: Pa
 
 
 def test_a_silent_node_is_lost(ranks: Nursery, server: Any) -> None:
-    """The test is another node: its companion beats, then no more."""
+    """The test is another node: its agent beats, then no more."""
     rank = ranks.rank()
     timeouts = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5}
     rank.do("start", member=0, world_size=2, address=address(server), timeouts=timeouts)
-    call_members = CallMembers(PrefixStore("call/companion", server), 2)
+    call_members = CallMembers(PrefixStore("call/agents", server), 2)
     call_members.join(1, "other-node")
     call_members.beat("other-node")
     goes_without(PrefixStore("call", server), 1, Interruption.UNRESPONSIVE)
