@@ -13,9 +13,10 @@ follows an event. The parts of a call:
 
 How the ranks found each other is not known here: `coordination.py` made the stores.
 
-Threads: the main thread runs `run` and all actions. `soft_timeout` is called by the watchdog's thread, `_interrupt` by
-the watcher's. Both interrupt the main thread through `UserFunction.interrupt`, at first or second hand; neither carries
-out an action. While this rank leaves, one more thread reports the departure (`_depart`).
+Threads: the main thread runs `run` and all actions. `soft_timeout` is called by a thread that `monitor_link.py` starts
+for a request of the monitor, `_interrupt` by the watcher's thread. Both interrupt the main thread through
+`UserFunction.interrupt`, at first or second hand; neither carries out an action. While this rank leaves, one more
+thread reports the departure (`_depart`).
 """
 
 from __future__ import annotations
@@ -166,9 +167,9 @@ class Call:
     def soft_timeout(self, reason: str) -> None:
         """Interrupts the round on all ranks, since the monitor sees no progress of this rank.
 
-        Called in the watchdog's thread (`MonitorLink.on_interrupt_asked`), while the main thread may hang. It only
-        writes the fault to the store: this rank's watcher then reads it like that of any other rank, and interrupts the
-        main thread.
+        Called in a thread of its own (`MonitorLink.on_interrupt_asked`), while the main thread may hang. It only writes
+        the fault to the store: this rank's watcher then reads it like that of any other rank, and interrupts the main
+        thread.
 
         Args:
             reason: the limit that was exceeded, in words, for the log.
