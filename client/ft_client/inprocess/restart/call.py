@@ -190,8 +190,8 @@ class Call:
         self._assigning.abandon(number)
         self._function.interrupt()
 
-    # One method for each `RestartAction`, named in `_ACTIONS`. They run in the main thread, may block as long as their
-    # timeout says, and return the event that they ended with. First those before the function.
+    # One method for each `RestartAction` but RUN, named in `_ACTIONS`. They run in the main thread, may block as long
+    # as their timeout says, and return the event that they ended with. First those before the function.
 
     def _assign(self) -> RestartEvent:
         """Assigns the numbers of this rank in the next round.
@@ -249,10 +249,6 @@ class Call:
         if state.mode is Mode.ACTIVE:
             self._escalating.began()
         return self._function.prepare()
-
-    def _run(self) -> RestartEvent:
-        """Calls the user's function. Blocks until it returns, raises, or is interrupted."""
-        return self._function.run()
 
     def _announce(self) -> RestartEvent:
         """Reports that the function returned here, and waits up to `completion_timeout` for the other active ranks."""
@@ -497,7 +493,7 @@ _ACTIONS: dict[RestartAction, Callable[[Call], RestartEvent]] = {
     RestartAction.ASSIGN: Call._assign,
     RestartAction.ARRIVE: Call._arrive,
     RestartAction.PREPARE: Call._prepare,
-    RestartAction.RUN: Call._run,
+    RestartAction.RUN: lambda call: call._function.run(),
     RestartAction.ANNOUNCE: Call._announce,
     RestartAction.WAIT: Call._wait,
     RestartAction.COMPLETE: Call._complete,
@@ -512,4 +508,5 @@ _ACTIONS: dict[RestartAction, Callable[[Call], RestartEvent]] = {
     RestartAction.DEPART: Call._depart,
     RestartAction.LEAVE: Call._leave,
 }
-"""The method for each action of the machine. Each returns the event that it ended with, the input of the next step."""
+"""What carries out each action of the machine: a method of `Call`, or for RUN of `UserFunction`. Each returns the event
+that it ended with, the input of the next step."""
