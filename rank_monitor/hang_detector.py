@@ -1,7 +1,7 @@
-"""Detects a hang: messages and time in, actions and the next deadline out. Pure.
+"""Detects a hang: messages and time in, actions and the next wake-up out. Pure.
 
 `server.py` calls it: `on_message`, `on_heartbeat`, `on_lost` and `on_exit` when something happened, `on_tick` when
-`next_deadline` is reached, with what /proc says of a look-up if `needs_look_up` asks for it. Each call returns the
+`next_wake` is reached, with what /proc says of a look-up if `needs_look_up` asks for it. Each call returns the
 actions that the server is to perform. `watch.py` holds the facts of the rank and makes deadlines of them; the detector
 says when a deadline raises an alarm, and what follows. Neither uses a socket, a process or a clock: `now_ns` is the
 monitor's CLOCK_MONOTONIC in nanoseconds, and messages carry the rank's, which is the same clock (one per machine).
@@ -30,7 +30,7 @@ A limit that passes while the rank looks up a name waits for the answer instead 
 
 **Pauses.** A monitor that is called much later than it asked to be was stopped itself, or the whole machine was. What
 the rank did meanwhile is not known, so every deadline moves by the pause (`_note_oversleep`). For this to be noticed,
-`next_deadline` is never further away than half of the slack.
+`next_wake` is never further away than half of the slack.
 
 **Beside the alarm**, and independent of it, two things are only reported: a stall of the main thread (a warning), and a
 standstill (a question to the launcher, which alone sees all ranks).
@@ -234,8 +234,9 @@ class HangDetector:
     def on_heartbeat(self, sent_ns: int, now_ns: int) -> list[Action]:
         """Does what `on_message` does for a heartbeat, at less cost.
 
-        Without an alarm a heartbeat only moves deadlines away, so `next_deadline` is not computed again: the next tick
-        finds that nothing is due. The first heartbeat and those during an alarm go the long way.
+        Without an alarm a heartbeat only moves deadlines away, so `next_wake` is not computed again: it stays what it
+        was. The tick at that moment finds that nothing is due, and makes the new deadline and the next wake-up. The
+        first heartbeat and those during an alarm go the long way.
         """
         if self._alarm is not None or not self.watch.got_first_sign:
             return self.on_message(Received(Heartbeat(), 0, sent_ns), now_ns)
@@ -266,7 +267,7 @@ class HangDetector:
         return first is not None and now_ns >= first.at_ns and waits_for_look_ups(first)
 
     def on_tick(self, now_ns: int, asks_resolver: bool = False) -> list[Action]:
-        """Judges the deadlines. To be called at `next_deadline()`, after all waiting messages have been handled.
+        """Judges the deadlines. To be called at `next_wake()`, after all waiting messages have been handled.
 
         An earlier or a later call does no harm: what is due is found by `now_ns`.
 
@@ -287,8 +288,9 @@ class HangDetector:
         self._arm()
         return actions
 
-    def next_deadline(self) -> int | None:
-        """Returns when `on_tick` should be called next (monotonic ns); None while no rank runs.
+    def next_wake(self) -> int | None:
+        """Returns when `on_tick` should be called next (monotonic ns); None while no rank runs. A wake-up need not be a
+        deadline: it may also be a lead before one, or one that a heartbeat has moved since.
 
         Never further away than half of the slack (the pulse), even if no deadline is in force. Otherwise a pause of the
         whole machine could not be told from a long sleep, and a message that waited through the pause may bring a

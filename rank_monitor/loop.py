@@ -1,7 +1,10 @@
 """An event loop: calls functions when descriptors are ready. Used by monitors and by the template.
 
-One thread owns a loop; callbacks run in that thread inside `wait`, one after the other. epoll is used directly: a
-monitor wakes often, and `selectors` would cost it a tenth of its time and memory.
+One thread owns a loop; callbacks run in that thread inside `wait`, one after the other. So a callback must not block:
+while it runs, no other one does, and no deadline is judged. What a callback raises leaves `wait`, and ends the process
+where its caller does not catch it. So each callback contains what the bytes of others may cause.
+
+epoll is used directly: a monitor wakes often, and `selectors` would cost it a tenth of its time and memory.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ import time
 from collections.abc import Callable
 
 _MAX_EVENTS = 16
-"""Events that one wait returns. A monitor has at most 14 descriptors: agent, listener, rank, pidfd, lease, and nine
-connections without a hello. epoll is level-triggered here: an event that did not fit is returned by the next call."""
+"""Events that one wait returns. A monitor has at most 15 descriptors: agent, listener, rank, pidfd, lease, the
+connection to the rank's flight recorder, and nine connections without a hello. epoll is level-triggered here: an event
+that did not fit is returned by the next call."""
 
 
 class Loop:
@@ -54,6 +58,8 @@ class Loop:
 
     def wait(self, timeout_s: float | None) -> None:
         """Waits for the first event, at most `timeout_s` seconds (None: no limit), and calls the callbacks. Blocks.
+
+        Raises what a callback raises; the callbacks of the other events are then called by the next `wait`.
 
         May return earlier than asked for: the caller computes what is due, and calls again. The timeout of
         epoll_wait(2) is in whole milliseconds. So the whole ones are waited here, and the rest, below one, is slept at

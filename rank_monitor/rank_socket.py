@@ -141,19 +141,17 @@ class RankSocket:
             for connection in list(self._without_hello):
                 if connection in self._without_hello:  # the hello of an earlier one may have closed this one
                     self._receive_hello(connection)
-        self._receive_batch()
+        self._receive(_MAX_BATCH)
 
-    def _receive_batch(self) -> None:
-        """Receives what waits, and decides when the rank is read next."""
-        for _ in range(_MAX_BATCH):
-            if not self._receive_one():
-                break
-        self._delay_reading()
+    def _receive(self, most: int = 1) -> None:
+        """Receives up to `most` messages that wait on the rank's connection, and decides when the rank is read next.
 
-    def _on_client(self) -> None:
-        """Called by the loop when the rank's connection is readable. Receives one message: to find that nothing more
-        waits would cost more than to be called again."""
-        self._receive_one()
+        The loop calls this when the connection is readable, for one message: to find that nothing more waits would cost
+        more than to be called again.
+        """
+        received = 1
+        while self._receive_one() and received < most:
+            received += 1
         self._delay_reading()
 
     def _delay_reading(self) -> None:
@@ -167,7 +165,7 @@ class RankSocket:
         self._read_ns, self._heartbeats = time.monotonic_ns(), 0
         delay_ns = batch_delay_ns(heartbeats, self._read_ns - before_ns, self._max_delay_ns())
         if (delay_ns > 0) != (self.unread_until_ns is not None):
-            self._loop.watch(client.fileno(), self._on_client, readable=delay_ns == 0)
+            self._loop.watch(client.fileno(), self._receive, readable=delay_ns == 0)
         if delay_ns:
             self.unread_until_ns = self._read_ns + delay_ns
         else:
@@ -212,7 +210,7 @@ class RankSocket:
         The rank's connection is read first: if it is closed, it must not count as the live one that others are refused
         for.
         """
-        self._receive_batch()
+        self._receive(_MAX_BATCH)
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -247,9 +245,9 @@ class RankSocket:
         else:
             del self._without_hello[connection]
             self._client = connection
-            self._loop.watch(connection.fileno(), self._on_client)
+            self._loop.watch(connection.fileno(), self._receive)
             self._handle(connection, taken[0])
-            self._receive_batch()
+            self._receive(_MAX_BATCH)
 
     def _check_hello(self, connection: socket.socket, received: Received) -> None:
         """Checks that the first message of a connection makes the connection the rank's.

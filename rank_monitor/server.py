@@ -174,7 +174,7 @@ class MonitorServer:
         if timeout_s == 0:
             self._socket.drain()
             now_ns = time.monotonic_ns()
-            due_ns = self._detector.next_deadline()
+            due_ns = self._detector.next_wake()
             if due_ns is not None and due_ns <= now_ns:
                 asks_resolver = False
                 if self._process is not None and self._detector.needs_look_up(now_ns):
@@ -185,7 +185,7 @@ class MonitorServer:
 
     def _timeout_s(self) -> float | None:
         """Returns how long the loop may sleep, in seconds; 0: something is due now; None: until the next event."""
-        due_ns, unread_until_ns = self._detector.next_deadline(), self._socket.unread_until_ns
+        due_ns, unread_until_ns = self._detector.next_wake(), self._socket.unread_until_ns
         if due_ns is None and unread_until_ns is None:
             return None
         now_ns = time.monotonic_ns()

@@ -1,7 +1,9 @@
 """The time ledger of a rank in one cycle: each moment belongs to the innermost open section, or to none. Pure.
 
 `watch.py` passes on what the monitor receives anyway: the rank sends nothing for the ledger. `server.py` sends the
-result to the launcher (`Times`), which adds the ledgers of all ranks up.
+result to the launcher (`Times`), whose job ledger (`record/ledger/job_ledger.py`) has one rank stand for all. The
+ledger judges no limit: `watch.py` and `hang_detector.py` do. Whatever a rank reports, in whatever order, the ledger
+raises nothing.
 
 **The account.** At each change that the rank reports, the time since the change before goes to where the rank was: to
 the innermost open section, or, with no section open, to one of the kinds of `Outside`. So the parts always add up to

@@ -376,7 +376,8 @@ class RankWatch:
         if limit_s is None or self.wrapper.judged is Judged.NOTHING:
             return None
         limit_s = max(limit_s, _UNUSUAL_FACTOR * (self.usual_gap_s or 0.0))
-        return self._deadline(STALL, limit_s, max(self._stamp_ns, self.wrapper.since_ns))
+        (warning,) = self._deadline(STALL, limit_s, max(self._stamp_ns, self.wrapper.since_ns))
+        return warning
 
     # What the launcher needs to find a hang (`hang_timeout`): a notice of each standstill, and ages for its snapshot.
 
@@ -425,19 +426,20 @@ class RankWatch:
             return []
         if self.wrapper.judged is Judged.HARD:
             hard_s = self.wrapper.report.hard_timeout_s
-            return [self._deadline(HARD, hard_s, self.wrapper.since_ns, sign=self.wrapper.expected_end)]
+            return self._deadline(HARD, hard_s, self.wrapper.since_ns, sign=self.wrapper.expected_end)
         # A process that could start no thread sends no stamp, so none is expected of it. A process that is cut off may
         # hang: that it sends nothing is no excuse.
         has_stamps = self._stamp_ns is not None or not self.connected
         soft_s = self.wrapper.report.soft_timeout_s
-        expected = self.wrapper.expected_signs(has_stamps, self._stamp_ns or 0)
-        found = [self._deadline(SOFT, soft_s, since_ns, sign=sign) for sign, since_ns in expected]
+        found: list[Deadline] = []
+        for sign, since_ns in self.wrapper.expected_signs(has_stamps, self._stamp_ns or 0):
+            found += self._deadline(SOFT, soft_s, since_ns, sign=sign)
         if self.detached:
-            found += self._if_set("teardown", self._settings.teardown_timeout, self._detached_ns)
+            found += self._deadline("teardown", self._settings.teardown_timeout, self._detached_ns)
         elif self.attached:
             found += self._connection_deadlines() + self._heartbeat_deadlines() + self._section_deadlines()
         elif self._connect_armed:
-            found += self._if_set("connect", self._settings.connect_timeout, self._connect_since_ns)
+            found += self._deadline("connect", self._settings.connect_timeout, self._connect_since_ns)
         if not self.detached:
             found += self._log_deadlines()
         if self._hang_overdue is not None:
@@ -450,7 +452,7 @@ class RankWatch:
         # An earlier silence is that of an earlier process of the rank, or of an earlier call of its function.
         if since_ns is None or self.start is None or since_ns < max(self.start.started_ns, self.wrapper.began_ns):
             return []
-        return self._if_set(LOG, self._settings.watch_log_timeout, since_ns)
+        return self._deadline(LOG, self._settings.watch_log_timeout, since_ns)
 
     def _connection_deadlines(self) -> list[Deadline]:
         """Returns the deadline for a watched rank to connect again: by `connect_timeout` from the loss on, or else by
@@ -458,22 +460,22 @@ class RankWatch:
         if self.connected:
             return []
         if self._settings.connect_timeout is not None or self.last_sign_ns is None:
-            return self._if_set("reconnect", self._settings.connect_timeout or self.limits.largest, self.lost_ns)
-        return self._if_set("reconnect", self.limits.largest, self.last_sign_ns)
+            return self._deadline("reconnect", self._settings.connect_timeout or self.limits.largest, self.lost_ns)
+        return self._deadline("reconnect", self.limits.largest, self.last_sign_ns)
 
     def _heartbeat_deadlines(self) -> list[Deadline]:
         if self.last_sign_ns is None:
             return []
         if self.got_first_sign:
-            return self._if_set("subsequent", self.limits.subsequent, self.last_sign_ns)
-        return self._if_set("initial", self.limits.initial, self.last_sign_ns)
+            return self._deadline("subsequent", self.limits.subsequent, self.last_sign_ns)
+        return self._deadline("initial", self.limits.initial, self.last_sign_ns)
 
     def _section_deadlines(self) -> list[Deadline]:
         if self.sections:
             return [found for name, since_ns in self.sections.items() for found in self._deadlines_of(name, since_ns)]
         if self._out_since_ns is None or not self.limits.any_section:
             return []
-        return self._if_set("out_of_section", self.limits.out_of_section, self._out_since_ns)
+        return self._deadline("out_of_section", self.limits.out_of_section, self._out_since_ns)
 
     def _deadlines_of(self, name: str, since_ns: int) -> list[Deadline]:
         """Returns the deadline of an open section, if it has a limit.
@@ -487,17 +489,16 @@ class RankWatch:
                 by = WARMUP
             elif SECTION + STEP in self.limits.learned:
                 return []
-        return self._if_set(SECTION + by, self.limits.sections.get(by), since_ns, name)
+        return self._deadline(SECTION + by, self.limits.sections.get(by), since_ns, name)
 
-    def _if_set(self, limit: str, limit_s: float | None, since_ns: int, section: str = "") -> list[Deadline]:
-        """Returns the deadline of a limit, as a list; an empty one where the limit is None."""
+    def _deadline(
+        self, limit: str, limit_s: float | None, since_ns: int, section: str = "", sign: str = ""
+    ) -> list[Deadline]:
+        """Returns the deadline of a limit, as a list: empty where the limit is None, so that results can be added."""
         if limit_s is None:
             return []
-        return [self._deadline(limit, limit_s, since_ns, section)]
-
-    def _deadline(self, limit: str, limit_s: float, since_ns: int, section: str = "", sign: str = "") -> Deadline:
         at_ns = since_ns + nanoseconds(limit_s) + self.paused_since(since_ns)
-        return Deadline(limit, limit_s, since_ns, at_ns, limit in self.limits.learned, section, sign)
+        return [Deadline(limit, limit_s, since_ns, at_ns, limit in self.limits.learned, section, sign)]
 
     def paused_since(self, since_ns: int) -> int:
         """Returns how many nanoseconds the monitor or the machine stood still after a moment."""

@@ -153,14 +153,16 @@ class Rank:
         return self
 
     def prepare_program(self) -> Callable[[], object]:
-        """Sets up the faults on purpose that were asked for, and makes this process what it is when the program begins.
+        """Sets up the faults on purpose that were asked for, and loads the script or function (`Main.load_program`).
+
+        From then on this process is what it is when the program begins.
 
         Returns the callable that runs the program. No reference to it is kept here.
         """
         start_clocks = _set_up_faults()
         start_clocks()
         self._script.release_own_names()
-        return self._main.prepare_program()
+        return self._main.load_program()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -77,7 +77,12 @@ def look(ranks: Ranks) -> Outlook:
     of this node that waited for it may fail before the coordinator's message about the end arrives here.
     """
     gathered, running, now = _gathered(ranks), ranks.running(), time.monotonic()
-    suspected = [rank.local_rank for rank in gathered if _was_suspect(ranks, rank.local_rank, now)]
+    suspected = []
+    for rank in gathered:
+        # A rank that was about to exceed a limit itself when it lost a peer: the peer was ended for a hang.
+        suspected_at = ranks.monitors.report(rank.local_rank).suspected_at
+        if suspected_at is not None and now < suspected_at + _SUSPECT_S:
+            suspected.append(rank.local_rank)
     try:
         found = outlook(gathered, running, suspected)
     except Exception as error:
@@ -114,15 +119,6 @@ def await_cause(ranks: Ranks, interrupt: int) -> Outlook:
         found = look(ranks)
         left = deadline - time.monotonic()
     return found
-
-
-def _was_suspect(ranks: Ranks, local_rank: int, now: float) -> bool:
-    """Returns whether a rank was about to exceed a limit itself when it lost a peer: the peer was ended for a hang.
-
-    `now`: monotonic seconds.
-    """
-    suspected_at = ranks.monitors.report(local_rank).suspected_at
-    return suspected_at is not None and now < suspected_at + _SUSPECT_S
 
 
 def stop_what_is_left(ranks: Ranks) -> NodeFindings:

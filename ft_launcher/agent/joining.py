@@ -3,6 +3,10 @@
 The membership has one `Joining` and calls it between two cycles, in the agent's thread. What may block runs in a thread
 of `EndingSignal.call`, so that a signal to the launcher ends the wait. Starts no rank and ends none.
 
+What follows a fault is the coordinator's decision, which arrives with the place. One decision is made here: a node that
+is unhealthy makes no request for a place, so it decides itself that its launcher leaves (`_unhealthy`). Both methods
+can end the launcher: by `NoPlace`, which `Membership.form` passes on as `NoFurtherCycle`, or by `NoFurtherCycle`.
+
 torch's agent calls our hooks, and our hooks call torch's methods. So the formation of a cycle changes sides several
 times. The steps, each with its owner:
 
@@ -73,7 +77,8 @@ class Joining:
         """On a node that is its own coordinator: records what follows the last cycle, and waits for a backoff.
 
         No other node waits, so the decision is on the console before this node's health is checked. Among several nodes
-        an unhealthy one must not have a place: there the arrival that brings the fault comes after the check.
+        an unhealthy one must not have a place: there the arrival that brings the fault comes after the check. So this
+        waits for nothing there, except after a request that ends this launcher (`_await_dismissal`).
 
         Returns:
             The seconds of the backoff; 0 also among several nodes.
@@ -163,7 +168,8 @@ class Joining:
         return True
 
     def _unhealthy(self, why: str) -> JobEnd:
-        """Returns the end of the job for a node that is unhealthy, and records a fault that it has still to report.
+        """Returns the end of the job for a node that is unhealthy. Records a fault that it has still to report, with
+        the decision that this launcher leaves.
 
         Args:
             why: the reading that is wrong, in words.

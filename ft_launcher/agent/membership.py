@@ -276,7 +276,8 @@ class Membership(EventSource):
         return self._end
 
     def _after_failure_elsewhere(self, end: CycleEnd) -> None:
-        """Stops the ranks of a cycle that failed on another node, and keeps what is found here for the next arrival.
+        """Stops the ranks of a cycle that failed on another node, or lost a node, and keeps what is found here for the
+        next arrival.
 
         A rank of this node may still be the cause, when its death is noticed late. So the fault is looked for here,
         too, and the coordinator compares the faults of all nodes.

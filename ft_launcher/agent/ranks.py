@@ -333,10 +333,10 @@ class Ranks(EventSource):
                 events.append(self.in_process.ended(local_rank, end.exit_code))
         self._end_failed_programs()
         events += self.in_process.poll()
-        is_due = time.monotonic() >= self.zombies.next_check()
+        is_due = time.monotonic() >= self.zombies.next_check()  # asked before `poll`, which moves it on
         if self.zombies.poll(self.processes):
             events.append(CyclePhase.FAILED)
-        if is_due:
+        if is_due:  # orphans are looked for as often as zombies among the ranks
             self.reap_orphans()
         self._warnings.poll(self.placement)
         if time.monotonic() >= self._ask_times_at:

@@ -194,7 +194,7 @@ def test_a_new_cycle_in_every_state(state: DetectorState) -> None:
     line = IN_STATE[state]()
     line.say(CycleStart(2, 3, 701, ns(line.now), ""))
     assert line.detector.state is DetectorState.WAITING
-    assert line.detector.next_deadline() is not None, "connect_timeout"
+    assert line.detector.next_wake() is not None, "connect_timeout"
     assert not line.detector.watch.sections
 
 
@@ -202,7 +202,7 @@ def test_a_new_cycle_in_every_state(state: DetectorState) -> None:
 def test_the_exit_of_the_rank_in_every_state(state: DetectorState) -> None:
     line = IN_STATE[state]()
     line.detector.on_exit(ns(line.now))
-    assert line.detector.next_deadline() is None
+    assert line.detector.next_wake() is None
     assert line.until(line.now + 10_000) == []
 
 
@@ -210,7 +210,7 @@ def test_the_exit_of_the_rank_in_every_state(state: DetectorState) -> None:
 def test_the_end_of_the_cycle_in_every_state(state: DetectorState) -> None:
     line = IN_STATE[state]()
     line.say(StopJudging())
-    assert line.detector.next_deadline() is None
+    assert line.detector.next_wake() is None
     assert line.until(line.now + 10_000) == []
 
 
@@ -218,14 +218,14 @@ def test_the_end_of_the_cycle_in_every_state(state: DetectorState) -> None:
 def test_a_lost_connection_never_switches_the_watch_off(state: DetectorState) -> None:
     line = IN_STATE[state]()
     line.lose(line.now)
-    assert line.detector.next_deadline() is not None
+    assert line.detector.next_wake() is not None
 
 
 def test_before_the_first_cycle_nothing_is_judged() -> None:
     detector = HangDetector(SETTINGS)
     for message in ONE_OF_EACH:
         assert detector.on_message(Received(message, 0, 5), 10) == []
-    assert detector.next_deadline() is None
+    assert detector.next_wake() is None
     assert detector.on_tick(ns(1e6)) == []
 
 
@@ -246,7 +246,7 @@ def test_the_ladder_in_order() -> None:
     assert line.until(T + 15.99) == []
     assert line.until(T + 16) == [Kill()]
     assert state_of(line) is DetectorState.KILLED
-    assert line.detector.next_deadline() is None
+    assert line.detector.next_wake() is None
 
 
 def test_a_late_sign_of_life_clears_the_suspicion_and_does_not_bring_back_the_condemned() -> None:

@@ -85,7 +85,7 @@ def test_a_verdict_exactly_when_the_first_deadline_is_over(story: list[tuple[int
         then = now + wait_ms * MS
         due = oracle.deadlines()
         first = min(due.values())
-        while (wake := line.detector.next_deadline()) is not None and wake < min(then, first):
+        while (wake := line.detector.next_wake()) is not None and wake < min(then, first):
             assert verdicts(line.tick(wake)) == []
         if first < then:
             (verdict,) = verdicts(line.tick(first))
@@ -106,7 +106,7 @@ def test_woken_late_it_still_judges_each_deadline(story: list[tuple[int, tuple[s
     now, wakes = ns(STARTED_S), 0
     for wait_ms, act in [*story, (60_000, ("beat", ""))]:
         then = now + wait_ms * MS
-        while (wake := line.detector.next_deadline()) is not None:
+        while (wake := line.detector.next_wake()) is not None:
             at = max(now, wake + late[wakes % len(late)] * MS)
             if at >= then:
                 break
@@ -131,7 +131,7 @@ def test_pauses_kill_nobody(story: list[tuple[int, tuple[str, str]]], pauses: li
     where = dict(pauses)
     for index, (wait_ms, act) in enumerate(story):
         then = now + wait_ms * MS
-        while (wake := line.detector.next_deadline()) is not None and wake <= then:
+        while (wake := line.detector.next_wake()) is not None and wake <= then:
             at = max(wake, now)
             if verdicts(line.tick(at)):
                 assert min(oracle.deadlines().values()) <= lived + at - now

@@ -10,7 +10,7 @@ import pytest
 
 from rank_monitor.contract import env
 from rank_monitor.contract.settings.config import MonitorSettings
-from rank_monitor.contract.wire.launcher_messages import Fenced, Ready
+from rank_monitor.contract.wire.launcher_messages import Fenced, Ready, Times
 from tests.rank_monitor.node import TAG, Node, Puppet, ended, playing
 
 
@@ -62,6 +62,7 @@ def test_a_rank_that_starts_when_it_is_over_ends_too(node: Node, lease: tuple[in
     rank = node.start(puppet(node, 1))
     assert node.hear(Fenced) == Fenced(cycle=1, rank=5)
     assert rank.wait() == -signal.SIGKILL
+    node.hear(Times)  # from now on the monitor takes no connection for one of the rank that has ended
     os.read(lease[0], 1)  # the launcher has begun another
     node.watched(puppet(node, 2))
     assert not ended(node.monitors[-1].pidfd, 0.0)

@@ -77,7 +77,7 @@ def test_a_replaced_monitor_is_told_exactly_where_the_rank_is() -> None:
     )
     line = Timeline(settings, started_ns=ns(T - 500), reconnect=True, attached=True)
     line.say(Hello(RANK_PID, attached=True, last_sign_ns=ns(T - 5), got_first_sign=False), T + 1)
-    assert line.detector.next_deadline() is not None
+    assert line.detector.next_wake() is not None
     line.say(Sections(()), T + 1, sent=T - 7)
     assert verdict_of(line, T + 23) == ("out_of_section", 30.0)
     line = Timeline(settings, started_ns=ns(T - 500), reconnect=True, attached=True)

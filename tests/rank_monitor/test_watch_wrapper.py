@@ -73,7 +73,7 @@ def test_no_progress_interrupts_then_kills() -> None:
     assert killed_at(line, T + 140) == "hard_timeout"
     assert line.until(T + 143.99) == []
     assert line.until(T + 144) == [SendSignal(signal.SIGTERM), Kill()]
-    assert line.detector.next_deadline() is None
+    assert line.detector.next_wake() is None
 
 
 def test_what_is_called_after_the_interruption_has_the_hard_timeout_whatever_the_main_thread_does() -> None:

@@ -118,12 +118,12 @@ class Timeline:
     def until(self, at: float, last: bool = True) -> list[Action]:
         """Time passes; the detector is woken whenever it asked to be, at `at` itself only if `last`."""
         done: list[Action] = []
-        while (due := self.detector.next_deadline()) is not None and (due <= ns(at) if last else due < ns(at)):
+        while (due := self.detector.next_wake()) is not None and (due <= ns(at) if last else due < ns(at)):
             before = due, self.detector.state
             moment_ns = max(due, ns(self.now))
             done += self.tick(moment_ns)
             self.now = max(self.now, due / 1e9)
-            assert (self.detector.next_deadline(), self.detector.state) != before, "woken for nothing, again and again"
+            assert (self.detector.next_wake(), self.detector.state) != before, "woken for nothing, again and again"
         self.now = at
         return done
 

@@ -6,7 +6,9 @@ ranks get one.
 
 Threads: `inject` runs the fault in the thread that calls it. `inject_later` starts a hidden thread that sleeps until
 the fault is due. A kind that happens to the training's code (`IN_MAIN_THREAD`) must happen in the main thread: the
-hidden thread puts it into `_due` and sends the signal `_TO_MAIN_THREAD`, whose handler carries it out there.
+hidden thread puts it into `_due` and sends the signal `_TO_MAIN_THREAD`, whose handler carries it out there. For all
+other kinds the hidden thread starts an ordinary one: the user's callback may log, which a hidden thread must not do
+(`hidden_thread.py`).
 """
 
 from __future__ import annotations
@@ -248,7 +250,7 @@ class InjectedFault:
                 _due.append(inject)
                 signal.pthread_kill(main, _TO_MAIN_THREAD)
             else:
-                inject()
+                hidden_thread.run_in_ordinary(inject, "ft_client fault on purpose")
 
         hidden_thread.start(wait)
 

@@ -1,12 +1,20 @@
-"""Gathers the evidence of a cycle that has ended, for the attribution. Reads, and decides nothing.
+"""Gathers the evidence of a cycle, for the attribution: what ranks and node show. Reads, and decides nothing.
 
-For each rank: its exit code, what its monitor reported, and the error that it left in a file (`gather`). Beside that:
-the program's text at the lines where ranks wait (`with_own_locks`), kills for lack of memory and room in /dev/shm
-(`of_node`), and how far the training came (`iteration_reached`).
+- `gather`: of each rank its exit code, what its monitor reported, and the error that it left in a file. Called by
+  `agent/fault_finding.py` at the end of a cycle, by in-process restart, and while ranks run by `agent/hang_watch.py`,
+  `agent/hang_warnings.py` and the status page.
+- `as_decided`: the same, with the stacks from before a rank was ended by `--ft-hang-timeout`. For `fault_finding.py`.
+- `with_own_locks`: the same, with the ranks marked that wait for a lock of their own program. For `fault_finding.py`,
+  `hang_watch.py` and `agent/in_process/culprit_exchange.py`.
+- `oom_kills`, `of_node`: kills for lack of memory, and room in /dev/shm. `Ranks.prepare` and in-process restart read
+  the number of kills before ranks run; `fault_finding.py` and in-process restart compare it after a failure.
+- `iteration_reached`: how far the training came. For `fault_finding.py`.
 
-Called by `agent/fault_finding.py` at the end of a cycle, by `agent/hang_watch.py` and the status page while ranks run,
-and by in-process restart for one rank; always on the agent's thread. What ranks wrote may be broken, and storage may
-hang. So errors in reading are contained here, and each wait for a file has a limit.
+Threads: the agent's calls all of it. `with_own_locks` is also called by `ft_culprit` of `culprit_exchange.py`; it
+touches nothing but its arguments and files.
+
+What ranks wrote may be broken, and storage may hang. So errors in reading are contained here, and each wait for a file
+has a limit.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ stand still for good.
 A single zombie may be a rank on its way out, and is left alone. When all ranks of the node that have not ended are
 zombies in two samples in a row, nobody is left that could make progress. The cycle then ends as a failure.
 
-`agent/ranks.py` polls at each wake-up of the loop.
+`agent/ranks.py` polls at each wake-up of the loop, and `agent/fault_finding.py` asks for the `fault` after the stop;
+both on the agent's thread. Takes no exit code and ends no rank: `RankContext.reap` and `Ranks.stop` do.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Zombies:
         self._next = time.monotonic() + SAMPLE_S
 
     def next_check(self) -> float:
-        """When the next sample is due (monotonic seconds)."""
+        """Returns when the next sample is due (monotonic seconds). `Ranks.poll` also reaps orphans at this moment, so
+        that one wake-up of the loop serves both."""
         return self._next
 
     def poll(self, ranks: RankContext) -> bool:
@@ -66,7 +68,8 @@ class Zombies:
         self.are_all, self._before = bool(now & self._before), now
 
     def fault(self, evidence: Sequence[RankEvidence]) -> Fault | None:
-        """Returns the fault of a cycle that ended because all ranks were zombies; None: they were not."""
+        """Returns the fault of a cycle that ended because all ranks were zombies; None: they were not. Called by
+        `fault_finding.py`; the fault counts where no rank failed by itself."""
         if not self.are_all:
             return None
         # A rank whose exit code another process holds has certainly ended, so the fault names it first.

@@ -179,7 +179,7 @@ class RecoveryLevels:
         return slot.is_new or slot.phase not in (RestartPhase.NONE, RestartPhase.DONE)
 
     def next_check(self) -> float | None:
-        """Returns when `tick` is to be called (monotonic seconds); None: no deadline runs."""
+        """Returns when `DeadlinePassed` is due (monotonic seconds); None: no deadline runs."""
         return min((slot.due for slot in self._slots if slot.due is not None), default=None)
 
     def known(self) -> RecoveryState:
@@ -189,21 +189,24 @@ class RecoveryLevels:
     def on(self, happened: Happened, now: float) -> list[Step] | None:
         """Applies an event; returns the steps of level 1, or None for a death that counts as without wrappers.
 
+        The one way in for events that decide something: from `in_process.py` while ranks run, and from a journal, where
+        the same events are written down, at a replay.
+
         Args:
             happened: the event.
             now: when it happened (monotonic seconds).
         """
         match happened:
             case Reported(local_rank, report):
-                return self.on_message(local_rank, report, now)
+                return self._on_message(local_rank, report, now)
             case Died(local_rank, exit_code):
-                return self.died(local_rank, exit_code, now)
+                return self._died(local_rank, exit_code, now)
             case LossNotified(local_rank, problem):
-                return self.loss_notified(local_rank, problem, now)
+                return self._loss_notified(local_rank, problem, now)
             case DeadlinePassed():
-                return self.tick(now)
+                return self._tick(now)
 
-    def on_message(self, local_rank: int, report: RestartReport, now: float) -> list[Step]:
+    def _on_message(self, local_rank: int, report: RestartReport, now: float) -> list[Step]:
         """Handles a report of a rank's wrapper; a repeated report changes nothing. Returns the steps that follow."""
         slot = self._slots[local_rank]
         if not self._enabled or slot.exit_code is not None or not slot.is_changed_by(report):
@@ -232,7 +235,7 @@ class RecoveryLevels:
         slot = self._slots[local_rank]
         slot.exit_code, slot.due = exit_code, None
 
-    def died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
+    def _died(self, local_rank: int, exit_code: int, now: float) -> list[Step] | None:
         """Handles a rank's end.
 
         Returns:
@@ -255,7 +258,7 @@ class RecoveryLevels:
         slot.is_lost = steps is not None
         return steps
 
-    def loss_notified(self, local_rank: int, problem: str, now: float) -> list[Step]:
+    def _loss_notified(self, local_rank: int, problem: str, now: float) -> list[Step]:
         """Handles the outcome of a `NotifyLoss`; returns the steps that follow.
 
         Args:
@@ -280,7 +283,7 @@ class RecoveryLevels:
         """Notes that a rank was started again, as `StartAgain` asked."""
         self._slots[local_rank] = RankSlot(is_new=True, starts=self._slots[local_rank].starts)
 
-    def tick(self, now: float) -> list[Step]:
+    def _tick(self, now: float) -> list[Step]:
         """Returns the step for the earliest deadline if it has passed."""
         late = [(slot.due, number) for number, slot in enumerate(self._slots) if slot.due is not None]
         due, number = min(late, default=(now, -1))

@@ -115,7 +115,8 @@ def find_culprits(ranks: Sequence[RankView], all_ranks: bool = True) -> HangFind
     views = {view.rank: view for view in sorted(taking_part, key=lambda view: view.rank)}
     waits = waits_of(views, all_ranks)
     for wait in waits:
-        # The recorder shows that this rank waits, even where its stack is in the program (`loss.item()` on a GPU).
+        # The recorder shows that this rank waits, even where its stack is in the program (`loss.item()` on a GPU). The
+        # mark makes `is_waiting` true for all rules below; the caller's views stay as they are.
         views[wait.rank] = replace(views[wait.rank], gave_up=True)
     # The module's docstring lists the rules in their order.
     rules = (_gone, partial(_behind, all_ranks=all_ranks), _deadlock, _mismatch, _transport)

@@ -25,8 +25,8 @@ from rank_monitor.contract.wire.messages import NO_ITERATION, RankException, Res
 # A rank that died of one of these signals after the stop began was ended by the stop.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOKS_LIKE_A_WAIT = {Activity.COLLECTIVE: 1.0, Activity.BLOCKED: 0.5}
-"""`RankEvidence.collateral` of a rank that exceeded a limit, by its activity. In C code (BLOCKED) torch's `work.wait()`
-and a lock of the program look alike: hence one half."""
+"""`RankEvidence.consequence_score` of a rank that exceeded a limit, by its activity. In C code (BLOCKED) torch's
+`work.wait()` and a lock of the program look alike: hence one half."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class RankEvidence:
         return FaultKind.EXIT
 
     @property
-    def collateral(self) -> float:
-        """How likely the rank's failure is the consequence of another rank's: 1 certainly, 0.5 possibly, 0 not.
+    def consequence_score(self) -> float:
+        """Whether the rank's failure is the consequence of another rank's: 1 certainly, 0.5 possibly, 0 not.
 
         The order of times does not tell: a rank that dies closes its connections some 20 ms before its end is seen, so
         the exception of a peer comes first.

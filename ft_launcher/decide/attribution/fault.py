@@ -120,7 +120,8 @@ class Fault:
         others: lines about the other ranks.
         agreed_exit_code: the exit code that all failed ranks have in common; None: they have several.
         error: `TYPE at FILE:LINE` of an exception of the program; equal whenever the same line raises the same type.
-        collateral: the failure is the consequence of another rank's.
+        collateral: the failure is the consequence of another rank's: its `RankEvidence.consequence_score` is 1, or the
+            finding of a hang shows that the rank waits for others.
         doubt: the suspect result because of which all ranks agreed to exit.
         failed: all ranks of the node that failed by themselves, without those that the launcher ended.
         finding: a value of `HangKind` where ranks wait for others, or lost a rank that had returned; else empty.

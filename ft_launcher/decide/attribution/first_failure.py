@@ -130,7 +130,7 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
     hint = cause.hint
     # TRANSPORT: all ranks are in one collective, so no rank is missing that the hint could point to.
     is_transport = finding is not None and finding.kind is HangKind.TRANSPORT
-    if hint and first.collateral == 1 and not is_transport:
+    if hint and first.consequence_score == 1 and not is_transport:
         hint += _to_look_at(ranks, own)
     error, text, before_group, exceeded = _error(kind, first, cause), "", False, ""
     if kind is FaultKind.HANG:
@@ -151,11 +151,11 @@ def _of_first(evidence: CycleEvidence) -> Fault | None:
         learned_limit=bool(failed.verdict and failed.verdict.learned),
         detail=_detail(kind, first),
         others=(*in_consequence(_lost(first, ranks)), *_others(first, ranks)),
-        agreed_exit_code=_agreed_code([rank for rank in own if rank.collateral < 1] or own),
+        agreed_exit_code=_agreed_code([rank for rank in own if rank.consequence_score < 1] or own),
         error=error,
         error_text=text,
         before_group=before_group,
-        collateral=first.collateral == 1,
+        collateral=first.consequence_score == 1,
         fault_class=cause.fault_class,
         failed=tuple(sorted({first.rank, *(rank.rank for rank in own)})),
         exceeded=exceeded,
@@ -227,7 +227,7 @@ def _hang_finding(
             culprit = failed
         waiting = tuple(rank.rank for rank in ranks if rank not in stopped)
         return HangFinding(HangKind.GONE, (culprit.rank,), "", waiting)
-    if failed.collateral < 1 and failed.rank not in (*finding.culprits, *finding.waiting):
+    if failed.consequence_score < 1 and failed.rank not in (*finding.culprits, *finding.waiting):
         # `failed` exceeded its limit outside of any collective, and by the finding it neither waits nor holds up
         # others. That another rank is behind at this moment may mean nothing: some rank is behind at any moment.
         if not (evidence.all_ranks and failed.condemned and finding.kind is HangKind.UNKNOWN):
@@ -297,8 +297,8 @@ def with_returned(fault: Fault, ranks: Mapping[int, float]) -> Fault:
 def _order(rank: RankEvidence, first_verdict: float | None) -> tuple[float, bool, float, int]:
     """Returns the sort key by which the first failure is found; the lowest key is the most likely cause.
 
-    1. `collateral`: a rank's own failure (0), then what may be (0.5) or is (1) the consequence of another rank's. A
-       rank that hangs in a collective counts as 1.
+    1. `consequence_score`: a rank's own failure (0), then what may be (0.5) or is (1) the consequence of another
+       rank's. A rank that hangs in a collective counts as 1.
     2. Among equals: failures that are not a loss caused by a monitor's kill, then those that are. Such a loss is an
        error about a peer, at most a second before the first verdict or later.
     3. The time of the first sign, then the rank.
@@ -310,10 +310,10 @@ def _order(rank: RankEvidence, first_verdict: float | None) -> tuple[float, bool
         first_verdict: when the first rank was condemned (monotonic seconds); None: none was.
     """
     failed_at = rank.failed_at or 0.0
-    collateral = rank.collateral
+    score = rank.consequence_score
     is_near = first_verdict is not None and failed_at > first_verdict - _RECEIVED_WITHIN_S
-    lost_another = is_near and collateral > 0 and not rank.condemned
-    return collateral, lost_another, failed_at, rank.rank
+    lost_another = is_near and score > 0 and not rank.condemned
+    return score, lost_another, failed_at, rank.rank
 
 
 def _agreed_code(own: list[RankEvidence]) -> int | None:
@@ -430,7 +430,7 @@ def _is_same_error(first: RankEvidence, other: RankEvidence) -> bool:
 def _lost(first: RankEvidence, ranks: Sequence[RankEvidence]) -> list[int]:
     """Returns the ranks whose error is the consequence of the end of `first`. Empty where `first` may itself have
     failed because it lost another rank: then nothing says which rank the others lost."""
-    if first.collateral == 1 and not first.condemned:
+    if first.consequence_score == 1 and not first.condemned:
         return []
     return [rank for rank in lost_a_peer(ranks) if rank != first.rank]
 
@@ -510,7 +510,7 @@ def _of_hang(rank: RankEvidence, ranks: Sequence[RankEvidence], finding: HangFin
     cause = hints.of_hang(scene.frames, str((scene.process or {}).get("state", "")))
     if not cause.hint and scene.activity is Activity.LOCKED:
         return Cause(FaultClass.HANG, _IN_OWN_LOCK)
-    waits = rank.collateral == 1 or (finding is not None and rank.rank in finding.waiting)
+    waits = rank.consequence_score == 1 or (finding is not None and rank.rank in finding.waiting)
     if not cause.hint and waits and len(ranks) > 1:
         if finding is not None and finding.kind is HangKind.TRANSPORT and not finding.culprits:
             return Cause(FaultClass.HANG, finding.text)
@@ -554,7 +554,7 @@ def _detail(kind: FaultKind, rank: RankEvidence) -> tuple[str, ...]:
 def _error(kind: FaultKind, rank: RankEvidence, cause: Cause) -> str:
     """Returns `TYPE at FILE:LINE` of an exception of the program, by which the restart policy knows the same error
     again. Empty for each other failure, for instance an exception that only reports a lost peer."""
-    if kind is not FaultKind.EXCEPTION or rank.collateral == 1 or cause.fault_class not in _OF_PROGRAM:
+    if kind is not FaultKind.EXCEPTION or rank.consequence_score == 1 or cause.fault_class not in _OF_PROGRAM:
         return ""
     assert rank.exception is not None
     at = location(rank.exception.traceback)

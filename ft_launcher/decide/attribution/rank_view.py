@@ -69,8 +69,9 @@ class RankView:
             whose `groups` name it.
         iteration: the last step that the rank reported; NO_ITERATION: none.
         ended: the rank has returned from its program, or from the function of an in-process wrapper.
-        gave_up: the rank waits in a collective, whatever its stack shows. For instance it waited until the collective
-            timed out, and now raises the error.
+        gave_up: the rank waits in a collective, whatever its stack shows. `views` marks a rank that waited until the
+            collective timed out, and now raises the error; `collective.find_culprits` marks, in copies of its own, each
+            rank of which the flight recorder shows a wait.
         sends: ranks to which the rank is sending, as far as the recorder knows (NCCL only); None: it is sending, but
             the recorder does not say to whom.
         receives: ranks from which the rank is receiving, in the same way.
@@ -120,9 +121,25 @@ def views(ranks: Sequence[RankEvidence], stop_began: float | None) -> list[RankV
         stop_began: when the launcher began to stop the ranks (monotonic seconds); None: it has not.
     """
     found, as_it_was = [], _end_of_hang(ranks, stop_began)
-    for rank in ranks:
-        by_itself = rank.by_itself(stop_began)
-        found.append(_view(by_itself, by_itself.failed_by_itself(stop_began), as_it_was))
+    for each in ranks:
+        rank = each.by_itself(stop_began)
+        gave_up = rank.failed_by_itself(stop_began) and rank.consequence_score == 1
+        scene = rank.scene
+        # The rank lost a peer when the hang was ended, before its monitor took a stack. So it waited for that peer
+        # until then.
+        has_no_stack = scene.activity is Activity.UNKNOWN and as_it_was is not None
+        if has_no_stack and rank.exception is not None and (rank.exception_at or 0.0) >= (as_it_was or 0.0):
+            gave_up |= known_errors.is_about_peers(rank.exception) == 1
+        groups, members = states_of(rank.groups)
+        # A return counts only if it came before the end of the hang. Later returns are consequences: the hang was over,
+        # or a handler of SIGTERM saved a checkpoint and exited with 0. A rank that its monitor ended was inside until
+        # then.
+        has_returned = rank.left_at is not None and (as_it_was is None or rank.left_at <= as_it_was)
+        has_returned |= scene.has_returned
+        if rank.was_stopped:
+            scene = replace(scene, process={"state": "T (stopped)"})
+        sends, receives = peers_of(rank.groups, "sends"), peers_of(rank.groups, "receives")
+        found.append(RankView(scene, groups, members, iteration(rank), has_returned, gave_up, sends, receives))
     return found
 
 
@@ -139,26 +156,6 @@ def _end_of_hang(ranks: Sequence[RankEvidence], stop_began: float | None) -> flo
     then all other ranks may go on within milliseconds and return from the program, long before the launcher looks.
     """
     return min((moment for moment in (first_verdict(ranks), stop_began) if moment is not None), default=None)
-
-
-def _view(rank: RankEvidence, failed_by_itself: bool, as_it_was: float | None) -> RankView:
-    """Returns the view of one rank; `as_it_was` is the end of the hang, after which nothing counts."""
-    gave_up = failed_by_itself and rank.collateral == 1
-    scene = rank.scene
-    # The rank lost a peer when the hang was ended, before its monitor took a stack. So it waited for that peer until
-    # then.
-    has_no_stack = scene.activity is Activity.UNKNOWN and as_it_was is not None
-    if has_no_stack and rank.exception is not None and (rank.exception_at or 0.0) >= (as_it_was or 0.0):
-        gave_up |= known_errors.is_about_peers(rank.exception) == 1
-    groups, members = states_of(rank.groups)
-    # A return counts only if it came before the end of the hang. Later returns are consequences: the hang was over, or
-    # a handler of SIGTERM saved a checkpoint and exited with 0. A rank that its monitor ended was inside until then.
-    has_returned = rank.left_at is not None and (as_it_was is None or rank.left_at <= as_it_was)
-    has_returned |= scene.has_returned
-    if rank.was_stopped:
-        scene = replace(scene, process={"state": "T (stopped)"})
-    sends, receives = peers_of(rank.groups, "sends"), peers_of(rank.groups, "receives")
-    return RankView(scene, groups, members, iteration(rank), has_returned, gave_up, sends, receives)
 
 
 def others(views: Iterable[RankView], named: int) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def outlook(ranks: Sequence[RankEvidence], running: Collection[int], suspected: 
     first = first_failure.earliest(ranks)
     if first is None:  # no rank failed by itself: a restart in process failed, or the ranks are zombies
         return Outlook(hangs=True, cause_may_come=False)
-    kind, is_loss = first.fault_kind, first.collateral == 1
+    kind, is_loss = first.fault_kind, first.consequence_score == 1
     lost_peer = None
     if is_loss:
         lost_peer = first.local_rank

@@ -108,19 +108,15 @@ class BeatReader(LossDetector):
     """
 
     def __init__(self, timeout_s: float, beat_s: float, period_s: float) -> None:
-        super().__init__(timeout_s, 2 * period_s)
+        super().__init__(reader_limit_s(timeout_s, beat_s, period_s), 2 * period_s)
+        self.period_s = period_s
         self._timeout_s = timeout_s
         self._beat_s = beat_s
-        self.read_every(period_s)
 
     def read_every(self, period_s: float) -> None:
-        """Sets the period of readings (seconds), and the limit after which a node is lost, counted from a reading.
-
-        A beat may have been made up to one period before the reading that found it, so the period is subtracted. Half a
-        beat is added, so that a reader of every second beat comes after the node itself and after its monitors.
-        """
+        """Sets the period of readings (seconds), and with it `limit_s` and `longest_step_s` of the base class."""
         self.period_s = period_s
-        self.limit_s = self._timeout_s + self._beat_s / 2 - period_s
+        self.limit_s = reader_limit_s(self._timeout_s, self._beat_s, period_s)
         self.longest_step_s = 2 * period_s
 
     def next_reading(self, now: float) -> float:
@@ -135,6 +131,17 @@ def own_limit_s(timeout_s: float, beat_s: float) -> float:
     """Returns after how many seconds without an answered beat a node gives up. It checks every quarter of a beat, so it
     ends its ranks a quarter of a beat later at most."""
     return timeout_s - 2 * beat_s
+
+
+def reader_limit_s(timeout_s: float, beat_s: float, period_s: float) -> float:
+    """Returns after how many seconds without a new count a reader takes a node for lost, from the reading at which the
+    last count was new.
+
+    A beat may have been made up to one period of readings before the reading that found it, so the period is
+    subtracted. Half a beat is added, so that a reader of every second beat comes after the node itself and after its
+    monitors.
+    """
+    return timeout_s + beat_s / 2 - period_s
 
 
 def lease_s(timeout_s: float, beat_s: float) -> float:

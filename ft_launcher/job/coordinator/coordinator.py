@@ -430,7 +430,12 @@ class Coordinator:
         return self._lose_member(node, end_reason, f"node {roster.members[node].name} {verb}: {reason}", now)
 
     def _lose_member(self, node: str, end_reason: EndReason, reason: str, now: float) -> list[Work]:
-        """Ends the cycle since a member failed or is gone; goes on without the member where the rules say so."""
+        """Ends the cycle since a member failed or is gone; goes on without the member where the rules say so.
+
+        The member is `absent` from here on: this decides whether enough healthy members are left, and which reports
+        still count. Where the cycle ends, `Roster.end` removes a member that failed from `absent`: it is to arrive
+        again. One that is lost, has left or is preempted stays in, and no cycle waits for it.
+        """
         self._roster.absent[node] = end_reason
         if self._rules.keep_healthy and len(self._roster.active) >= self._rules.size.minimum:
             return self._succeed_if_all()
@@ -487,7 +492,7 @@ class Coordinator:
 
     def _try_form(self, now: float) -> list[Work]:
         """Forms a cycle if that can be done now, or gives up; does nothing where more nodes are to be awaited."""
-        match self._formation.outcome(now):
+        match self._formation.decide(now):
             case None:
                 return []
             case JobOver() as over:

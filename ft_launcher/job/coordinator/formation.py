@@ -1,9 +1,9 @@
 """Forms the next cycle from waiting nodes: when, with which of them, in which order; or ends the job. Pure.
 
-Used by `coordinator.py`, which fills the roster, asks `Formation.outcome` after each event, and carries out the result.
+Used by `coordinator.py`, which fills the roster, calls `Formation.decide` after each event, and carries out the result.
 Must not know messages between nodes, nor change the members: it only chooses them.
 
-When a cycle forms (`outcome`), the first line that fits:
+When a cycle forms (`decide`), the first line that fits:
 
     1. A member of the last cycle that is expected back has not arrived: wait for it, up to `join_s`.
     2. The policy, asked once about the fault, ends the job: over.
@@ -101,7 +101,8 @@ class Formation:
     """Forms the next cycle.
 
     Attributes:
-        why: the reason, in words, why there is to be a next cycle. Every member receives it with its place.
+        why: the reason, in words, why there is to be a next cycle: at first why the last one ended (`begin`), then the
+            policy's reason (`decide`). Every member receives it with its place.
         preempted: which member was preempted since the last formation, in words; empty: none was. The coordinator sets
             it.
 
@@ -136,7 +137,7 @@ class Formation:
         self._fault_decision.reset()
 
     def deadlines(self, forming: bool) -> list[float]:
-        """Returns the times (monotonic seconds) at which `outcome` may change by time alone.
+        """Returns the times (monotonic seconds) at which the result of `decide` may change by time alone.
 
         Args:
             forming: whether a cycle is to form; otherwise one runs, and the times are those of `grows`.
@@ -164,11 +165,14 @@ class Formation:
                 grown_to = possible
         return self._is_due(grown_to, forming=False, now=now)
 
-    def outcome(self, now: float) -> list[JoinRequest] | JobOver | None:
-        """Returns the members of the next cycle by node rank, or why the job is over; None to wait.
+    def decide(self, now: float) -> list[JoinRequest] | JobOver | None:
+        """Decides what follows the last cycle, by the list at the top of this file.
 
-        Has the policy decide on the fault of the last cycle at the first call at which that can be decided. See the
-        list at the top of this file.
+        The first call at which all expected members have arrived, or `join_s` is over, asks the policy about the fault,
+        once for each cycle. The answer is kept: `why` becomes its reason, and its backoff holds up later calls.
+
+        Returns:
+            The members of the next cycle, by node rank; or why the job is over; None: more nodes are awaited.
         """
         roster, overdue = self._roster, now >= self._since + self._rules.join_s
         if not overdue and not roster.complete:

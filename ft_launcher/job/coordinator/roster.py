@@ -1,8 +1,9 @@
 """The nodes of a job as its coordinator knows them: members of the last cycle, waiting nodes, lost nodes. Pure.
 
-Decides nothing: `coordinator.py` changes the `Roster` as events arrive, `formation.py` reads it and decides who is a
-member next. A node is known by its id, which differs from launch to launch of the same host. A node is in `members`, in
-`waiting`, or in both: a member that has arrived for the next cycle stays in `members` until that cycle forms.
+The `Roster` decides nothing: `coordinator.py` changes it as events arrive and reads it, `formation.py` reads it and
+decides who is a member next, and `fault_decision.py` reads the faults and views in it. A node is known by its id, which
+differs from launch to launch of the same host. A node is in `members`, in `waiting`, or in both: a member that has
+arrived for the next cycle stays in `members` until that cycle forms.
 
     members   waiting      absent                  which node
     yes       no           no                      takes part in the cycle
@@ -12,6 +13,7 @@ member next. A node is known by its id, which differs from launch to launch of t
     no        yes          no                      a newcomer or a spare
 
 `RankClaims` are nodes outside of these: each insists on a node rank that another node, perhaps a dead one, holds.
+Their `settle` does decide: it lets a node in whose rank is free, and refuses one that has waited too long.
 """
 
 from __future__ import annotations
@@ -162,7 +164,8 @@ class Roster:
         return found
 
     def end(self) -> None:
-        """Notes the end of the cycle: members that failed or succeeded are expected to arrive again."""
+        """Notes the end of the cycle: members that failed or succeeded are expected to arrive again. Only those stay
+        absent that are lost, have left or are preempted."""
         self.absent = {node: reason for node, reason in self.absent.items() if reason in _NOT_BACK}
         self.succeeded = set()
 

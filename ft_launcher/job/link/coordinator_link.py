@@ -2,7 +2,11 @@
 (`local_link.py`). Types only.
 
 So the agent has one way for a job of one node and of several: it sends what happened, asks for a place, and learns of
-the end of a cycle by a descriptor.
+the end of a cycle by a descriptor. A node under a rendezvous that is not ours (`job/rendezvous/foreign.py`) has a link
+in memory: it is the only node of its coordinator, however many nodes the job has.
+
+`job/rendezvous/handler.py` makes the link and is the main caller; `agent/membership.py` asks for `cut` and sets
+`is_polled`. A link decides nothing about cycles, which the coordinator does, and starts and ends no rank.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ class CoordinatorLink(Protocol):
     """The link of one node to the coordinator of its job.
 
     The agent's thread calls all of it, or a thread of `agent/ending_signal.py` while the agent waits for that thread.
-    `answer`, `host_of_cycle` and `close` block, within their limits; `entered` may make one operation on the store.
+    `answer`, `host_of_cycle` and `close` block, within their limits; `entered` may make one operation on the store. All
+    else must return at once: the cycle loop calls `send`, `pop_end`, `cut` and `trouble` while ranks run.
     """
 
     is_polled: bool

@@ -452,7 +452,7 @@ class CoordinatorService:
                 case RanksEnded():
                     texts[stopped_key(item.cycle, item.rank)] = "1"
         if formed is not None:
-            self._agree(store, formed)
+            self._write_record(store, formed)
         standing = self._machine.standing() or self._standing
         if standing != self._standing:
             texts |= {waits_key(node): str(standing[0]) for node in standing[1] - self._standing[1]}
@@ -465,20 +465,21 @@ class CoordinatorService:
         if self._machine.phase is Phase.OVER or self._machine.has_left:
             self._left.notify_all()
 
-    def _agree(self, store: JobStore, formed: Formed) -> None:
-        """Writes the record for a successor. Messages that it includes may be removed from the inbox afterwards."""
-        if not self._hosts:
-            self._write(store, replace(formed, attempt=self._formed.attempt, before=self._formed.before))
-        self._removable = range(self._removable.start, formed.read + 1)
+    def _write_record(self, store: JobStore, formed: Formed) -> None:
+        """Replaces the job's record by `formed`, for a successor, if the one in the store is still this coordinator's.
 
-    def _write(self, store: JobStore, formed: Formed) -> None:
-        """Replaces the job's record by `formed`, if the one in the store is still this coordinator's."""
-        text = encode(formed)
-        written = store.set_head(text, self._head)
-        if written is None and store.head() is None:  # its lease ran out, or it was removed
-            self._must_have_term([store.receive(TERM, limit_s=0) or b""])
-            logger.warning("the job's record in the rendezvous' store was lost; the coordinator writes it again")
-            written = store.set_head(text, None)
-        if written is None:
-            raise _Superseded("another coordinator took over")
-        self._head, self._formed = written, formed
+        Messages that the record includes may be removed from the inbox afterwards. Where this node hosts the store
+        there can be no successor, and nothing is written.
+        """
+        if not self._hosts:
+            formed = replace(formed, attempt=self._formed.attempt, before=self._formed.before)
+            text = encode(formed)
+            written = store.set_head(text, self._head)
+            if written is None and store.head() is None:  # its lease ran out, or it was removed
+                self._must_have_term([store.receive(TERM, limit_s=0) or b""])
+                logger.warning("the job's record in the rendezvous' store was lost; the coordinator writes it again")
+                written = store.set_head(text, None)
+            if written is None:
+                raise _Superseded("another coordinator took over")
+            self._head, self._formed = written, formed
+        self._removable = range(self._removable.start, formed.read + 1)

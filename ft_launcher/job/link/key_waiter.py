@@ -189,42 +189,37 @@ class Awaited:
         self.thread.start()
 
     def _run(self) -> None:
+        """The function of `ft_node_await`: waits for one key after the other."""
         try:
-            self._await()
+            while self._await_one():
+                pass
         except Exception as error:
             self._on_failure(error)
 
-    def _await(self) -> None:
-        """Loop of `ft_node_await`: waits for one key after the other, until another thread has replaced this one."""
-        while True:
-            expected = self._next()
-            if expected is None:
-                return
-            key, values = expected
-            text = self._receive(key)
-            with self._changed:
-                if threading.current_thread() is not self.thread:
-                    return
-                self._expected.remove(expected)
-            if text is not None:
-                values.put(key, text)
-                if values.ours:
-                    with contextlib.suppress(StoreLost):
-                        self._connections.once(lambda store: store.drop(key), "the removal of what was read")  # noqa: B023
+    def _await_one(self) -> bool:
+        """Waits for the key that was expected first, and puts its value into the queue. Blocks.
 
-    def _receive(self, key: str) -> bytes | None:
-        """Waits for the value of a key; None if closed before."""
-        text = None
+        Returns:
+            Whether to go on: False once no key will be expected any more, or another thread has replaced this one.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._expected or self._ended)
+            if not self._expected or self._connections.closed.is_set():
+                return False
+            expected = self._expected[0]
+        key, values = expected
+        text: bytes | None = None
         while text is None and not self._connections.closed.is_set():
             text = self._connections.until_done(
                 lambda store: store.receive(key, LONG_S), _WHAT, self._connections.waits
             )
-        return text
-
-    def _next(self) -> tuple[str, ValueQueue] | None:
-        """Waits for a key to be expected, and returns it; None once there will be no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._expected or self._ended)
-            if self._expected and not self._connections.closed.is_set():
-                return self._expected[0]
-            return None
+            if threading.current_thread() is not self.thread:
+                return False
+            self._expected.remove(expected)
+        if text is not None:
+            values.put(key, text)
+            if values.ours:
+                with contextlib.suppress(StoreLost):
+                    self._connections.once(lambda store: store.drop(key), "the removal of what was read")
+        return True

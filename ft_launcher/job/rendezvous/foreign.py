@@ -37,6 +37,7 @@ class ForeignRendezvous(NodeRendezvous):
     """
 
     is_alone = False
+    """There may be other nodes, which the coordinator of this node does not know."""
     follows_requests = False
     """A request of a rank may concern other nodes, and nobody would notify them."""
     numbers_ranks = False

@@ -223,7 +223,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def is_alone(self) -> bool:
-        """Whether the job has no other node, ever."""
+        """Whether the job has no other node, ever. Not the same as `is_local`: a node under a handler that is not ours
+        is its own coordinator among several nodes, so `ForeignRendezvous` sets this to False."""
         return self.is_local
 
     def names(self) -> tuple[list[str], list[str]]:

@@ -1,9 +1,14 @@
 """What the monitor of one rank reported in a cycle, each message with its time: the rank's part of the evidence.
 
-`NodeMonitors.begin_rank` makes a `RankReport` for each process of a rank, and `NodeMonitors` passes every message of
-the monitor to `note`, on the agent's thread. Two kinds of reader follow:
+`NodeMonitors.begin_rank` makes a `RankReport` for each process of a rank, and passes the monitor's messages to `note`,
+on the agent's thread. Messages about another process of the rank, and warnings about another cycle, never reach `note`
+(`NodeMonitors._drain`, `_note`). Two fields come from no message: `NodeMonitors` itself sets `at_decision` and
+`stood_still`, to snapshots that it got before. These read a report, all on the agent's thread:
 
 - The cycle loop (`agent/ranks.py`) acts on the messages that `note` returns, at once.
+- While ranks run, `agent/hang_watch.py` reads standstills and snapshots, `agent/hang_warnings.py` snapshots and whether
+  a client is attached, `agent/in_process/culprit_exchange.py` and `tools/status/status_feed.py` the readings that they
+  have asked for.
 - After the end of the cycle `agent/cycle/evidence.py` reads the fields, and the search for the first failure compares
   the moments of all ranks.
 

@@ -161,7 +161,8 @@ class ForkedRank:
         return self
 
     def prepare_program(self) -> Callable[[], object]:
-        """Makes the program; returns the function to call, which runs the user's script."""
+        """Makes the program, and has it prepare itself (`prepare_program` of the client's `Rank`). Returns the callable
+        that runs the user's script."""
         self._program = self._make()
         main: Callable[[], object] = self._program.prepare_program()
         return main

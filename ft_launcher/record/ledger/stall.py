@@ -1,7 +1,10 @@
 """Whether a training makes no steps, from the time ledger of one rank. Pure.
 
-No limit and no verdict: nothing is ended by it. It decides what the status says of a job whose ranks run, and which
-part of the open step counts as `detection` in place of `step`.
+No limit and no verdict: nothing is ended by it. `job_ledger.py` asks `stall_of` for the status of a job whose ranks
+run, and `training.py` for the part of the open step that counts as `detection` in place of `step`.
+
+It is another thing than the monitor's stall warning (`--ft-stall-warning`, `rank_monitor/watch.py: RankWatch.stall`):
+that one is about a main thread that executes no Python, whether steps are known or not.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `rank_monitor/time_ledger.py` keeps the ledger and explains how the account is made. The launcher keeps the last copy
 (`node/monitors/rank_report.py`), and sends it to the monitor that takes the place of a lost one.
-`ft_launcher/record/ledger/` adds the ledgers of all ranks and cycles up. A rank can write whatever it likes into a
-field, so `rank_times` checks all of them.
+`ft_launcher/record/ledger/` adds up the cycles, each with the ledger of one rank, which stands for all. A rank can
+write whatever it likes into a field, so `rank_times` checks all of them.
 
 Moments and durations are whole nanoseconds, so that the parts add up exactly. Moments are of CLOCK_MONOTONIC of the
 rank's machine.

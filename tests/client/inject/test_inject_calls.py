@@ -115,6 +115,23 @@ def test_after_a_delay_a_signal_needs_no_main_thread() -> None:
     assert code == -9 and "after 0.05 s" in err
 
 
+def test_a_callback_that_logs_after_a_delay_leaves_no_thread_that_the_script_sees() -> None:
+    code, out, err = ended("""
+import logging
+called = threading.Event()
+def callback():
+    logging.warning("now")
+    called.set()
+inject_fault("kind:straggle,factor:2", delay_s=0.01, callback=callback)
+called.wait(20)
+give_up_at = time.monotonic() + 20
+while threading.active_count() > 1 and time.monotonic() < give_up_at:
+    time.sleep(0.01)
+print([thread.name for thread in threading.enumerate()])
+""")
+    assert (code, out) == (0, "['MainThread']\n") and "WARNING:root:now" in err, err
+
+
 @pytest.mark.parametrize(("rank", "code"), [(3, -9), (2, 0)])
 def test_only_the_rank_that_is_meant(rank: int, code: int) -> None:
     assert ended(f"inject_fault('sigkill', rank={rank}, callback=lambda: print('now', flush=True))")[:2] == (

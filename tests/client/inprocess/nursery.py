@@ -236,6 +236,11 @@ def do_thread() -> None:
     threading.Thread(target=time.sleep, args=(2 * PATIENCE_S,), daemon=True).start()
 
 
+def do_threads() -> list[str]:
+    """The names of the threads that a script sees."""
+    return [thread.name for thread in threading.enumerate()]
+
+
 def do_close(others_s: float = 0.0) -> None:
     """Ends the call."""
     assert _agent is not None

@@ -13,9 +13,10 @@ follows an event. The parts of a call:
 
 How the ranks found each other is not known here: `coordination.py` made the stores.
 
-Threads: the main thread runs `run` and all actions. `soft_timeout` is called by the watchdog's thread, `_interrupt` by
-the watcher's. Both interrupt the main thread through `UserFunction.interrupt`, at first or second hand; neither carries
-out an action. While this rank leaves, one more thread reports the departure (`_depart`).
+Threads: the main thread runs `run` and all actions. `soft_timeout` is called by a thread that `monitor_link.py` starts
+for a request of the monitor, `_interrupt` by the watcher's thread. Both interrupt the main thread through
+`UserFunction.interrupt`, at first or second hand; neither carries out an action. While this rank leaves, one more
+thread reports the departure (`_depart`).
 """
 
 from __future__ import annotations
@@ -166,9 +167,9 @@ class Call:
     def soft_timeout(self, reason: str) -> None:
         """Interrupts the round on all ranks, since the monitor sees no progress of this rank.
 
-        Called in the watchdog's thread (`MonitorLink.on_interrupt_asked`), while the main thread may hang. It only
-        writes the fault to the store: this rank's watcher then reads it like that of any other rank, and interrupts the
-        main thread.
+        Called in a thread of its own (`MonitorLink.on_interrupt_asked`), while the main thread may hang. It only writes
+        the fault to the store: this rank's watcher then reads it like that of any other rank, and interrupts the main
+        thread.
 
         Args:
             reason: the limit that was exceeded, in words, for the log.
@@ -189,8 +190,8 @@ class Call:
         self._assigning.abandon(number)
         self._function.interrupt()
 
-    # One method for each `RestartAction`, named in `_ACTIONS`. They run in the main thread, may block as long as their
-    # timeout says, and return the event that they ended with. First those before the function.
+    # One method for each `RestartAction` but RUN, named in `_ACTIONS`. They run in the main thread, may block as long
+    # as their timeout says, and return the event that they ended with. First those before the function.
 
     def _assign(self) -> RestartEvent:
         """Assigns the numbers of this rank in the next round.
@@ -248,10 +249,6 @@ class Call:
         if state.mode is Mode.ACTIVE:
             self._escalating.began()
         return self._function.prepare()
-
-    def _run(self) -> RestartEvent:
-        """Calls the user's function. Blocks until it returns, raises, or is interrupted."""
-        return self._function.run()
 
     def _announce(self) -> RestartEvent:
         """Reports that the function returned here, and waits up to `completion_timeout` for the other active ranks."""
@@ -496,7 +493,7 @@ _ACTIONS: dict[RestartAction, Callable[[Call], RestartEvent]] = {
     RestartAction.ASSIGN: Call._assign,
     RestartAction.ARRIVE: Call._arrive,
     RestartAction.PREPARE: Call._prepare,
-    RestartAction.RUN: Call._run,
+    RestartAction.RUN: lambda call: call._function.run(),
     RestartAction.ANNOUNCE: Call._announce,
     RestartAction.WAIT: Call._wait,
     RestartAction.COMPLETE: Call._complete,
@@ -511,4 +508,5 @@ _ACTIONS: dict[RestartAction, Callable[[Call], RestartEvent]] = {
     RestartAction.DEPART: Call._depart,
     RestartAction.LEAVE: Call._leave,
 }
-"""The method for each action of the machine. Each returns the event that it ended with, the input of the next step."""
+"""What carries out each action of the machine: a method of `Call`, or for RUN of `UserFunction`. Each returns the event
+that it ended with, the input of the next step."""

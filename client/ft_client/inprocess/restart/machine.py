@@ -74,7 +74,7 @@ class RestartEvent(Enum):
 
 
 class RestartAction(Enum):
-    """What a rank does next. `call.py` has one method for each, `_ACTIONS`."""
+    """What a rank does next. `call.py: _ACTIONS` has what carries out each."""
 
     ASSIGN = auto()
     """Calls the rank assignment, which gives this rank its numbers in the next round."""

@@ -9,8 +9,9 @@ A report is a `RestartReport`: the whole state of this rank's restart, not a cha
 a connection that was lost, needs only the last report, with the moment at which its phase began.
 
 Threads: the main thread reports phases; the watcher's thread calls `interrupting`, `fault_seen` and
-`interrupted_again`; the watchdog's thread calls `tick`, `state` and `asked`. `_lock` is held while a report replaces
-the last one. The objects that several threads read are replaced as a whole and never changed.
+`interrupted_again`; the watchdog's thread calls `tick`, `state` and `on_interrupt_asked`. For each request of the
+monitor one more thread calls `interrupted`. `_lock` is held while a report replaces the last one. The objects that
+several threads read are replaced as a whole and never changed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic_ns
 
 from ft_client.inprocess.arguments import Timeouts
-from ft_client.rank.monitoring import process
+from ft_client.rank.monitoring import hidden_thread, process
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract.restart_phase import RestartPhase
 from rank_monitor.contract.wire.messages import (
@@ -52,8 +54,8 @@ class MonitorLink:
 
     Args:
         timeouts: the wrapper's durations.
-        interrupted: called with the reason, in the watchdog's thread, when the monitor asks for a restart: the function
-            made no progress. May take milliseconds; what it raises is logged.
+        interrupted: called with the reason, in a thread of its own, when the monitor asks for a restart: the function
+            made no progress. What it raises is logged.
         entry_rank: the number of this rank at entry of the call.
         call_prefix: the prefix of the keys of the call, where the launcher can reach them; else empty.
         logfile: a file into which the monitor also writes its log; empty: none.
@@ -238,21 +240,36 @@ class MonitorLink:
         return states
 
     def on_interrupt_asked(self, message: InterruptAsked, sent_ns: int) -> None:
-        """Handles the monitor's request to restart. Called in the watchdog's thread.
+        """Handles the monitor's request to restart. Called in the watchdog's thread; does not block.
 
         A request that was sent before the present round began is ignored: it is about the round before, which has ended
-        meanwhile.
+        meanwhile. The restart is begun in a thread of its own: what begins it logs, which a hidden thread must not do
+        (`hidden_thread.py`), and waits for the answers of the ranks' store, while the watchdog goes on.
         """
         report = self._last[0]
         if report.phase is not RestartPhase.RUNNING or sent_ns < report.began_ns:
             return
-        try:
-            self.fault_seen()
-            self._interrupted(message.reason)
-        except Exception:
-            logger.exception("the restart that the monitor asked for was not begun")
+        self.fault_seen()
+        hidden_thread.run_in_ordinary(
+            partial(self._interrupt, message.reason, report.began_ns), "ft_client soft timeout"
+        )
 
     # Within.
+
+    def _interrupt(self, reason: str, began_ns: int) -> None:
+        """Begins the restart that the monitor asked for. The function of a thread.
+
+        Args:
+            reason: the limit that was exceeded, in words.
+            began_ns: when the round began that the request is about. If the function has ended before this thread ran,
+                nothing is interrupted: the next round may run by now.
+        """
+        if self._last[0].began_ns != began_ns:
+            return
+        try:
+            self._interrupted(reason)
+        except Exception:
+            logger.exception("the restart that the monitor asked for was not begun")
 
     def _say(self, phase: RestartPhase, number: int, now_ns: int = 0, hard_s: float = 0.0, reason: str = "") -> None:
         """Begins a phase and reports it. Called with `_lock` held: main thread and watcher's thread both come here.

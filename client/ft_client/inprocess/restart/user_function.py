@@ -104,13 +104,20 @@ class UserFunction:
         Returns:
             READY on an active rank, SPARE on another; or INTERRUPTED, FAILED, ENDED.
         """
+
+        def callbacks() -> None:
+            frozen = self._state.freeze()
+            called("initialize", self._arguments.initialize, frozen)
+            self._check_health(frozen)
+
         event = RestartEvent.SPARE
         if self._state.mode is Mode.ACTIVE:
             event = RestartEvent.READY
-        return self._tried(self._callbacks_before, event)
+        return self._tried(callbacks, event)
 
     def run(self) -> RestartEvent:
-        """Calls the function. Its result is `result`.
+        """Calls the function: the action RUN of the machine. Blocks until the function has returned, has raised, or was
+        interrupted. What it returned is `result`.
 
         Returns:
             RETURNED; or INTERRUPTED, FAILED, ENDED.
@@ -217,11 +224,6 @@ class UserFunction:
 
     def _reset(self) -> None:
         self.error = self._cause = self._state.fn_exception = None
-
-    def _callbacks_before(self) -> None:
-        frozen = self._state.freeze()
-        called("initialize", self._arguments.initialize, frozen)
-        self._check_health(frozen)
 
     def _interrupted_again(self, waited_s: float, reason: str, stack: str) -> None:
         """Logs and reports that the interruption was raised again, although it may cut off a cleanup.

@@ -19,8 +19,9 @@ do not count: libraries with such pools survive a fork.
 How the process is made is in `agent_process.py`, what it does in `rank_calls.py`.
 
 Threads: the rank's main thread calls the methods without underscore. A hidden thread (`_receive_until_lost`), one for
-each process of an agent, receives from the agent, and replaces it. `_lock` is held while a message is sent and the
-state that the message announces is set, so that a successor gets the same call as its predecessor.
+each process of an agent, receives from the agent. When the agent is lost, a thread of `threading` replaces it
+(`_replace`), since that logs, which a hidden thread must not do. `_lock` is held while a message is sent and the state
+that the message announces is set, so that a successor gets the same call as its predecessor.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ class AgentHandle:
         """Writes the agent's pid to this file and to all files of earlier calls, each as a whole.
 
         A file that cannot be written, on a full disk for instance, is one warning, since the agent watches all the
-        same. Called in the main thread, and in the hidden thread for a successor.
+        same. Called in the main thread, and in the thread of `_replace` for a successor.
         """
         if path is not None:
             self._pidfiles.add(path)
@@ -309,7 +310,7 @@ class AgentHandle:
         )
 
     def _receive_until_lost(self, connection: socket.socket) -> None:
-        """Receives from the agent until it is gone, then replaces it. The function of the hidden thread; blocks.
+        """Receives from the agent until it is gone, then has it replaced. The function of the hidden thread; blocks.
 
         The agent sends one message only: the call is finished on all ranks, for which `close` waits. The end of the
         process also ends that wait.
@@ -319,10 +320,10 @@ class AgentHandle:
                 self._all_over.set()
         self._all_over.set()
         connection.close()
-        self._replace()
+        hidden_thread.run_in_ordinary(self._replace, "ft_client standalone agent")
 
     def _replace(self) -> None:
-        """Makes another process in the place of a lost agent, unless that hosted the store. Runs in the hidden thread.
+        """Makes another process in the place of a lost agent, unless that hosted the store. Has a thread of its own.
 
         The successor is a new interpreter, since the rank has threads by now. A new interpreter cannot call the user's
         own factory of a store: for such a call no successor is made. The monitor of the lost agent must have ended

@@ -78,7 +78,8 @@ class WrapperLink(Protocol):
         """Returns the whole state of the wrapper for a monitor: messages, each with its moment."""
 
     def on_interrupt_asked(self, message: InterruptAsked, sent_ns: int) -> None:
-        """Called when the monitor asks for a restart in process, in the thread that receives."""
+        """Called when the monitor asks for a restart in process, in the thread that receives, which is a hidden one.
+        Must not block, nor log (`hidden_thread.py`)."""
 
 
 def _not_connected(data: bytes, flags: int) -> NoReturn:

@@ -52,7 +52,7 @@ class Function:
             function._source = socket.socket(fileno=pickle_at)
         return function
 
-    def prepare_program(self) -> Callable[[], object]:
+    def load_program(self) -> Callable[[], object]:
         """Returns the callable that runs the function."""
         return self.run
 

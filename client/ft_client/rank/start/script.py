@@ -52,7 +52,7 @@ class Script:
             self._name, *self._script_arguments = arguments
         self._first_path = first_path
 
-    def prepare_program(self) -> Callable[[], object]:
+    def load_program(self) -> Callable[[], object]:
         """Makes this process what it is when an interpreter begins the script. Returns the callable that runs the
         script.
 
@@ -109,7 +109,7 @@ class Script:
         return partial(exec, code, names)
 
 
-_OUR_FRAMES = frozenset({Script.prepare_program.__code__, Script._file.__code__})
+_OUR_FRAMES = frozenset({Script.load_program.__code__, Script._file.__code__})
 
 
 def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackType | None:
@@ -125,7 +125,7 @@ def below(trace: TracebackType | None, codes: Container[CodeType]) -> TracebackT
 class Main(Protocol):
     """The main program of this process: a `Script`, or a `function.Function`."""
 
-    def prepare_program(self) -> Callable[[], object]:
+    def load_program(self) -> Callable[[], object]:
         """Makes this process ready, and returns the callable that runs the program. What that raises is not handled."""
 
     def below(self, trace: TracebackType | None) -> TracebackType | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,10 +220,37 @@ def test_a_wrapper_that_fails_ends_no_watchdog(
     failing = MonitorLink(QUICK, lambda reason: print({}[reason]))
     failing.running(0)
     ask_is_taken(monitor, "why")
-    assert "KeyError" in caplog.text
+    until(lambda: "KeyError" in caplog.text, "the error in the log")
     wrapper.link.running(0)
     ask_is_taken(monitor, "again")
-    assert wrapper.reasons == ["again"]
+    until(lambda: wrapper.reasons == ["again"], "the reason")
+
+
+def test_a_request_leaves_no_thread_that_the_script_sees(
+    monitor: FakeMonitor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the wrapper does then logs, and a thread that logs is known to `threading` from then on."""
+    before = set(threading.enumerate())
+    link = MonitorLink(QUICK, lambda reason: logging.getLogger(__name__).warning("asked: %s", reason))
+    link.running(0)
+    ask(monitor, "why")
+    until(lambda: "asked: why" in caplog.text, "the log")
+    until(lambda: set(threading.enumerate()) <= before, "no thread more than before")
+
+
+def test_a_request_about_a_round_that_ends_before_it_is_carried_out_interrupts_nothing(monitor: FakeMonitor) -> None:
+    class LinkOfTheNextRound(MonitorLink):
+        """The next round begins when the request has been received, and before its thread runs."""
+
+        def fault_seen(self) -> None:
+            super().fault_seen()
+            self.running(1)
+
+    before, reasons = set(threading.enumerate()), list[str]()
+    LinkOfTheNextRound(QUICK, reasons.append).running(0)
+    ask_is_taken(monitor, "why")
+    until(lambda: set(threading.enumerate()) <= before, "the end of its thread")
+    assert reasons == []
 
 
 # The training's own client, called again.

@@ -105,6 +105,7 @@ def test_a_lost_agent_is_replaced(ranks: Nursery, server: Any, tmp_path: Path) -
     assert len(warnings) == 1 and "another takes its place" in warnings[0]
     assert ranks.processes()[new] == "ft_companion"
     until(lambda: rank.do("connected"), "the rank is watched again")
+    until(lambda: rank.do("threads") == ["MainThread"], "the script sees no thread of ours")
     rank.say("hang")
     goes_without(PrefixStore("call", server), 1, Interruption.HARD_TIMEOUT)
 
