@@ -146,7 +146,7 @@ class RankProcess:
         """
         if self._asked_at is None:
             return []
-        found = stacks.read(self._dump(self._asked_at + _ANSWERS_S))
+        found = self._dump(self._asked_at + _ANSWERS_S)
         if found.frames:
             self._no_stacks = ""
             self._around = {"file": found.file, "other_threads": found.others}
@@ -154,10 +154,11 @@ class RankProcess:
             self._no_stacks = "none: the process had not written that of its main thread yet"
         return found.frames
 
-    def _dump(self, deadline: float) -> str:
-        """Returns the text of the dump that was asked for, once it is complete or the deadline (monotonic) is over.
+    def _dump(self, deadline: float) -> stacks.StackDump:
+        """Returns the dump that was asked for, once it is complete or the deadline (monotonic) is over.
 
-        As a rule it was asked for 0.1 s before, and is complete at once. Each wait would delay the end of the rank.
+        As a rule it was asked for 0.1 s before, and is complete at once. The signal that ends the rank waits for this:
+        so nothing is waited for that is there, and a complete dump is read once.
         """
         size, quiet = self._offset, 0
         if _has_settled(self._file):
@@ -168,11 +169,11 @@ class RankProcess:
             if size != before or size == self._offset:
                 quiet = 0
             if quiet:
-                text = _read_from(self._file, self._offset)
-                if stacks.is_whole(text) or (quiet >= _QUIET_POLLS and stacks.may_be_whole(text)):
-                    return text
+                found = stacks.read(_read_from(self._file, self._offset))
+                if found.is_whole or (quiet >= _QUIET_POLLS and found.frames):
+                    return found
             time.sleep(_POLL_S)
-        return _read_from(self._file, self._offset)
+        return stacks.read(_read_from(self._file, self._offset))
 
     def facts(self) -> dict[str, Any]:
         """Returns what /proc says of the process, for a verdict or a snapshot. Does not block.
@@ -228,7 +229,7 @@ def _has_settled(path: str) -> bool:
     """Returns whether nothing was written to a file for `_SETTLED_S` seconds, by the clock that files are dated with.
 
     A clock that was set meanwhile may say so too early: then the file is taken for complete as soon as its text is
-    (`stacks.is_whole`).
+    (`stacks.StackDump.is_whole`).
     """
     try:
         return time.time() - os.stat(path).st_mtime >= _SETTLED_S

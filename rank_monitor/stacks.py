@@ -44,25 +44,31 @@ class StackDump:
     `file`: the path of the innermost one; empty where it is not known for certain. `others`: where the other threads
     are, each place once: the innermost frame in `file`, else the innermost of all. `?`: a thread has no frame, or not
     all are known.
+
+    `is_whole`: the dump is complete and shows the main thread. False does not say that it is not complete: another
+    thread than the main one may have taken the signal, or the list of threads was cut.
     """
 
     frames: list[str]
     file: str
     others: list[str]
+    is_whole: bool
 
 
 def read(text: str) -> StackDump:
     """Returns what a dump of faulthandler, or the beginning of one, says. Reads any text without an error."""
     blocks, current, cut = _threads(text)
     if current is None:
-        return StackDump([], "", ["?"])
+        return StackDump([], "", ["?"], is_whole=False)
     main = blocks[-1]
     if cut:
         main = blocks[current]
     frames = [_frame(frame) for frame in main[:MAX_FRAMES]]
+    # A signal to a process usually goes to its main thread: then the last block is the current thread's.
+    is_whole = current == len(blocks) - 1 and text.endswith("\n") and bool(frames)
     if cut or current != len(blocks) - 1 or not main:
-        return StackDump(frames, "", ["?"])
-    return StackDump(frames, main[0][0], _locations(blocks[:-1], main[0][0]))
+        return StackDump(frames, "", ["?"], is_whole)
+    return StackDump(frames, main[0][0], _locations(blocks[:-1], main[0][0]), is_whole)
 
 
 def _locations(threads: list[list[tuple[str, str, str]]], file: str) -> list[str]:
@@ -99,23 +105,6 @@ def _threads(text: str) -> tuple[list[list[tuple[str, str, str]]], int | None, b
             if frame and not _STARTED_BY.search(frame[1]):
                 blocks[-1].append((frame[1], frame[2], frame[3]))
     return blocks, current, cut
-
-
-def is_whole(text: str) -> bool:
-    """Whether a dump that is being written is complete and shows the main thread.
-
-    A signal to a process usually goes to its main thread, so the last block is the current thread's, and ends the dump.
-    """
-    *_, last = ["", *(line for line in text.splitlines() if _BLOCK.match(line))]
-    return last.startswith("Current") and text.endswith("\n") and bool(read(text).frames)
-
-
-def may_be_whole(text: str) -> bool:
-    """Whether a dump that is being written may be complete although `is_whole` is not true of the text.
-
-    That is so where another thread than the main one has taken the signal, or where the list of threads was cut.
-    """
-    return bool(read(text).frames)
 
 
 def _frame(frame: tuple[str, str, str]) -> str:

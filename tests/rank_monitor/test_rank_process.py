@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rank_monitor import stacks
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import Hello, Progress, Sections
@@ -192,7 +193,7 @@ def test_only_the_last_dump_is_read(node: Node) -> None:
     process.close()
 
 
-def test_stacks_that_were_written_a_while_ago_are_read_without_a_wait(
+def test_stacks_that_were_written_a_while_ago_are_read_once_and_without_a_wait(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = node.puppet()
@@ -202,9 +203,18 @@ def test_stacks_that_were_written_a_while_ago_are_read_without_a_wait(
     frames = until(process.frames, "no stacks came")
     written = node.stack_file.stat()
     os.utime(node.stack_file, (written.st_atime, written.st_mtime - 1.0))
+    read = stacks.read
+    texts: list[str] = []
+
+    def counted(text: str) -> stacks.StackDump:
+        texts.append(text)
+        return read(text)
+
     with monkeypatch.context() as patched:
         patched.delattr(time, "sleep")
+        patched.setattr(stacks, "read", counted)
         assert process.frames() == frames
+    assert len(texts) == 1
     process.close()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor.stacks import MAX_FRAMES, is_whole, may_be_whole, read
+from rank_monitor.stacks import MAX_FRAMES, read
 from tests.program import run
 
 TWO_THREADS = """Thread 0x00007f0000000001 (most recent call first):
@@ -80,22 +80,22 @@ def test_a_librarys_file_is_shown_with_its_path_there(path: str, shown: str) -> 
 
 @pytest.mark.parametrize(("text", "whole"), [(TWO_THREADS, True), (OTHER_CURRENT, False), (CUT, False), ("", False)])
 def test_a_dump_is_whole_once_the_current_thread_is_the_last(text: str, whole: bool) -> None:
-    assert is_whole(text) is whole
-    assert not any(is_whole(text[:length]) for length in range(text.rfind("Current") + 60))
+    assert read(text).is_whole is whole
+    assert not any(read(text[:length]).is_whole for length in range(text.rfind("Current") + 60))
 
 
 @pytest.mark.parametrize(
-    ("text", "may_be"), [(TWO_THREADS, True), (OTHER_CURRENT, True), (CUT, True), ("", False), ("no stacks\n", False)]
+    ("text", "shows"), [(TWO_THREADS, True), (OTHER_CURRENT, True), (CUT, True), ("", False), ("no stacks\n", False)]
 )
-def test_a_dump_may_be_whole_once_the_main_thread_is_known(text: str, may_be: bool) -> None:
-    assert may_be_whole(text) is may_be
+def test_a_dump_that_is_not_known_to_be_whole_may_show_the_main_thread(text: str, shows: bool) -> None:
+    assert bool(read(text).frames) is shows
 
 
 def test_the_beginning_of_a_dump_says_nothing_of_the_main_thread() -> None:
     """Its last block is another thread as long as the current one, which is the main thread, is not written."""
     for length in range(TWO_THREADS.index("Current")):
         begun = TWO_THREADS[:length]
-        assert (read(begun).frames, read(begun).others, may_be_whole(begun)) == ([], ["?"], False)
+        assert (read(begun).frames, read(begun).others) == ([], ["?"])
 
 
 def thread(*frames: str, is_current: bool = False) -> str:
