@@ -167,18 +167,18 @@ class Joining:
             raise NoPlace(JobOver(int(ExitCode.STORE_HOST_LOST), str(error))) from None
         return True
 
-    def _unhealthy(self, why: str) -> JobEnd:
+    def _unhealthy(self, reading: str) -> JobEnd:
         """Returns the end of the job for a node that is unhealthy. Records a fault that it has still to report, with
         the decision that this launcher leaves.
 
         Args:
-            why: the reading that is wrong, in words.
+            reading: the reading that is wrong, in words.
         """
         found = self._last_end.found
-        code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {why}"
+        code, reason = int(ExitCode.NODE_UNHEALTHY), f"this node is unhealthy: {reading}"
         # The fault would have gone to the coordinator with the request for a place, which this node does not make any
         # more. So no other node records the fault.
         if found.fault is not None:
-            decision = Decision(Action.LEAVE, why, exit_code=code)
+            decision = Decision(Action.LEAVE, reason, exit_code=code)
             self._parts.recorder.failed(self._ranks.cycle, found.fault, decision, found.life)
         return JobEnd(code, reason, self._results.stopped())

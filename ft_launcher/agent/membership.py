@@ -385,10 +385,10 @@ class Membership(EventSource):
         assert self._cut is not None
         self._ranks.stop(signal.SIGKILL, 0.0)
         code = int(ExitCode.STORE_HOST_LOST)
-        if self._cut.reason is CutReason.NO_ROUTE:
+        if self._cut.end_reason is CutReason.NO_ROUTE:
             code = int(ExitCode.BELOW_MINIMUM)
-        self._parts.recorder.job_over(self._ranks.cycle, self._cut.why, code)
-        return JobEnd(code, self._cut.why, self._results.stopped())
+        self._parts.recorder.job_over(self._ranks.cycle, self._cut.reason, code)
+        return JobEnd(code, self._cut.reason, self._results.stopped())
 
     def _after_fence(self) -> None:
         """Records that this launcher stood still and its monitors ended the ranks. The next `form` asks for a place.
@@ -478,7 +478,7 @@ class Membership(EventSource):
                 return end
             cut = self._nodes.link.cut(time.monotonic())
             if cut is not None:
-                logger.warning("%s; the ranks of this node are done", cut.why)
+                logger.warning("%s; the ranks of this node are done", cut.reason)
                 return None
             readable({self._ending.signals.fileno(), *self.descriptors()}, min(left, self._nodes.check_s))
             for number in self._ending.signals.read():

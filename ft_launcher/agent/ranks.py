@@ -380,7 +380,7 @@ class Ranks(EventSource):
         for local_rank, message in self.monitors.handle():
             rank, stack_file = self.global_rank(local_rank), self.monitors.stack_file(local_rank)
             if isinstance(message, Replaced):
-                self.parts.recorder.monitor_replaced(self.cycle, rank, message.why)
+                self.parts.recorder.monitor_replaced(self.cycle, rank, message.reason)
                 continue
             self.parts.recorder.monitor_reported(self.cycle, local_rank, rank, message, stack_file)
             if (
@@ -437,9 +437,9 @@ class Ranks(EventSource):
 
         The exit code that counts is that of the program: the SIGKILL is this launcher's, and no fault.
         """
-        for local_rank, (exit_code, why) in self._failed_programs.due(time.monotonic()).items():
+        for local_rank, (exit_code, reason) in self._failed_programs.due(time.monotonic()).items():
             self.parts.recorder.never_ends(
-                self.cycle, self.global_rank(local_rank), self._failure_in_words(local_rank), why
+                self.cycle, self.global_rank(local_rank), self._failure_in_words(local_rank), reason
             )
             self.processes.give_up(local_rank, exit_code)
 

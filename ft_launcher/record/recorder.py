@@ -182,23 +182,23 @@ class Recorder:
         elif change.before == "unhealthy":
             console_text.say(f"health check {change.check} is {change.state} again")
 
-    def gpu_memory_in_use(self, cycle: int, why: str) -> None:
+    def gpu_memory_in_use(self, cycle: int, reason: str) -> None:
         """Records that memory of a GPU is in use although the ranks that had it are gone.
 
         Args:
-            why: which GPU and how much; empty: no memory is in use, and nothing is recorded.
+            reason: which GPU and how much; empty: no memory is in use, and nothing is recorded.
         """
-        if why:
-            logger.warning("%s", why)
-            self.journal.write(events.GpuMemoryEvent(cycle, why))
+        if reason:
+            logger.warning("%s", reason)
+            self.journal.write(events.GpuMemoryEvent(cycle, reason))
 
-    def cycle_ended(self, cycle: int, how: str) -> None:
+    def cycle_ended(self, cycle: int, end_reason: str) -> None:
         """Records that a cycle is over.
 
         Args:
-            how: as the event `cycle_end` has it.
+            end_reason: the field `how` of the event `cycle_end`.
         """
-        self.journal.write(events.CycleEndEvent(cycle, how))
+        self.journal.write(events.CycleEndEvent(cycle, end_reason))
 
     @contained("an event cannot be recorded")
     def fault_injected(self, cycle: int, report: InjectionReport) -> None:
@@ -251,20 +251,20 @@ class Recorder:
                 self.journal.report(events.ControlRequestEvent.of(message, cycle=cycle, rank=rank))
 
     @contained("an event cannot be recorded")
-    def never_ends(self, cycle: int, rank: int, how: str, why: str) -> None:
+    def never_ends(self, cycle: int, rank: int, failure: str, reason: str) -> None:
         """Records that the process of a rank whose program has failed did not end by itself, and is ended now.
 
         Args:
-            how: what the rank did.
-            why: how long its process did nothing or worked, and which option limits that.
+            failure: how the program of the rank failed, such as "exits with code 1".
+            reason: how long its process did nothing or worked, and which option limits that.
         """
-        logger.warning("rank %d %s, but %s: it is ended", rank, how, why)
-        self.journal.report(events.NeverEndsEvent(cycle, rank, why))
+        logger.warning("rank %d %s, but %s: it is ended", rank, failure, reason)
+        self.journal.report(events.NeverEndsEvent(cycle, rank, reason))
 
-    def monitor_replaced(self, cycle: int, rank: int, why: str) -> None:
+    def monitor_replaced(self, cycle: int, rank: int, reason: str) -> None:
         """Records that the monitor of a rank was lost and replaced; the training goes on."""
-        logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, why)
-        self.journal.write(events.MonitorReplacedEvent(cycle, rank, why))
+        logger.warning("the monitor of rank %d was replaced: %s; the training goes on", rank, reason)
+        self.journal.write(events.MonitorReplacedEvent(cycle, rank, reason))
 
     @contained("an event cannot be recorded")
     def bad_loss(self, cycle: int, rank: int, iteration: int, loss: str, is_fault: bool) -> None:
@@ -329,10 +329,10 @@ class Recorder:
             text += f", in which --ft-watch-log {preset} finds a step"
         logger.warning("%s", text)
 
-    def cannot_act(self, cycle: int, why: str) -> None:
+    def cannot_act(self, cycle: int, reason: str) -> None:
         """Records that limits which the user set cannot act, since the training has not asked to be watched."""
-        logger.warning("%s", why)
-        self.journal.write(events.LimitsCannotActEvent(cycle, why))
+        logger.warning("%s", reason)
+        self.journal.write(events.LimitsCannotActEvent(cycle, reason))
 
     @contained("an event cannot be recorded")
     def stalled(
@@ -481,24 +481,24 @@ class Recorder:
             console_text.show(f"  also: {line}")
         console_text.show(f"  cycle {cycle}; {step}")
 
-    def job_over(self, cycle: int | None, why: str, exit_code: int) -> None:
+    def job_over(self, cycle: int | None, reason: str, exit_code: int) -> None:
         """Records that the job ends on this node without a fault of its ranks.
 
         Args:
             cycle: the last cycle; None: there was none.
         """
-        console_text.say(f"the job ends here: {why}; exit code {exit_code}")
+        console_text.say(f"the job ends here: {reason}; exit code {exit_code}")
         if cycle is not None:
-            self.journal.write(events.CycleEndEvent(cycle, "job over", why=why))
+            self.journal.write(events.CycleEndEvent(cycle, "job over", why=reason))
 
-    def reform(self, cycle: int, why: str = "other nodes wait to take part", lost: Sequence[int] = ()) -> None:
+    def reform(self, cycle: int, reason: str = "other nodes wait to take part", lost: Sequence[int] = ()) -> None:
         """Records that the group of nodes forms anew without a fault of this node's ranks.
 
         Args:
             lost: as for `failed_on_other_node`.
         """
-        logger.warning("the group forms anew: %s", "; ".join((why, *first_failure.in_consequence(lost))))
-        self.journal.write(events.CycleEndEvent(cycle, "membership changed", why=why))
+        logger.warning("the group forms anew: %s", "; ".join((reason, *first_failure.in_consequence(lost))))
+        self.journal.write(events.CycleEndEvent(cycle, "membership changed", why=reason))
 
     @contained("an event cannot be recorded")
     def fenced(self, cycle: int, ranks: Sequence[int], silent_s: float, limit_s: float) -> None:
@@ -514,10 +514,10 @@ class Recorder:
         )
         self.journal.write(events.FencedEvent(cycle, list(ranks), round(silent_s, 3), limit_s))
 
-    def preempted_on_other_node(self, cycle: int, why: str) -> None:
+    def preempted_on_other_node(self, cycle: int, reason: str) -> None:
         """Records that another node got a signal to end, and that the ranks of this node end with it."""
-        console_text.say(f"{why}; the ranks here are told to end too")
-        self.journal.write(events.PreemptedElsewhereEvent(cycle, why))
+        console_text.say(f"{reason}; the ranks here are told to end too")
+        self.journal.write(events.PreemptedElsewhereEvent(cycle, reason))
 
     def lingers(self, cycle: int, commands: Mapping[int, str], limit_s: float | None) -> None:
         """Records that background processes of ranks that succeeded still run (`--ft-linger`).
@@ -540,10 +540,10 @@ class Recorder:
             number: the signal because of which they are ended; None: their time is over.
         """
         if number is None:
-            why = "--ft-linger is over"
+            reason = "--ft-linger is over"
         else:
-            why = f"got {signal_name(number)}"
-        console_text.say(f"{why}; ends what the ranks left running: {_named(commands)}")
+            reason = f"got {signal_name(number)}"
+        console_text.say(f"{reason}; ends what the ranks left running: {_named(commands)}")
         self.journal.write(events.BackgroundEndedEvent(cycle, sorted(commands), number))
 
     def signalled(self, number: int) -> None:

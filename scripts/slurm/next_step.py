@@ -131,14 +131,14 @@ def decide(attempt: Attempt, history: Sequence[Outcome], terms: Terms) -> Step:
     if stayed == {0} and not terms.flag_required:
         return Step(Action.DONE, Outcome.DONE, "all ranks ended with 0")
     if attempt.ended_by or attempt.told or codes & set(_PREEMPTED):
-        why = (
+        reason = (
             "the time limit"
             if attempt.ended_by
             else "told to end before the time limit"
             if attempt.told
             else "preempted"
         )
-        return Step(Action.NEXT, Outcome.PREEMPTED, f"{why}, which is not a failure", _left(attempt))
+        return Step(Action.NEXT, Outcome.PREEMPTED, f"{reason}, which is not a failure", _left(attempt))
     if stayed == {0}:
         return Step(
             Action.NEXT, Outcome.UNFINISHED, "all ranks ended with 0, without the finished flag", _left(attempt)

@@ -99,9 +99,9 @@ class FailedPrograms:
             if now < failed.next_check:
                 continue
             failed.next_check = now + self._period_s
-            why = self._why_end(failed, now)
-            if why:
-                found[local_rank] = failed.exit_code, why
+            reason = self._why_end(failed, now)
+            if reason:
+                found[local_rank] = failed.exit_code, reason
                 self.reset(local_rank)
         return found
 

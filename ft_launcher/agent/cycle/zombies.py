@@ -76,10 +76,10 @@ class Zombies:
         held = self.unreaped & {rank.local_rank for rank in evidence}
         first = next(rank for rank in evidence if not held or rank.local_rank in held)
         if held:
-            why = "its exit code is held by another process, as a debugger"
+            reason = "its exit code is held by another process, as a debugger"
         else:
-            why = "other threads of it live on"
-        what = f"hangs: it is a zombie, as all ranks of this node: its main thread has ended, and {why}"
+            reason = "other threads of it live on"
+        what = f"hangs: it is a zombie, as all ranks of this node: its main thread has ended, and {reason}"
         others = tuple(f"rank {rank.rank} was a zombie too" for rank in evidence if rank is not first)
         fault = Fault(FaultKind.HANG, first.rank, first.local_rank, first.pid, 1, what, "", "", others=others)
         return replace(fault, fault_class=FaultClass.HANG)

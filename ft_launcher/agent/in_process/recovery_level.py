@@ -485,10 +485,10 @@ class RecoveryLevels:
         """Returns the text that a rank's wrapper gave up, with the reason that it has reported."""
         last = self._slots[local_rank].last
         if last is not None and last.reason:
-            why = f": {last.reason}"
+            reason = f": {last.reason}"
         else:
-            why = ""
-        return f"the wrapper of {self._name(local_rank)} gave up{why}"
+            reason = ""
+        return f"the wrapper of {self._name(local_rank)} gave up{reason}"
 
     def _name(self, local_rank: int) -> str:
         """Returns a rank in words, by its global number."""

@@ -185,7 +185,14 @@ class Coordinator:
     def formed(self) -> Formed:
         """Returns the record by which another coordinator can take over. The service adds the names of attempts."""
         arrivals = self._roster.members | self._roster.waiting
-        cycle = (self._roster.cycle, self._me, self._term, self.read, list(self._roster.members), self._formation.why)
+        cycle = (
+            self._roster.cycle,
+            self._me,
+            self._term,
+            self.read,
+            list(self._roster.members),
+            self._formation.reason,
+        )
         if self.phase is Phase.OVER:
             over = self._over
         else:
@@ -203,7 +210,7 @@ class Coordinator:
             work: list[Work] = []
             before = self._roster.cycle - 1
             if before >= 0:  # a member that has not received the end of the cycle before still waits for it
-                work.append(CycleEnd(before, EndReason.RESTART, self._formation.why))
+                work.append(CycleEnd(before, EndReason.RESTART, self._formation.reason))
             return [*work, *self._places()]
         if self.phase is Phase.FORMING:
             return []
@@ -518,7 +525,7 @@ class Coordinator:
                 self._roster.cycle,
                 rank,
                 self.size,
-                self._formation.why,
+                self._formation.reason,
                 *numbers,
                 deputy=node in deputies,
                 judgement=decided.judgement,

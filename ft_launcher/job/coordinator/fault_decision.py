@@ -85,7 +85,7 @@ class FaultDecision:
         self.answer = None
         self.faulty_node = ""
 
-    def decide(self, roster: Roster, why: str, now: float) -> PolicyAnswer:
+    def decide(self, roster: Roster, end_reason: str, now: float) -> PolicyAnswer:
         """Decides on the cycle that ended, by the policy if a node had a fault; stores the answer and returns it.
 
         Without a fault of a rank the job goes on and nothing is charged: nodes came, left or were lost. An exception
@@ -93,7 +93,7 @@ class FaultDecision:
 
         Args:
             roster: the nodes, with the faults that they have reported.
-            why: why the cycle ended, in words.
+            end_reason: why the cycle ended, in words.
             now: the current time (monotonic seconds).
         """
         # A rank that asks for a restart and exits is gone for the ranks of other nodes, as those of a lost node are. (A
@@ -119,10 +119,10 @@ class FaultDecision:
             )
             self.answer = self._ask(case, faulty_node, now)
         elif self._failed_starts >= MAX_FAILED_STARTS:
-            reason = f"{self._failed_starts} cycles in a row could not begin: {why}"
+            reason = f"{self._failed_starts} cycles in a row could not begin: {end_reason}"
             self.answer = PolicyAnswer(reason, int(ExitCode.RENDEZVOUS_FAILED), judgement=None, history=self.history)
         else:
-            self.answer = PolicyAnswer(why, exit_code=None, judgement=None, history=self.history)
+            self.answer = PolicyAnswer(end_reason, exit_code=None, judgement=None, history=self.history)
         return self.answer
 
     def decide_request(self, node: str, asked: RankRequest, now: float) -> Decision | None:

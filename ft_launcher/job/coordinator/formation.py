@@ -101,8 +101,8 @@ class Formation:
     """Forms the next cycle.
 
     Attributes:
-        why: the reason, in words, why there is to be a next cycle: at first why the last one ended (`begin`), then the
-            policy's reason (`decide`). Every member receives it with its place.
+        reason: why there is to be a next cycle, in words: at first why the last one ended (`begin`), then the policy's
+            reason (`decide`). Every member receives it with its place.
         preempted: which member was preempted since the last formation, in words; empty: none was. The coordinator sets
             it.
 
@@ -118,19 +118,19 @@ class Formation:
         self, rules: Rules, roster: Roster, decision: FaultDecision, now: float, previous: Formed | None
     ) -> None:
         self._rules, self._roster, self._fault_decision = rules, roster, decision
-        self.why = "the first nodes came"
+        self.reason = "the first nodes came"
         if previous is not None and previous.reason:
-            self.why = previous.reason
+            self.reason = previous.reason
         self.preempted = ""
         self._since = self._not_before = now
         self._enough_since: float | None = None
 
-    def begin(self, why: str, now: float) -> None:
-        """Begins to form a cycle: the last one ended for the reason `why`, and its fault is to be decided on.
+    def begin(self, reason: str, now: float) -> None:
+        """Begins to form a cycle: the last one ended for the reason `reason`, and its fault is to be decided on.
 
         All waits begin anew: `join_s` counts from here, and the policy sets the pause when it is asked.
         """
-        self.why = why
+        self.reason = reason
         self._since = now
         self._not_before = now
         self._enough_since = None
@@ -169,7 +169,7 @@ class Formation:
         """Decides what follows the last cycle, by the list at the top of this file.
 
         The first call at which all expected members have arrived, or `join_s` is over, asks the policy about the fault,
-        once for each cycle. The answer is kept: `why` becomes its reason, and its backoff holds up later calls.
+        once for each cycle. The answer is kept: `reason` becomes its reason, and its backoff holds up later calls.
 
         Returns:
             The members of the next cycle, by node rank; or why the job is over; None: more nodes are awaited.
@@ -178,8 +178,8 @@ class Formation:
         if not overdue and not roster.complete:
             return None
         if self._fault_decision.answer is None:
-            answer = self._fault_decision.decide(roster, self.why, now)
-            self.why = answer.reason
+            answer = self._fault_decision.decide(roster, self.reason, now)
+            self.reason = answer.reason
             self._not_before = now + answer.wait_s
             if answer.exit_code is not None:
                 return JobOver(answer.exit_code, answer.reason, answer.judgement)

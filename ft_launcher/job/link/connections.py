@@ -43,7 +43,7 @@ class Failures:
 
     Attributes:
         lasted_s: seconds from the first failure of the row to the last.
-        why: the last error, in words.
+        reason: the last error, in words.
 
     Args:
         soon_s: work that lasted longer than this before it failed starts the row anew (seconds).
@@ -51,7 +51,7 @@ class Failures:
 
     def __init__(self, soon_s: float) -> None:
         self._soon_s = soon_s
-        self.why = ""
+        self.reason = ""
         self.worked()
 
     def worked(self) -> None:
@@ -60,9 +60,9 @@ class Failures:
         self._first: float | None = None
         self._logged_at: float | None = None
 
-    def failed(self, began: float, now: float, why: str) -> bool:
+    def failed(self, began: float, now: float, reason: str) -> bool:
         """Counts a failure of work that began at `began`. Returns whether to log it: the second, then one a minute."""
-        self.why = why
+        self.reason = reason
         if self._first is None or now - began > self._soon_s:
             self.worked()
             self._first = now
@@ -176,7 +176,7 @@ class Connections:
     def failing_for(self, limit_s: float) -> str:
         """Describes the work that has failed in a row for `limit_s` seconds, and why; empty if none has."""
         found = [(what, row) for what, row in list(self._failures.items()) if row.lasted_s >= limit_s]
-        return "; ".join(f"{what}: {row.why}" for what, row in found)
+        return "; ".join(f"{what}: {row.reason}" for what, row in found)
 
     def until_done(self, work: Callable[[JobStore], _T], what: str, connection: Connection | None = None) -> _T | None:
         """Runs `work` until the store answers, and returns its result; None if closed before. Blocks."""

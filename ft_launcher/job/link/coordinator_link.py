@@ -34,11 +34,12 @@ class Cut:
     """This node has had no part in the job for so long that others may count it as lost.
 
     Attributes:
-        why: the reason in words, for journal and console.
+        end_reason: what the link met.
+        reason: the same in words, for journal and console.
     """
 
-    reason: CutReason
-    why: str
+    end_reason: CutReason
+    reason: str
 
 
 class CoordinatorLink(Protocol):

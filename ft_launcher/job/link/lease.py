@@ -65,8 +65,10 @@ class Lease:
             if timer >= 0:
                 self._clock = clock
                 return timer
-        why = os.strerror(ctypes.get_errno())
-        logger.warning("no timer for the monitors (%s): they do not end the ranks of a launcher that stands still", why)
+        reason = os.strerror(ctypes.get_errno())
+        logger.warning(
+            "no timer for the monitors (%s): they do not end the ranks of a launcher that stands still", reason
+        )
         return -1
 
     def fileno(self) -> int:

@@ -305,12 +305,12 @@ class NodeLink:
             )
         if now - self._answered_at < limit_s:
             return None
-        why = f"the rendezvous' store gave no answer for {limit_s:g} s"
+        reason = f"the rendezvous' store gave no answer for {limit_s:g} s"
         if self._connections.trouble:
-            why += f": {self._connections.trouble}"
+            reason += f": {self._connections.trouble}"
         if self._connections.has_no_route():
-            return Cut(CutReason.NO_ROUTE, why)
-        return Cut(CutReason.NO_ANSWER, why)
+            return Cut(CutReason.NO_ROUTE, reason)
+        return Cut(CutReason.NO_ANSWER, reason)
 
     def wake(self, now: float) -> None:
         """Restarts the time without an answer, after the agent stood still and its ranks were ended for it."""

@@ -468,7 +468,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """
         cut = link.cut(time.monotonic())
         if cut is not None:
-            raise RendezvousConnectionError(cut.why)
+            raise RendezvousConnectionError(cut.reason)
         if self._closed:
             raise NoPlace(JobOver(int(ExitCode.OK), "this node has left"))
 

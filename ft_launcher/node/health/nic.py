@@ -52,10 +52,10 @@ def findings_on_states(
             findings.append(("ok", ""))
         elif path in known or path in needed:
             if path in known:
-                why = "was active before"
+                reason = "was active before"
             else:
-                why = needed[path]
-            findings.append(("unhealthy", f"{path} is {state}; it {why}"))
+                reason = needed[path]
+            findings.append(("unhealthy", f"{path} is {state}; it {reason}"))
     return findings
 
 

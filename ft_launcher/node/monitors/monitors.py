@@ -285,12 +285,12 @@ class NodeMonitors:
             return None
         return report.stood_still
 
-    def fail(self, local_rank: int, why: RankException) -> None:
+    def fail(self, local_rank: int, reason: RankException) -> None:
         """Notes why the launcher takes a rank for failed, such as a loss that is not a number in what it printed.
 
         An exception that the rank reported itself before stays the reason.
         """
-        self._slots[local_rank].report.note_exception(why, time.monotonic())
+        self._slots[local_rank].report.note_exception(reason, time.monotonic())
 
     def report(self, local_rank: int) -> RankReport:
         """Returns what the rank's monitor reported in this cycle; between two cycles, in the last one."""
@@ -318,10 +318,10 @@ class NodeMonitors:
                     events.append((local_rank, message))
         self._note_changes()
         for local_rank, slot in enumerate(self._slots):
-            why = self._why_lost(slot)
-            if why:
+            reason = self._why_lost(slot)
+            if reason:
                 self._replace(local_rank, slot)
-                events.append((local_rank, Replaced(why)))
+                events.append((local_rank, Replaced(reason)))
         return events
 
     def snapshots(

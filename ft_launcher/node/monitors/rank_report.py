@@ -52,9 +52,9 @@ _NO_TEXT = "(its text could not be made: str() of it did not return)"
 
 @dataclass(frozen=True)
 class Replaced:
-    """A monitor was lost and another took its place. `why`: what was lost with it, in words, such as "it died"."""
+    """A monitor was lost and another took its place. `reason`: what was lost with it, in words, such as "it died"."""
 
-    why: str
+    reason: str
 
 
 @dataclass

@@ -114,8 +114,8 @@ class SingleMonitor:
         match event:
             case RestartReport():
                 self.phase = event.phase
-            case Replaced(why):
-                self._say(f"the monitor of this rank is gone ({why}): another takes its place")
+            case Replaced(reason):
+                self._say(f"the monitor of this rank is gone ({reason}): another takes its place")
             case InterruptedAgain():
                 self._say(f"interrupted again after {event.waited_s:.1f} s: {event.why}; it is at\n{event.stack}")
             case ControlRequest():

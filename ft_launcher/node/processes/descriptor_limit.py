@@ -144,10 +144,12 @@ def must_do(least: int, most: int, nprocs: int, hosts_job: bool, shares: bool) -
         if limit == resource.RLIM_INFINITY or number <= limit:
             continue
         if hosts_job:
-            whose = "the rendezvous' store and that of a cycle"
+            stores = "the rendezvous' store and that of a cycle"
         else:
-            whose = "the store of a cycle"
-        problem = f"a launcher that hosts {whose} needs {number} descriptors for {nodes} nodes with {nprocs} ranks each"
+            stores = "the store of a cycle"
+        problem = (
+            f"a launcher that hosts {stores} needs {number} descriptors for {nodes} nodes with {nprocs} ranks each"
+        )
         hint = f"Start with a hard limit of {number} at least (ulimit -Hn, LimitNOFILE, --ulimit nofile)"
         if nodes == least:
             problem = f"{problem}, and RLIMIT_NOFILE is {limit}"

@@ -235,9 +235,9 @@ class Zygote:
         except PreloadError as error:
             return {"module": error.module, "problem": error.problem}
         if order["preload"]:
-            why = _against_this_process()
-            if why:
-                return {"unfit": why}
+            reason = _against_this_process()
+            if reason:
+                return {"unfit": reason}
         self._kept = open_descriptors() - {self._connection.fileno()}
         import torch.distributed
 
@@ -321,9 +321,9 @@ class Zygote:
             this = os.getpid()
             environ = Surroundings(request["differing"], request["changed"])
             learned = module_trial.learn(request["learn"], environ, lambda: end_with_parent(this))
-            why = _against_this_process()
-            if why:
-                return {"unfit": why}
+            reason = _against_this_process()
+            if reason:
+                return {"unfit": reason}
             return {**self._ready(), "learned": learned}
         except BaseException as error:  # The edge of a process: whatever goes wrong, the present zygote goes on.
             return {"unfit": f"{type(error).__name__}: {error}"}

@@ -90,10 +90,10 @@ def choose(
     loads = {name: closure([name], needs, tried) for name in tried}
     against = {name: _against(module, differing) for name, module in tried.items()}
     against |= _against_several(tried, loads) | dict(failed)
-    reasons = {name: why for name, why in against.items() if why}
+    reasons = {name: reason for name, reason in against.items() if reason}
     chosen = [name for name in names if name in tried and reasons.keys().isdisjoint(loads[name])]
-    told = list(reasons.items())[:MAX_REASONS]
-    return Choice(chosen, {name: why[:_LENGTH] for name, why in told})
+    shown = list(reasons.items())[:MAX_REASONS]
+    return Choice(chosen, {name: reason[:_LENGTH] for name, reason in shown})
 
 
 def _against(module: Tried, differing: Collection[str]) -> str:

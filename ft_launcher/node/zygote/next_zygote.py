@@ -98,17 +98,17 @@ class NextZygote:
                 return following
             if not following.ended():
                 return None
-            why = "the process that imports them ended"
+            reason = "the process that imports them ended"
         except (ZygoteLost, ZygoteUnfit) as problem:
-            why = str(problem)
+            reason = str(problem)
         self.process = None
-        self.refuse(following, why)
+        self.refuse(following, reason)
         return None
 
-    def refuse(self, following: ZygoteProcess, why: str) -> None:
+    def refuse(self, following: ZygoteProcess, reason: str) -> None:
         """Ends a next zygote that cannot replace the present one, and logs the reason. The present one goes on."""
         following.reap()
-        logger.warning("No modules of the ranks are preloaded: %s.", why)
+        logger.warning("No modules of the ranks are preloaded: %s.", reason)
 
     def note_taken(self, following: ZygoteProcess) -> None:
         """Notes that ranks are forked from the next zygote from now on."""

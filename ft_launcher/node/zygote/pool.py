@@ -89,18 +89,18 @@ class ZygotePool:
             # A collection writes to the header of every object, and so to the pages that forks are to share.
             gc.disable()
 
-    def begin(self, why_not: str) -> ForkedRank | None:
+    def begin(self, reason_against: str) -> ForkedRank | None:
         """Imports torch and forks the zygote, before the launcher's own modules are loaded: ranks then have none of
         them.
 
         Args:
-            why_not: the reason why there is to be no zygote; empty: there may be one.
+            reason_against: the reason why there is to be no zygote; empty: there may be one.
 
         Returns:
             In the launcher: None. In each rank that the zygote forks later: that rank, which the caller runs.
         """
-        self._reason_against = why_not
-        if not why_not:
+        self._reason_against = reason_against
+        if not reason_against:
             fork_server.load_torch()
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
@@ -203,9 +203,9 @@ class ZygotePool:
         """Returns why ranks of this command cannot be forks; empty: they can, by the present state of their script."""
         if self._settings.warm_start == "off":
             return "--ft-warm-start=off"
-        why = warm_start.against_command(arguments, os.environ, sys.orig_argv)
-        if why or function:
-            return why
+        reason = warm_start.against_command(arguments, os.environ, sys.orig_argv)
+        if reason or function:
+            return reason
         self._arguments = arguments
         return ""
 
@@ -248,8 +248,8 @@ class ZygotePool:
         Raises:
             NoWarmStart: the ranks would have to start by exec, and the user requires a warm start.
         """
-        why = self._reason_against or self._against(orders, numa)
-        if not why and self._zygote is not None:
+        reason = self._reason_against or self._against(orders, numa)
+        if not reason and self._zygote is not None:
             try:
                 pids = self._zygote.start_ranks(orders, self._report_to(), reports_modules=self._next.wanted)
                 self._have_learned = bool(self._zygote.learned)
@@ -259,15 +259,15 @@ class ZygotePool:
                 return pids
             except ZygoteLost as lost:
                 self._lose(self._zygote, str(lost))
-                why = "the zygote was lost while it was asked for ranks"
+                reason = "the zygote was lost while it was asked for ranks"
             except NoRanks as refusal:
-                why = str(refusal)
+                reason = str(refusal)
         if self._settings.warm_start == "on":
-            raise NoWarmStart(f"no warm start: {why}. --ft-warm-start=auto starts the ranks by exec instead")
+            raise NoWarmStart(f"no warm start: {reason}. --ft-warm-start=auto starts the ranks by exec instead")
         # Each cycle asks again; the same reason is logged once.
-        if why != self._logged:
-            self._logged = why
-            logger.info("Ranks start by exec: %s.", why)
+        if reason != self._logged:
+            self._logged = reason
+            logger.info("Ranks start by exec: %s.", reason)
         return None
 
     def pids(self) -> set[int]:
@@ -356,9 +356,9 @@ class ZygotePool:
         following = self._next.pop_if_ready()
         if following is None:
             return
-        why = self._against_loaded(following)
-        if why:
-            self._next.refuse(following, why)
+        reason = self._against_loaded(following)
+        if reason:
+            self._next.refuse(following, reason)
             return
         before, self._zygote = self._zygote, following
         self._next.note_taken(following)
@@ -367,16 +367,16 @@ class ZygotePool:
 
     # Losing one.
 
-    def _lose(self, lost: ZygoteProcess, why: str) -> None:
+    def _lose(self, lost: ZygoteProcess, reason: str) -> None:
         """Ends a zygote, and starts another one in the background unless several were lost in a row.
 
         Args:
             lost: the zygote, which has ended, gives no answer or must not be used any more.
-            why: the reason, for the log.
+            reason: why, for the log.
         """
         self._zygote = None
-        reason, code = why, lost.reap()
-        if why == "it ended":
+        code = lost.reap()
+        if reason == "it ended":
             reason = f"it ended ({_how_ended(code)})"
         if self._respawns >= _RESPAWNS:
             self._reason_against = f"{_RESPAWNS + 1} zygotes were lost in a row; the last: {reason}"
@@ -460,13 +460,13 @@ class ZygotePool:
         if is_stopped(current.pid):
             self._lose(current, "it was stopped")
             return "the zygote was stopped"
-        why = self._against_loaded(current)
-        if why:
-            return why
+        reason = self._against_loaded(current)
+        if reason:
+            return reason
         for order in orders:
-            why = warm_start.against_environment(order.environ, current.environ)
-            if why:
-                return why
+            reason = warm_start.against_environment(order.environ, current.environ)
+            if reason:
+                return reason
         return ""
 
 

@@ -219,11 +219,11 @@ class FirstImport:
         if name == "torch":
             sealed_pickle.drop_held()
 
-    def _start_again(self, why: str, otherwise: str = _NO_EFFECT) -> None:
+    def _start_again(self, reason: str, otherwise: str = _NO_EFFECT) -> None:
         """Reports to the agent, and starts again by exec where that is possible; else prints a warning and returns.
 
         Args:
-            why: what the script has changed.
+            reason: what the script has changed.
             otherwise: what the user has to know where an exec is not possible, with `{}` for the reason.
         """
         self._decided = True
@@ -231,7 +231,7 @@ class FirstImport:
         refusal = self._beginning.against_another()
         if os.getpid() != self._pid:
             refusal = "this is a child of the rank"
-        self._report(why)
+        self._report(reason)
         if not refusal:
             command = [sys.executable, "-u", rank_program.bootstrap(), *order.arguments]
             try:
@@ -243,12 +243,12 @@ class FirstImport:
                 os.execve(sys.executable, [*command, *map(str, pickles)], dict(order.environ))
             except OSError as error:
                 refusal = f"the system refuses ({error.strerror})"
-        print(console_line(f"{why}. {otherwise.format(refusal)}", time.time()), file=sys.stderr)
+        print(console_line(f"{reason}. {otherwise.format(refusal)}", time.time()), file=sys.stderr)
 
-    def _report(self, why: str) -> None:
+    def _report(self, reason: str) -> None:
         """Reports the reason to the agent, which starts all ranks by exec from then on. One line, cut to fit a pipe."""
         with suppress(OSError):
-            os.write(self._report_to, why.encode(errors="replace")[:_MAX_REPORT] + b"\n")
+            os.write(self._report_to, reason.encode(errors="replace")[:_MAX_REPORT] + b"\n")
 
 
 def c_environment() -> dict[bytes, bytes]:

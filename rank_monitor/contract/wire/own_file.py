@@ -35,14 +35,14 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int) -> int:
         OSError: the file cannot be opened, or is not a file of this user: a link, a FIFO, another user's file.
     """
     path = os.fspath(path)
-    how = flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    open_flags = flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     for _ in range(_TRIES):
         try:
-            return os.open(path, how | os.O_CREAT | os.O_EXCL, mode)
+            return os.open(path, open_flags | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError:
             pass
         try:
-            descriptor = os.open(path, how)
+            descriptor = os.open(path, open_flags)
         except FileNotFoundError:  # the file was removed between the two calls
             continue
         except OSError as error:

@@ -106,7 +106,7 @@ def _watchdog(
     """
     found = []
     enough = hard + _MARGIN
-    why = f"hard_timeout={_seconds(hard)} + {_seconds(_MARGIN)}"
+    reason = f"hard_timeout={_seconds(hard)} + {_seconds(_MARGIN)}"
     handling = next((environment[name] for name in _ASYNC_ERROR_HANDLING if name in environment), _BY_DEFAULT)
     if handling.strip() in _ENDS_THE_PROCESS:
         found.append(
@@ -115,14 +115,14 @@ def _watchdog(
         )
         if collective is not None and collective < enough:
             found.append(
-                f"NCCL's watchdog ends the process after {_seconds(collective)} in a collective, before {why}: "
+                f"NCCL's watchdog ends the process after {_seconds(collective)} in a collective, before {reason}: "
                 f"give init_process_group a timeout of at least {_seconds(enough)}"
             )
     if _is_on(environment, "TORCH_NCCL_ENABLE_MONITORING"):
         heartbeat = _heartbeat(environment)
         if heartbeat < enough:
             found.append(
-                f"NCCL's watchdog ends the process when it stood still for {_seconds(heartbeat)}, before {why}: "
+                f"NCCL's watchdog ends the process when it stood still for {_seconds(heartbeat)}, before {reason}: "
                 f"set TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC={enough.total_seconds():.0f} or more"
             )
     return found

@@ -216,17 +216,17 @@ class RankCalls:
             if self._ending is not None and not call.hosts_store:
                 self._ending.join(call.heartbeat_timeout_s)
             return
-        why = Interruption.TERMINATED
+        reason = Interruption.TERMINATED
         if condemned:
-            why = Interruption.HARD_TIMEOUT
-        self._say(f"the rank did not leave by itself: {condemned or why.name}")
+            reason = Interruption.HARD_TIMEOUT
+        self._say(f"the rank did not leave by itself: {condemned or reason.name}")
 
         try:
             self._members_of(call, call.heartbeat_timeout_s).end(call.member)
         except _NO_STORE as lost:
             self._say(f"{_NO_ANSWER}: {lost}")
             return
-        agents_call.report_loss(call.member, why.name)
+        agents_call.report_loss(call.member, reason.name)
         agents_call.wait_for_notice(lambda keys: call.members_in(keys).wait_finished())
 
     def _give_up(self, call: WatchedCall, agents_call: launcher_parts.StandaloneCall, members: list[int]) -> None:

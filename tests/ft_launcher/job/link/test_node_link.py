@@ -112,6 +112,6 @@ def test_a_thread_that_fails_cuts_the_node_off(
 ) -> None:
     break_thread(link, lease, store)
     found = until(lambda: link.cut(time.monotonic()), "the cut")
-    assert found is not None and found.reason is CutReason.NO_ANSWER
-    assert found.why.startswith("the link to the other nodes has failed: ")
+    assert found is not None and found.end_reason is CutReason.NO_ANSWER
+    assert found.reason.startswith("the link to the other nodes has failed: ")
     assert "Traceback" in caplog.text
