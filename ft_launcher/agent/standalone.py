@@ -26,7 +26,7 @@ from ft_launcher.agent.in_process.recovery_steps import LossNotified, NotifyLoss
 from ft_launcher.agent.in_process.store_threads import EventQueue, Keys, StoreThreads
 from ft_launcher.node.monitors.single_monitor import SingleMonitor
 from ft_launcher.node.ranks.runtime import Runtime
-from rank_monitor.contract.agent_order import MAKES_STORE, AgentOrder
+from rank_monitor.contract.agent_order import AgentOrder
 from rank_monitor.contract.processes.spawn import Template
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.restart_phase import RestartPhase
@@ -66,8 +66,8 @@ class StandaloneCall:
         self, prefix: str, connect: Callable[[float], Any], connect_s: float, limit_s: float, say: Callable[[str], None]
     ) -> None:
         self._prefix, self._limit_s, self._say = prefix, limit_s, say
-        self._round_threads = StoreThreads(partial(connect, float("inf")), MAKES_STORE)
-        self._loss_threads = StoreThreads(partial(connect, connect_s), MAKES_STORE)
+        self._round_threads = StoreThreads(partial(connect, float("inf")))
+        self._loss_threads = StoreThreads(partial(connect, connect_s))
         # Processes that a rank without a launcher leaves are its user's, and are not ended.
         self._loss_notifier = RankLossNotifier(self._loss_threads, stop_s=None)
         self._servers: dict[int, object] = {}
@@ -88,12 +88,8 @@ class StandaloneCall:
 
         ports = PortHolder(host, None, None)
 
-        def serve_one() -> tuple[Any, int]:
-            with MAKES_STORE:
-                return ports.serve_round()
-
         def serve(keys: Keys) -> None:
-            serve_rounds(keys, serve_one, host, self._servers)
+            serve_rounds(keys, ports.serve_round, host, self._servers)
 
         self._round_threads.start("ft_rounds", self._prefix, serve, self._note_problem)
 
@@ -155,8 +151,7 @@ class StandaloneAgent:
         from ft_launcher.job.rendezvous.cycle_store import PortHolder
 
         port = listener.getsockname()[1]
-        with MAKES_STORE:
-            self.served[port] = PortHolder(host, None, None).serve_at(listener)
+        self.served[port] = PortHolder(host, None, None).serve_at(listener)
         self._say(f"the store is served at port {port}")
 
     def begin(self, call: StandaloneCall) -> None:

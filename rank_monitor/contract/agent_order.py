@@ -6,13 +6,7 @@ rank runs (`ft_launcher.agent.standalone`).
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
-
-MAKES_STORE = threading.Lock()
-"""Held while a thread of this process makes a store of torch. The constructor of `TCPStore` writes to pybind11's table
-of objects without the lock of the interpreter. With torch 2.6 one start in about 40 ended a standalone agent with the
-words "pybind11_object_dealloc(): Tried to deallocate unregistered instance!" while two of its threads made stores."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from ft_launcher.decide.attribution.all_nodes import NodeScene
 from ft_launcher.decide.attribution.fault import HangFinding, HangKind
 from ft_launcher.node.monitors.monitors import NodeMonitors
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.processes.making_store import making_store
 from rank_monitor.contract.rounds.barrier import EVER, release, value_now
 from rank_monitor.contract.rounds.round import Round
 from rank_monitor.contract.wire.foreign import parse_json, parse_object
@@ -211,7 +212,9 @@ class CulpritExchange:
             except ProtocolError:  # Written by `StoreThreads.close` of another node: the cycle is over.
                 return
             self.news.put(Asked(number))
-            this_round = Round(PrefixStore(question.prefix, keys.underlying_store), question.number)
+            with making_store():
+                keys_of_call = PrefixStore(question.prefix, keys.underlying_store)
+            this_round = Round(keys_of_call, question.number)
             self._answer(keys, number, this_round, time.monotonic() + _LONGEST_S)
             number += 1
 

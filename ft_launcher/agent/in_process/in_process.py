@@ -71,6 +71,7 @@ from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.placement import Placement, RankNumbers
 from rank_monitor.contract import env
 from rank_monitor.contract.processes.cgroup import oom_kills
+from rank_monitor.contract.processes.making_store import making_store
 from rank_monitor.contract.restart_phase import ENTERING
 from rank_monitor.contract.rounds.round import Round
 from rank_monitor.contract.rounds.round_stores import serve_rounds
@@ -363,7 +364,9 @@ class InProcess:
         if self._store.server is None or not prefix:
             return []
         try:
-            records = Round(PrefixStore(prefix, self._store.server), number).records()
+            with making_store():
+                keys = PrefixStore(prefix, self._store.server)
+            records = Round(keys, number).records()
             return [dict(parse_json(record)) for record in records]
         # Ranks wrote the records; the restart is over, and only its line on the console is poorer.
         except (RuntimeError, ValueError, TypeError) as error:

@@ -16,13 +16,13 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 from torch.distributed import PrefixStore, TCPStore
 
 from rank_monitor.contract.errors import StoreLost, one_line
 from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.processes.making_store import making_store
 from rank_monitor.contract.rounds.barrier import release
 
 _CONNECT_S = 20.0
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 def connect(host: str, port: int) -> TCPStore:
     """Returns a new connection to the store of a running cycle."""
     limit = datetime.timedelta(seconds=_CONNECT_S)
-    with resolver.towards(host, port) as address:
+    with resolver.towards(host, port) as address, making_store():
         return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
@@ -80,12 +80,10 @@ class StoreThreads:
 
     Args:
         connect: called in each thread; returns a new connection to the ranks' store, or raises what a store raises.
-        making: held while an object of torch is made around that connection.
     """
 
-    def __init__(self, connect: Callable[[], Any], making: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
-        self._making = making or nullcontext()
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._waiting: dict[str, Keys] = {}
@@ -140,7 +138,7 @@ class StoreThreads:
     def _keys(self, prefix: str) -> Keys:
         """Returns the keys with a prefix over a new connection. Blocks while the store does not answer."""
         store = self._connect()
-        with self._making:
+        with making_store():
             return Keys(prefix, store, self._over)
 
     def _release(self) -> None:

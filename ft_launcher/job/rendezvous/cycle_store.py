@@ -26,6 +26,7 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from rank_monitor.contract.processes import local_address, resolver
+from rank_monitor.contract.processes.making_store import making_store
 from rank_monitor.contract.rounds.barrier import Store
 from rank_monitor.contract.wire.foreign import parse_json
 
@@ -123,7 +124,7 @@ class PortHolder:
     def serve_at(self, listener: socket.socket) -> TCPStore:
         """Starts a server at a listening socket, which the server closes at its end."""
         port = listener.getsockname()[1]
-        with resolver.towards(local_address.towards(self._address), port) as address:
+        with resolver.towards(local_address.towards(self._address), port) as address, making_store():
             return TCPStore(
                 # The listening socket is handed over, so that no other program can take the port in between.
                 host_name=address,

@@ -71,6 +71,7 @@ from ft_launcher.job.store.job_store import JobStore
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.processes import resolver
+from rank_monitor.contract.processes.making_store import making_store
 from rank_monitor.contract.wire.foreign import parse_json
 
 # Seconds at least to connect to the cycle's store, whatever the node timeout: a busy host may need many for a new
@@ -526,7 +527,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         """
         # Not less than the node timeout: until then the host may only be slow, and not lost.
         limit = timedelta(seconds=max(_CONNECT_S, self._settings.timeout_s))
-        with resolver.towards(store.host, store.port) as address:
+        with resolver.towards(store.host, store.port) as address, making_store():
             TCPStore(address, store.port, is_master=False, wait_for_workers=False, timeout=limit)
 
     def _info(self, place: RankAssigned) -> RendezvousInfo:

@@ -43,6 +43,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from ft_launcher.job.store.store_base import WaitingStore
 from rank_monitor.contract.errors import StoreLost, one_line
+from rank_monitor.contract.processes.making_store import making_store
 from rank_monitor.contract.rounds.barrier import Store, value_now
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.foreign import whole_number
@@ -109,7 +110,8 @@ class JobStore:
         self.hosted_here = hosted_here
         self.may_have_host = isinstance(store, TCPStore) and not hosted_here
         self.attempt = ""
-        self._store = PrefixStore(self._prefix, store)
+        with making_store():
+            self._store = PrefixStore(self._prefix, store)
         self._seen: set[str] = set()
         self._complaints = Complaints(logger.warning)
 
@@ -118,7 +120,8 @@ class JobStore:
         if attempt == self.attempt:
             return
         self.attempt = attempt
-        self._store = PrefixStore(self._prefix + attempt, self.raw)
+        with making_store():
+            self._store = PrefixStore(self._prefix + attempt, self.raw)
         self._seen = set()
 
     def another(self) -> JobStore:

@@ -22,9 +22,9 @@ import time
 from typing import Any
 
 from ft_client.inprocess.standalone.watched_call import CallMembers
-from rank_monitor.contract.agent_order import MAKES_STORE
 from rank_monitor.contract.processes import local_address, proc, resolver
 from rank_monitor.contract.processes.descriptor import socket_copy
+from rank_monitor.contract.processes.making_store import making_store
 
 _ESTABLISHED = 1
 """TCP_ESTABLISHED of the kernel, as in the first byte of TCP_INFO."""
@@ -55,7 +55,7 @@ def serve(listener: socket.socket) -> Any:
     from torch.distributed import TCPStore
 
     here, port = listener.getsockname()[:2]
-    with MAKES_STORE:
+    with making_store():
         return TCPStore(
             host_name=local_address.towards(here),
             port=port,

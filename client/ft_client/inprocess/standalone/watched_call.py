@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rank_monitor.contract.agent_order import MAKES_STORE
 from rank_monitor.contract.loss_detector import LossDetector
 from rank_monitor.contract.processes import proc, resolver
+from rank_monitor.contract.processes.making_store import making_store
 from rank_monitor.contract.rounds.barrier import EVER
 from rank_monitor.contract.wire import channel
 
@@ -103,18 +103,18 @@ class WatchedCall:
 
         if self.host:
             wait = datetime.timedelta(seconds=min(limit_s, _STORE_TIMEOUT_S))
-            with resolver.towards(self.host, self.port) as address, MAKES_STORE:
+            with resolver.towards(self.host, self.port) as address, making_store():
                 return TCPStore(address, self.port, is_master=False, timeout=wait, wait_for_workers=False)
         if make_store is None:
             raise RuntimeError("the store of this call can only be made by its own factory, which is not known here")
-        with MAKES_STORE:
+        with making_store():
             return make_store()
 
     def keys(self, store: Any) -> Any:
         """Returns the call's part of a store, in which the ranks and the agents have their keys."""
         from torch.distributed import PrefixStore
 
-        with MAKES_STORE:
+        with making_store():
             return PrefixStore(self.prefix, store)
 
     def members(self, store: Any) -> CallMembers:
@@ -125,7 +125,7 @@ class WatchedCall:
         """Returns the members of the call in its part of a store, as `keys` returns it."""
         from torch.distributed import PrefixStore
 
-        with MAKES_STORE:
+        with making_store():
             return CallMembers(PrefixStore(_OWN, keys), self.world_size)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from ft_launcher.job.store.store_connection import open_job_store
 from rank_monitor.contract.errors import StoreLost
 from tests.patience import patient
 from tests.ports import free_port
+from tests.program import output_of
 
 PATIENT_S = patient(60.0)
 
@@ -323,6 +325,37 @@ def test_an_endpoint_that_refuses_is_named(backend: str) -> None:
     parameters = RendezvousParameters(backend, endpoint, "job", 2, 2, **NO_HOST[backend])
     with pytest.raises(RendezvousConnectionError, match=rf"nobody answers at {endpoint} \(Connection refused\)"):
         open_job_store(backend, parameters)
+
+
+MANY_CONNECTIONS = """
+import sys, threading
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from ft_launcher.job.store.store_connection import open_job_store
+from rank_monitor.contract.processes import resolver
+
+resolver.bound_process()
+store = open_job_store("c10d", RendezvousParameters("c10d", sys.argv[1], "job", 1, 2, is_host="0"))
+done = []
+
+def connect():
+    for _ in range(25):
+        store.another()
+    done.append(True)
+
+threads = [threading.Thread(target=connect) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(done))
+"""
+
+
+def test_threads_that_connect_at_once(tmp_path: Path, server: TCPStore) -> None:
+    """torch 2.6 ended the process, "Tried to deallocate unregistered instance!"."""
+    program = tmp_path / "program.py"
+    program.write_text(MANY_CONNECTIONS)
+    assert output_of([sys.executable, str(program), f"127.0.0.1:{server.port}"], tmp_path).split() == ["4"]
 
 
 @pytest.mark.parametrize("other", ["x/y", "x/y/z", "x%2Fy"])
