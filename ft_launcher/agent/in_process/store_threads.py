@@ -118,11 +118,20 @@ class StoreThreads:
         if self._over.is_set():
             return
         self._over.set()
-        if any(thread.is_alive() for thread in self._threads):
-            threading.Thread(target=self._release, daemon=True, name="ft_release").start()
+        if not self._has_threads():
+            return
+        releasing = threading.Thread(target=self._release, daemon=True, name="ft_release")
+        releasing.start()
         # A thread that is in torch's code when Python ends would abort the process.
         for thread in self._threads:
             thread.join(_END_S)
+        if not self._has_threads():
+            # The store answers, but its server may go next: a connection made meanwhile fails after 20 s only.
+            releasing.join(_END_S)
+
+    def _has_threads(self) -> bool:
+        """Returns whether a thread has not ended."""
+        return any(thread.is_alive() for thread in self._threads)
 
     def _run(self, name: str, prefix: str, task: Callable[[Keys], None], end: Callable[[str], None]) -> None:
         """The thread's function. Arguments as of `start`."""
