@@ -54,6 +54,7 @@ from rank_monitor.contract.wire.launcher_messages import (
     MonitorChanged,
     SnapshotRequest,
     StopJudging,
+    TimesRequest,
 )
 from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, Message, Progress, Sections
 from rank_monitor.log import Log
@@ -249,7 +250,7 @@ def _run_one_cycle(listener: socket.socket, rank: socket.socket, job: MonitoredJ
         now_ns = time.monotonic_ns()
         beats = [message for _ in range(_WARM_UP_ROUNDS) for message in (Heartbeat(), Sections((("step", now_ns),)))]
         _send(rank, [Hello(os.getpid()), Attach(), *beats, Progress(now_ns)])
-        asked = [SnapshotRequest(number) for number in range(_WARM_UP_ROUNDS)]
+        asked = [message for number in range(_WARM_UP_ROUNDS) for message in (SnapshotRequest(number), TimesRequest())]
         _send(agent, [CycleStart(0, 0, os.getpid(), 0, ""), *asked])
         server = MonitorServer(listener, monitor, MonitorSettings(), 0, job, copy.copy(log))
         server.serve_once()
