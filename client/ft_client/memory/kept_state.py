@@ -13,7 +13,7 @@ Uses torch's underscored `_comm_hooks` of DDP.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 
 from ft_client.memory import checksum, tensor_parts
 from ft_client.memory.safetensors_layout import TensorSpec
-from ft_client.memory.state_tree import put_together, take_apart
+from ft_client.memory.state_tree import OtherStructure, put_together, take_apart, take_apart_again
 from ft_client.memory.tensor_parts import CannotBeKept, KnownTensors, OtherState
 from ft_client.rank import rng
 
@@ -29,6 +29,58 @@ _FORM = 1
 """Of what `KeptState.plain` holds. Another release with another form counts it up."""
 _EXTRA_STATE = "_extra_state"
 """Ends the key of what a module's own `get_extra_state` returns, in torch's `Module.state_dict`."""
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectStructure:
+    """How the state of one object lies in a file. It is the same object as long as nothing but values change.
+
+    Attributes:
+        forms: of each tensor, as from `tensor_parts.only_part`; None: a tensor has several parts.
+        notes: about each tensor, with the names of its parts.
+        specs: name -> what the header says of each part.
+    """
+
+    forms: Sequence[Any] | None
+    notes: Sequence[Any]
+    specs: Mapping[str, TensorSpec]
+
+
+class KnownStructures:
+    """What the last save has learned about the states of the objects, by name of the object."""
+
+    def __init__(self) -> None:
+        self._structures: dict[str, ObjectStructure] = {}
+        self._rests: dict[str, Any] = {}
+
+    def parse(self, name: str, state: Any) -> ParsedObject:
+        """Returns the state of an object taken apart. Raises CannotBeKept."""
+        known = self._structures.get(name)
+        parsed = None
+        if known is not None and known.forms is not None:
+            parsed = _parsed_again(state, self._rests[name], known)
+        if parsed is None:
+            parsed = _parsed(name, state, known)
+        self._structures[name] = parsed.structure
+        self._rests[name] = parsed.rest
+        return parsed
+
+
+@dataclass(frozen=True)
+class ParsedObject:
+    """The state of one object, taken apart.
+
+    Attributes:
+        rest: the state without tensors.
+        parts: the plain tensors, in the order of `structure.specs`.
+        others: as in `ParsedState`.
+        structure: how it lies in a file.
+    """
+
+    rest: Any
+    parts: Sequence[Any]
+    others: Mapping[str, Any]
+    structure: ObjectStructure
 
 
 @dataclass
@@ -41,20 +93,18 @@ class KeptState:
         random: the state of the generators.
         others: path -> value that torch's weights-only reader may not admit. All other values in `objects` are
             immutable, or copies that nobody else has.
+        structures: of all objects. Two states with the same structures have the same layout.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
     random: rng.RngState = field(default_factory=rng.save)
     others: dict[str, Any] = field(default_factory=dict)
-
-    def signature(self) -> list[Any]:
-        """Returns what the specs follow from: two states with the same signature have the same layout."""
-        return [(name, part.dtype, part.shape) for name, part in self.parts.items()]
+    structures: list[ObjectStructure] = field(default_factory=list)
 
     def specs(self) -> dict[str, TensorSpec]:
-        """Returns what the header says of each tensor. Raises CannotBeKept."""
-        return {name: tensor_parts.spec(name, part) for name, part in self.parts.items()}
+        """Returns what the header says of each tensor."""
+        return {name: spec for structure in self.structures for name, spec in structure.specs.items()}
 
     def plain(self) -> dict[str, Any]:
         """Returns all that is no tensor."""
@@ -64,8 +114,8 @@ class KeptState:
         """Returns mesh, placements and shape of each DTensor by the name of its first part."""
         return {
             note["parts"][0]: {key: note[key] for key in ("mesh", "placements", "shape")}
-            for kept in self.objects.values()
-            for note in kept["notes"]
+            for structure in self.structures
+            for note in structure.notes
             if isinstance(note, dict) and "mesh" in note
         }
 
@@ -83,12 +133,13 @@ def check_object(name: str, kept: Any) -> None:
             raise CannotBeKept(f"{name} is a FullyShardedDataParallel, whose shards have no names: use fully_shard")
 
 
-def collect(objects: Mapping[str, Any], written_elsewhere: frozenset[str]) -> KeptState:
+def collect(objects: Mapping[str, Any], written_elsewhere: frozenset[str], known: KnownStructures) -> KeptState:
     """Returns the present state of a rank. Copies nothing.
 
     Args:
         objects: name -> what has `state_dict`.
         written_elsewhere: names of objects that another rank of the node writes.
+        known: from the last call, for this one and the next.
 
     Raises:
         CannotBeKept: a tensor has no form in a file.
@@ -97,15 +148,54 @@ def collect(objects: Mapping[str, Any], written_elsewhere: frozenset[str]) -> Ke
     for name, kept in objects.items():
         if name in written_elsewhere:
             continue
-        apart = take_apart(kept.state_dict(), tensor_parts.is_tensor, name)
-        notes = []
-        for path, tensor in apart.tensors.items():
-            parts, note = tensor_parts.parts_of(path, tensor)
-            found.parts |= parts
-            notes.append(_with_parts(note, list(parts)))
-        found.objects[name] = {"rest": apart.rest, "notes": notes}
-        found.others |= apart.others
+        parsed = known.parse(name, kept.state_dict())
+        found.parts |= zip(parsed.structure.specs, parsed.parts, strict=True)
+        found.objects[name] = {"rest": parsed.rest, "notes": parsed.structure.notes}
+        found.others |= parsed.others
+        found.structures.append(parsed.structure)
     return found
+
+
+def _parsed(name: str, state: Any, known: ObjectStructure | None) -> ParsedObject:
+    """Returns the state of an object taken apart, with `known` for its structure where that holds. Raises
+    CannotBeKept."""
+    apart = take_apart(state, tensor_parts.is_tensor, name)
+    parts: dict[str, Any] = {}
+    notes = []
+    for path, tensor in apart.tensors.items():
+        own, note = tensor_parts.parts_of(path, tensor)
+        parts |= own
+        notes.append(_with_parts(note, list(own)))
+    specs = {path: tensor_parts.spec(path, part) for path, part in parts.items()}
+    structure = ObjectStructure(_forms(apart.tensors.values()), notes, specs)
+    if known is not None and (known.forms, known.notes, known.specs) == (structure.forms, notes, specs):
+        structure = known
+    return ParsedObject(apart.rest, list(parts.values()), apart.others, structure)
+
+
+def _parsed_again(state: Any, rest: Any, known: ObjectStructure) -> ParsedObject | None:
+    """Returns the state of an object taken apart; None: it may have another structure than `known`.
+
+    `rest`: of the state before, without tensors.
+    """
+    try:
+        rest, tensors = take_apart_again(state, rest, tensor_parts.is_tensor)
+        with torch.no_grad():
+            found = [tensor_parts.only_part(tensor) for tensor in tensors]
+    except OtherStructure:
+        return None
+    if [form for _, form in found] != known.forms:
+        return None
+    return ParsedObject(rest, [part for part, _ in found], {}, known)
+
+
+def _forms(tensors: Iterable[Any]) -> list[Any] | None:
+    """Returns the forms of tensors that have one part each; None: one of them has several."""
+    try:
+        with torch.no_grad():
+            return [tensor_parts.only_part(tensor)[1] for tensor in tensors]
+    except OtherStructure:
+        return None
 
 
 @dataclass(frozen=True)
@@ -232,7 +322,7 @@ def replicated_checksum(objects: Mapping[str, Any], names: frozenset[str]) -> in
         if isinstance(objects[name], torch.nn.Module)
         for key, _ in objects[name].named_buffers()
     }
-    state = collect({name: kept for name, kept in objects.items() if name in names}, frozenset())
+    state = collect({name: kept for name, kept in objects.items() if name in names}, frozenset(), KnownStructures())
     found = 0
     for path, part in state.parts.items():
         if path not in buffers and part.numel():

@@ -18,6 +18,8 @@ _TEXT = "\0text "
 
 _BASIC = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Types of values that torch's weights-only reader always admits."""
+_NUMBERS = frozenset({type(None), bool, int, float})
+"""Those of them that stand in the rest as they are."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,46 @@ def take_apart(state: Any, is_tensor: Callable[[Any], bool], name: str = "") -> 
     apart = _Apart(is_tensor)
     rest = apart.of(state, name)
     return ParsedState(rest, apart.tensors, apart.others)
+
+
+class OtherStructure(Exception):
+    """A state is not built like the one before it."""
+
+
+def take_apart_again(state: Any, before: Any, is_tensor: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
+    """Returns the rest of a state and its tensors, as `take_apart` gives them, but without names: for a state that is
+    built like the one before it, in a third of the time.
+
+    Args:
+        state: nested dicts, lists and tuples.
+        before: the rest of the state before.
+        is_tensor: tells tensors from other values.
+
+    Raises:
+        OtherStructure: the tensors may have other names, or a value is neither a tensor nor of a basic type.
+    """
+    tensors: list[Any] = []
+
+    def again(value: Any, known: Any) -> Any:
+        kind, known_kind = type(value), type(known)
+        if known_kind is str and known.startswith(_PLACE):
+            if not is_tensor(value):
+                raise OtherStructure
+            tensors.append(value)
+            return known
+        if kind is dict or kind is OrderedDict:
+            if known_kind is not kind or list(known) != list(value):
+                raise OtherStructure
+            return kind([(key, again(item, known[key])) for key, item in value.items()])
+        if kind is list or kind is tuple:
+            if known_kind is not kind or len(known) != len(value):
+                raise OtherStructure
+            return kind([again(item, of_item) for item, of_item in zip(value, known, strict=True)])
+        if kind not in _BASIC or known_kind not in _BASIC or (kind is str and value.startswith("\0")):
+            raise OtherStructure
+        return value
+
+    return again(state, before), tensors
 
 
 def put_together(rest: Any, tensors: Sequence[Any]) -> Any:
@@ -94,15 +136,21 @@ class _Apart:
         if kind in _BASIC:
             return value
         if kind is dict or kind is OrderedDict:
-            return kind((key, self.of(item, _joined(path, key))) for key, item in value.items())
+            return kind((key, self._item(item, path, key)) for key, item in value.items())
         if kind is list or kind is tuple:
-            return kind(self.of(item, _joined(path, index)) for index, item in enumerate(value))
+            return kind(self._item(item, path, index) for index, item in enumerate(value))
         if self._is_tensor(value):
             place = f"{_PLACE}{len(self.tensors)}"
             self.tensors[self._free_name(path)] = value
             return place
         self.others[path] = value
         return value
+
+    def _item(self, value: Any, path: str, key: object) -> Any:
+        """As `of`, for what a container has under a key. A list of a million numbers needs no million paths."""
+        if type(value) in _NUMBERS:
+            return value
+        return self.of(value, _joined(path, key))
 
     def _free_name(self, path: str) -> str:
         """Returns `path`, or a name like it that no tensor has: keys that hold points may give one path twice."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ft_client.memory import checksum, kept_state, plain_state, safetensors_layout, tensor_parts
-from ft_client.memory.kept_state import KeptState
+from ft_client.memory.kept_state import KeptState, KnownStructures, ObjectStructure
 from ft_client.memory.rank_files import RankFiles, StoredFile
 from ft_client.memory.safetensors_layout import FileLayout
 from ft_client.memory.tensor_parts import TYPES
@@ -59,8 +59,9 @@ class StateWriter:
     def __init__(self, files: RankFiles, safe_types: Sequence[Any]) -> None:
         self._files = files
         self._safe_types = safe_types
-        self._signature: list[Any] = []
-        self._mesh_notes: dict[str, Any] = {}
+        self._known = KnownStructures()
+        self._structures: Sequence[ObjectStructure] = ()
+        """From which the layout and the text about meshes follow."""
         self._mesh_text = "{}"
         self._layout: FileLayout | None = None
         self._plain_room = _PLAIN_ROOM
@@ -84,7 +85,7 @@ class StateWriter:
             CannotBeKept, NoRoom: it will not help to try again.
             OSError: it may help.
         """
-        state = kept_state.collect(objects, written_elsewhere)
+        state = kept_state.collect(objects, written_elsewhere, self._known)
         plain = None
         if state.others or not self._is_checked:
             # What these values hold may change as soon as the training goes on. And what torch's reader admits is
@@ -92,13 +93,8 @@ class StateWriter:
             plain = plain_state.dump(state.plain())
             plain_state.check_readable(plain, state.others, self._safe_types)
             self._is_checked = True
-        notes = state.mesh_notes()
-        if notes != self._mesh_notes:
-            self._mesh_notes = notes
-            self._mesh_text = json.dumps(notes)
-            self._layout = None
+        layout = self._layout_of(state, more)
         metadata = {**more, "meshes": self._mesh_text}
-        layout = self._layout_of(state, metadata)
         file = self._files.next_file(layout.size)
         self._files.promise(file, layout.size)
         if file.mapping is None:
@@ -133,13 +129,15 @@ class StateWriter:
         self._files.give_name(file, copied.name)
         self._files.map_all(layout.size)
 
-    def _layout_of(self, state: KeptState, metadata: Mapping[str, str]) -> FileLayout:
+    def _layout_of(self, state: KeptState, more: Mapping[str, str]) -> FileLayout:
         """Returns the layout for a state; the one of the last save where nothing but values has changed."""
-        signature = state.signature()
-        is_same = self._layout is not None and self._layout.plain_room == self._plain_room
-        if self._layout is None or not is_same or signature != self._signature:
+        if state.structures != self._structures:
+            self._mesh_text = json.dumps(state.mesh_notes())
+            self._layout = None
+        if self._layout is None or self._layout.plain_room != self._plain_room:
+            metadata = {**more, "meshes": self._mesh_text}
             self._layout = safetensors_layout.plan(state.specs(), metadata, self._plain_room)
-            self._signature = signature
+        self._structures = state.structures
         return self._layout
 
     def _copy_all(self, file: StoredFile, layout: FileLayout, parts: Mapping[str, Any]) -> None:

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 
 from ft_client.memory.safetensors_layout import TensorSpec
+from ft_client.memory.state_tree import OtherStructure
 
 PLAIN: dict[str, Any] = {}
 """The note about a plain tensor."""
+_PLAIN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 _NUMPY_TYPES = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64", "complex64"}
@@ -124,6 +126,21 @@ def parts_of(name: str, tensor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         "stride": list(tensor.stride()),
     }
     return found, note
+
+
+def only_part(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns the only part of a plain tensor or a DTensor, and its *form*: all that `parts_of` and `spec` look at. To
+    be called within `torch.no_grad`, where a DTensor gives its local tensor without autograd.
+
+    Raises:
+        OtherStructure: it is a tensor of another class, or a value of numpy.
+    """
+    if type(tensor) in _PLAIN_CLASSES and tensor.layout is torch.strided:
+        return tensor, (tensor.dtype, tensor.shape, tensor.stride())
+    if _is_dtensor(tensor):
+        part, form = only_part(tensor.to_local())
+        return part, (tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), form)
+    raise OtherStructure
 
 
 def class_name(kind: type) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ft_client.memory.state_tree import put_together, take_apart
+from ft_client.memory.state_tree import OtherStructure, put_together, take_apart, take_apart_again
 
 
 class Tensor:
@@ -66,6 +66,53 @@ def test_containers_of_the_rest_are_copies_and_unknown_values_are_named() -> Non
     rates.append(3)
     assert apart.rest["rates"] == [1, 2]
     assert apart.others == {"loader.seen": {3}}
+
+
+def retold(value: Any) -> Any:
+    """A state of the same structure with other values."""
+    if isinstance(value, (dict, OrderedDict)):
+        return type(value)((key, retold(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value)(retold(item) for item in value)
+    if is_tensor(value):
+        return Tensor()
+    return 7
+
+
+@given(STATES)
+def test_a_state_of_a_known_structure_is_taken_apart_alike(state: Any) -> None:
+    before = take_apart(state, is_tensor)
+    later = retold(state)
+    rest, tensors = take_apart_again(later, before.rest, is_tensor)
+    expected = take_apart(later, is_tensor)
+    assert rest == expected.rest
+    assert tensors == list(expected.tensors.values())
+    assert put_together(rest, tensors) == later
+
+
+TENSOR = Tensor()
+
+
+@pytest.mark.parametrize(
+    ("before", "later"),
+    [
+        ({"a": TENSOR, "b": 1}, {"b": 1, "a": TENSOR}),
+        ({"a": TENSOR}, {"c": TENSOR}),
+        ({"a": TENSOR}, {"a": 1}),
+        ({"a": 1}, {"a": TENSOR}),
+        ({"a": TENSOR}, {"a": "\0tensor 0"}),
+        ({"a": 1}, {"a": "\0tensor 0"}),
+        ({"a": 1}, {"a": {3}}),
+        ({"a": 1}, {"a": [1]}),
+        ({"a": [1]}, {"a": 1}),
+        ([TENSOR], [TENSOR, TENSOR]),
+        ([TENSOR], (TENSOR,)),
+        ({"a": TENSOR}, OrderedDict(a=TENSOR)),
+    ],
+)
+def test_another_structure_is_found(before: Any, later: Any) -> None:
+    with pytest.raises(OtherStructure):
+        take_apart_again(later, take_apart(before, is_tensor).rest, is_tensor)
 
 
 @pytest.mark.parametrize("place", ["\0tensor 1", "\0tensor -5", "\0tensor x"])
