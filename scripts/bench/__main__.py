@@ -1,4 +1,4 @@
-"""The runner: `python -m scripts.bench [P1 P2 ...] [--peers torchrun,nvrx] [--repeat N] [--json FILE]`.
+"""The runner: `python -m scripts.bench [P1 P2 ...] [--peers torchrun,nvrx,lm-resiliency] [--repeat N] [--json FILE]`.
 
 All launchers take turns within each round, so that the noise of the machine hits them alike. Asserts no time.
 """
@@ -19,12 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from .job import JobFailed
-from .launchers import NVRX, OURS, TORCHRUN, Launcher, make_nvrx_environment
+from .launchers import (
+    LM_RESILIENCY,
+    NVRX,
+    OURS,
+    TORCHRUN,
+    Launcher,
+    make_lm_resiliency_environment,
+    make_nvrx_environment,
+)
 from .scenario import Outcome, Scenario
 from .scenarios import SCENARIOS
 from .table import FLOOR, record, render
 
-PEERS = {"torchrun": TORCHRUN, "nvrx": NVRX}
+PEERS = {"torchrun": TORCHRUN, "nvrx": NVRX, "lm-resiliency": LM_RESILIENCY}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -32,7 +40,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     known = [key for scenario in SCENARIOS for key in scenario.keys]
     parser = argparse.ArgumentParser(prog="python -m scripts.bench", description=__doc__)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {' '.join(known)}; default: all")
-    parser.add_argument("--peers", default="torchrun", help="comma-separated: torchrun, nvrx (default: torchrun)")
+    parser.add_argument("--peers", default="torchrun", help=f"comma-separated: {', '.join(PEERS)} (default: torchrun)")
     parser.add_argument("--no-ours", action="store_true", help="measure the peers alone")
     parser.add_argument("--repeat", type=int, default=5, help="values per cell, at least (default: 5)")
     parser.add_argument("--ranks", default="", help="comma-separated: only these numbers of ranks")
@@ -97,6 +105,12 @@ def main() -> int:
     peers = list(dict.fromkeys(["torchrun", *options.peers.split(",")]))
     if "nvrx" in peers:
         make_nvrx_environment()
+    if "lm-resiliency" in peers:
+        try:
+            make_lm_resiliency_environment()
+        except subprocess.CalledProcessError as error:
+            print(f"lm-resiliency is left out, as it cannot be installed: {error}", file=sys.stderr)
+            peers.remove("lm-resiliency")
     launchers = [PEERS[name] for name in peers]
     if not options.no_ours:
         launchers.insert(0, OURS)

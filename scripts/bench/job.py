@@ -66,8 +66,9 @@ class Job:
             "BENCH_CLIENT": launcher.client,
             "TMPDIR": str(self.folder),
         }
+        self.command = launcher.command(ranks, max_restarts, flags, arguments)
         self.started_ns = time.monotonic_ns()
-        self.process = self._start(launcher.command(ranks, max_restarts, flags, arguments))
+        self.process = self._start(self.command)
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "output").open("ab") as output:
@@ -99,6 +100,11 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return len(pids)
+
+    def start_again(self) -> None:
+        """Starts the launcher again, as a loop around it does. Called once it is dead."""
+        self.process.wait(10)
+        self.process = self._start(self.command)
 
     def end_well(self, limit_s: float) -> None:
         """Waits for the launcher's exit code 0."""

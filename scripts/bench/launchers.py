@@ -17,8 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("worker.py")
 IN_PROCESS_WORKER = Path(__file__).with_name("in_process_worker.py")
+MEMORY_WORKER = Path(__file__).with_name("memory_worker.py")
 FORK_RANKS = Path(__file__).with_name("fork_ranks.py")
 OUT = ROOT / "bench_out"
+LM_RESILIENCY_PACKAGES = ("lm-resiliency==0.2.0",)
 NVRX_PACKAGES = ("nvidia-resiliency-ext==0.4.1", "packaging", "nvidia-ml-py", "defusedxml")
 COMMON_ENVIRONMENT = {
     "RES_OPTIONS": "timeout:1 attempts:1",
@@ -89,17 +91,37 @@ OURS_ALONE = Alone(
 NVRX_ALONE = Alone("nvrx", "", python=NVRX.python, client="nvidia_resiliency_ext.inprocess", script=IN_PROCESS_WORKER)
 
 
+# The ways to keep a state: torch's own need no launcher, and lm-resiliency has none.
+OURS_MEMORY = replace(OURS, script=MEMORY_WORKER)
+DCP, DCP_ASYNC, DCP_SHM, TORCH_SAVE = (
+    Alone(name, "", client="torch", script=MEMORY_WORKER) for name in ("dcp", "dcp-async", "dcp-shm", "torch-save")
+)
+LM_RESILIENCY = Alone(
+    "lm-resiliency", "", python=str(OUT / "lm-resiliency" / "bin" / "python"), client="torch", script=MEMORY_WORKER
+)
+
+
 def make_nvrx_environment() -> None:
-    """Install NVIDIA's package beside, not over, this environment's torch; `PIP_FLAGS` is passed on to pip."""
-    python = OUT / "nvrx" / "bin" / "python"
-    check = [str(python), "-c", "import nvidia_resiliency_ext.fault_tolerance"]
+    """Makes the environment of NVIDIA's package."""
+    make_environment("nvrx", NVRX_PACKAGES, "nvidia_resiliency_ext.fault_tolerance")
+
+
+def make_lm_resiliency_environment() -> None:
+    """Makes the environment of lm-resiliency."""
+    make_environment("lm-resiliency", LM_RESILIENCY_PACKAGES, "lm_resiliency")
+
+
+def make_environment(name: str, packages: Sequence[str], module: str) -> None:
+    """Installs a peer's packages beside, not over, this environment's torch; `PIP_FLAGS` is passed on to pip."""
+    python = OUT / name / "bin" / "python"
+    check = [str(python), "-c", f"import {module}"]
     if python.exists() and subprocess.run(check, check=False, capture_output=True).returncode == 0:
         return
-    print(f"making {OUT / 'nvrx'} with {', '.join(NVRX_PACKAGES)}", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(OUT / "nvrx")], check=True)
+    print(f"making {OUT / name} with {', '.join(packages)}", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(OUT / name)], check=True)
     base = sysconfig.get_paths()["purelib"]
-    (site,) = (OUT / "nvrx" / "lib").glob("python3*/site-packages")
+    (site,) = (OUT / name / "lib").glob("python3*/site-packages")
     (site / "base_environment.pth").write_text(f"import site; site.addsitedir({base!r})\n")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
     flags = ["-c", str(ROOT / "constraints.txt"), *shlex.split(os.environ.get("PIP_FLAGS", ""))]
-    subprocess.run([*pip, *flags, *NVRX_PACKAGES], check=True)
+    subprocess.run([*pip, *flags, *packages], check=True)

@@ -14,17 +14,24 @@ from . import (
     one_node,
     report_of_journals,
     several_nodes,
+    state_in_memory,
     status_page,
     training_cost,
 )
 from .launchers import (
+    DCP,
+    DCP_ASYNC,
+    DCP_SHM,
+    LM_RESILIENCY,
     NVRX,
     NVRX_ALONE,
     NVRX_QUICK,
     OURS,
     OURS_ALONE,
     OURS_EXEC,
+    OURS_MEMORY,
     OURS_WRAPPED,
+    TORCH_SAVE,
     TORCHRUN,
     TORCHRUN_OWN_STORE,
 )
@@ -34,6 +41,8 @@ ONLY_OURS = {"ours": [OURS]}
 WITH_MONITOR = {"ours": [OURS], "nvrx": [NVRX]}
 WRAPPERS = {"ours": [OURS_WRAPPED, OURS_ALONE], "nvrx": [NVRX_ALONE]}
 SEVERAL_NODES = {"ours": [OURS], "torchrun": [TORCHRUN_OWN_STORE]}
+WAYS = {"ours": [OURS_MEMORY], "torchrun": [DCP, DCP_ASYNC, DCP_SHM, TORCH_SAVE], "lm-resiliency": [LM_RESILIENCY]}
+"""The ways to keep a state; torch's own stand for its launcher."""
 EVERY = {"ours": [OURS], "torchrun": [TORCHRUN], "nvrx": [NVRX]}
 DEFAULT = MemberSettings()
 LOSS = "loss of a node to all {}ready, minus {} --ft-node-timeout of {:g} s; 2 agents: 1:2, 3 agents: a spare"
@@ -216,5 +225,23 @@ SCENARIOS = (
         once=partial(several_nodes.loss, timeout_s=DEFAULT.node_timeout, beat_s=DEFAULT.node_beat),
         floor=floors.nothing,
         variants=ONLY_OURS,
+    ),
+    Scenario(
+        keys=("P17",),
+        title="state in memory: what a save blocks and a load takes, in copies of the state (memcpy)",
+        marks="first save at most 7, later ones 1.3, load 3.5",
+        sizes=(1, 2),
+        once=state_in_memory.blocked,
+        floor=floors.nothing,
+        variants=WAYS,
+    ),
+    Scenario(
+        keys=("P17b",),
+        title="state of 1 GiB in memory: SIGKILL of one rank, all, the launcher with its ranks, to the first new step",
+        marks="below 1.5 s",
+        sizes=(2,),
+        once=state_in_memory.killed,
+        floor=floors.nothing,
+        variants={"ours": [OURS_MEMORY]},
     ),
 )
