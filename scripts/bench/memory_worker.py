@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 RANK = int(os.environ["RANK"])
 CYCLE = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -50,7 +51,7 @@ class State:
         fully_shard(self.model)
         self.model.to_empty(device="cpu")
         for parameter in self.model.parameters():
-            parameter.detach().to_local().fill_(0.1)
+            local(parameter).fill_(0.1)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.mib = mib
 
@@ -64,8 +65,14 @@ class State:
     def tensors(self) -> list[Any]:
         """The plain tensors of this rank."""
         moments = [value for state in self.optimizer.state.values() for value in state.values()]
-        parameters = [parameter.to_local().detach() for parameter in self.model.parameters()]
-        return parameters + [getattr(value, "to_local", lambda value=value: value)() for value in moments]
+        return [local(tensor) for tensor in (*self.model.parameters(), *moments)]
+
+
+def local(tensor: Any) -> Any:
+    """The plain tensor in a DTensor, and any other one itself."""
+    if isinstance(tensor, DTensor):
+        return tensor.detach().to_local()
+    return tensor
 
 
 class Way:
@@ -187,7 +194,7 @@ WAYS: dict[str, Callable[[State, Path], Any]] = {
 
 def put_back(state: State, found: list[Any]) -> None:
     """Sets a state to plain tensors, in the order of `State.tensors`."""
-    parameters = [parameter.detach().to_local() for parameter in state.model.parameters()]
+    parameters = [local(parameter) for parameter in state.model.parameters()]
     with torch.no_grad():
         for target, source in zip(parameters, found, strict=False):
             target.copy_(source)
@@ -249,7 +256,7 @@ def load(way_of: Callable[[State, Path], Any], mib: int, folder: Path) -> None:
     way.load()
     took = (time.perf_counter() - began) / one_s
     expected = 0.5 * (1 - 0.9)
-    moments = [value["exp_avg"].to_local() for value in state.optimizer.state.values()]
+    moments = [local(value["exp_avg"]) for value in state.optimizer.state.values()]
     if not all(torch.allclose(moment, torch.tensor(expected)) for moment in moments):
         sys.exit("another state was loaded")
     note(load=took)

@@ -25,7 +25,7 @@ SIZES_MIB = tuple(int(text) for text in os.environ.get("BENCH_STATE_MIB", "64,51
 KILLED_MIB = 512
 """Of each of the two ranks of the training that is killed."""
 LIMIT_S = 300.0
-_FLAGS = ("--ft-memory-interval=1", "--ft-memory-limit=90%")
+_FLAGS = ("--ft-memory-interval=1", "--ft-memory-limit=16GiB")
 
 
 def blocked(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
@@ -57,7 +57,7 @@ def note(job: Job, part: str, mib: int, outcome: Outcome) -> None:
 
 def killed(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
     """P17: SIGKILL of one rank, of all ranks, and of the launcher with its ranks, which is started again at once."""
-    flags = ["--ft-memory-interval=10", "--ft-memory-limit=90%"]
+    flags = ["--ft-memory-interval=10", "--ft-memory-limit=16GiB"]
     with Job(launcher, ranks, ["train", "ours", str(KILLED_MIB), "none"], flags, max_restarts=4) as job:
         seen: set[int] = set()
         for name in ("one", "all", "launcher"):
