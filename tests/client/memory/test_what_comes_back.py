@@ -290,6 +290,44 @@ def test_a_module_that_keeps_what_it_gets_has_no_view_into_a_file(tell: Tell) ->
     assert second.weight.tolist() == second.extra["scale"].tolist() == [3.0] * 8
 
 
+def test_an_object_that_keeps_what_it_gets_has_no_view_into_a_file(tell: Tell) -> None:
+    folder = tell()
+    large = torch.randn(2, 1_000_003)
+    expected = {"large": large.clone(), "turned": large.t().clone(), "small": torch.arange(3), "none": torch.empty(0)}
+    keep = ft.MemoryCheckpoint(loader=Loader(expected))
+    keep.load()
+    keep.step(1)
+    BACKGROUND.wait()
+    loader = Loader({})
+    assert ft.MemoryCheckpoint(loader=loader).load() == 1
+    for file in folder.glob("step-*"):
+        with file.open("r+b") as content:
+            content.write(b"\xff" * file.stat().st_size)
+    assert loader.state.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(loader.state[name], value), name
+
+
+@pytest.mark.parametrize("flipped", [0.1, 0.5, 0.9])
+def test_no_object_gets_anything_of_a_damaged_file(tell: Tell, flipped: float) -> None:
+    folder = tell()
+    keep = ft.MemoryCheckpoint(loader=Loader({"large": torch.ones(2_000_000)}), model=torch.nn.Linear(9, 9))
+    keep.load()
+    keep.step(1)
+    BACKGROUND.wait()
+    (path,) = folder.glob("step-1_*")
+    with path.open("r+b") as file:
+        file.seek(int(path.stat().st_size * flipped))
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    loader, model = Loader({}), torch.nn.Linear(9, 9)
+    before = model.weight.detach().clone()
+    assert ft.MemoryCheckpoint(loader=loader, model=model).load() == 0
+    assert loader.state == {}
+    assert torch.equal(model.weight, before)
+
+
 def test_a_tensor_may_have_any_name(tell: Tell) -> None:
     tell()
     state = {"mesh": torch.ones(2), "class": torch.zeros(2), "strides": torch.ones(1)}
