@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -88,10 +86,8 @@ class Way:
     def wait(self) -> None:
         """Waits until the save has ended."""
 
-    def objects(self) -> dict[str, Any]:
-        """The state as DCP takes it."""
-        model, optimizer = get_state_dict(self._state.model, self._state.optimizer)
-        return {"model": model, "optimizer": optimizer}
+    def end(self) -> None:
+        """Called after the last save."""
 
 
 class Ours(Way):
@@ -120,15 +116,28 @@ class Ours(Way):
 
 
 class Dcp(Way):
-    """torch's distributed checkpoint."""
+    """torch's distributed checkpoint. It is imported here: the training that is killed does without."""
+
+    def __init__(self, state: State, folder: Path) -> None:
+        super().__init__(state, folder)
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint import state_dict
+
+        self._dcp = dcp
+        self._torchs = state_dict
+
+    def objects(self) -> dict[str, Any]:
+        """The state as DCP takes it."""
+        model, optimizer = self._torchs.get_state_dict(self._state.model, self._state.optimizer)
+        return {"model": model, "optimizer": optimizer}
 
     def save(self, step: int) -> None:
-        dcp.save(self.objects(), checkpoint_id=self._folder / str(step % 2))
+        self._dcp.save(self.objects(), checkpoint_id=self._folder / str(step % 2))
 
     def load(self) -> None:
         found = self.objects()
-        dcp.load(found, checkpoint_id=self._folder / str(SAVES % 2))
-        set_state_dict(
+        self._dcp.load(found, checkpoint_id=self._folder / str(SAVES % 2))
+        self._torchs.set_state_dict(
             self._state.model,
             self._state.optimizer,
             model_state_dict=found["model"],
@@ -140,7 +149,7 @@ class DcpAsync(Dcp):
     """The same in a thread behind the training."""
 
     def save(self, step: int) -> None:
-        self._future = dcp.async_save(self.objects(), checkpoint_id=self._folder / str(step % 2))
+        self._future = self._dcp.async_save(self.objects(), checkpoint_id=self._folder / str(step % 2))
 
     def wait(self) -> None:
         self._future.result()  # type: ignore[union-attr]
@@ -174,6 +183,9 @@ class LmResiliency(Way):
 
     def wait(self) -> None:
         self._manager.finalize_replication()
+
+    def end(self) -> None:
+        self._manager.flush_to_disk()
 
     def load(self) -> None:
         self.begin()
@@ -243,6 +255,7 @@ def saves(way_of: Callable[[State, Path], Any], mib: int, folder: Path) -> None:
         took.append((time.perf_counter() - began) / one_s)
         way.wait()
         dist.barrier()
+    way.end()
     note(first_save=took[0], save=statistics.median(took[3:]))
 
 

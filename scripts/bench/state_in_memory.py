@@ -57,7 +57,11 @@ def note(job: Job, part: str, mib: int, outcome: Outcome) -> None:
 
 def killed(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
     """P17: SIGKILL of one rank, of all ranks, and of the launcher with its ranks, which is started again at once."""
-    flags = ["--ft-memory-interval=10", "--ft-memory-limit=16GiB"]
+    flags = [
+        "--ft-memory-interval=10",
+        "--ft-memory-limit=16GiB",
+        "--ft-preload=torch.distributed.fsdp,ft_client.memory",
+    ]
     with Job(launcher, ranks, ["train", "ours", str(KILLED_MIB), "none"], flags, max_restarts=4) as job:
         seen: set[int] = set()
         for name in ("one", "all", "launcher"):
