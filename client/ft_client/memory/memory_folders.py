@@ -6,23 +6,20 @@ step is either complete on all ranks, or it never existed. What is in the files 
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
 from ft_client.memory.node_folder import claim, names_in, node_of, read_plan, say, why_not
+from ft_client.memory.step_folders import free, is_freed, remove, too_large, unfinished, why_off
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
 from rank_monitor.contract.memory_files import MemoryFiles, StateFolder
-
-_MAX_NOT_WHOLE = 3
-"""Folders in a row that may come to nothing, as for saves of `MemoryCheckpoint`. Each costs a whole write."""
 
 _TEMPORARY = "ft_temporary_"
 """Begins the name of a temporary folder. Launchers remove what has the prefix of a job's folder."""
@@ -40,10 +37,10 @@ class memory_folder:
     before. (What is no `Exception`, such as KeyboardInterrupt, goes on all the same.)
 
     Without the launcher the folder is a temporary one, which is removed at the end. So it is where a node has no
-    folder, and after three folders in a row that came to nothing: one line says so. Ask `is_on` before a state is
-    written for nothing.
+    folder, where one more folder as large as the largest before does not fit, and after three folders in a row that
+    came to nothing: one line says so. Ask `is_on` before a state is written for nothing.
 
-    Collective: all ranks enter and leave it after the same step.
+    Collective: all ranks enter and leave it after the same step, once there is a process group.
 
     Example:
 
@@ -53,17 +50,20 @@ class memory_folder:
     Args:
         step: how many steps the training has done.
         is_collective: whether the ranks wait for each other in the body.
+
+    Raises:
+        RuntimeError: the job has several ranks and no process group yet.
     """
 
-    _not_whole: ClassVar[int] = 0
-    """Folders in a row that came to nothing, as far as this process knows."""
+    _is_off_said: ClassVar[bool] = False
+    """Whether a line has said why no folder is kept now."""
 
     def __init__(self, step: int, is_collective: bool = True) -> None:
         if step < 1:
             raise ValueError(f"memory_folder({step}): the step must be 1 or more")
         self._step = step
         self._is_collective = is_collective
-        self._plan = read_plan()
+        self._plan = _read_plan("memory_folder()")
         self._path = Path()
         self._name = ""
         self._is_temporary = True
@@ -72,8 +72,12 @@ class memory_folder:
 
     @staticmethod
     def is_on() -> bool:
-        """Returns whether a folder that is written now would be kept, the same on all ranks. Collective."""
-        plan = read_plan()
+        """Returns whether a folder that is written now would be kept, the same on all ranks. Collective.
+
+        Raises:
+            RuntimeError: the job has several ranks and no process group yet.
+        """
+        plan = _read_plan("memory_folder.is_on()")
         if plan is None:
             return False
         exchanged = _exchange(plan)
@@ -110,40 +114,59 @@ class memory_folder:
             self._say_not_saved(error)
             return True
         if goes_on:
-            # No other rank is waited for here. What is in the folder is removed after the next one.
-            memory_folder._not_whole += 1
+            # No other rank is waited for here. What is in the folder is freed before the next one.
             return False
         problem = error
         if problem is None and self._is_first:
-            problem = _too_large(self._plan)
+            problem = too_large(self._plan, self._path.name)
         if problem is not None:
             self._say_not_saved(problem)
-        is_whole = bool(group.min_over_ranks([float(problem is None)])[0])
-        if self._is_first:
-            self._finish(is_whole, self._plan.keep)
-        if is_whole:
-            memory_folder._not_whole = 0
-        else:
-            memory_folder._not_whole += 1
-        # Once a rank goes on, the folder has its name on all nodes.
-        group.min_over_ranks([1.0])
+        is_whole = _all(problem is None)
+        has_name = is_whole and (not self._is_first or self._give_name())
+        # Once a rank goes on, the folder has its name on all nodes. Older ones are removed only then: a death between
+        # the renaming of two nodes would leave none that both have.
+        is_whole = _all(has_name)
+        if self._is_first and is_whole:
+            self._remove_useless(self._plan.keep)
+        elif self._is_first:
+            self._take_back()
         return True
 
     def _say_not_saved(self, problem: BaseException) -> None:
         say(f"step {self._step} was not saved in memory: {type(problem).__name__}: {problem}")
 
-    def _finish(self, is_whole: bool, keep: int) -> None:
-        """Names or removes the folder, and removes what is older than the newest `keep` folders."""
-        folder = self._path.parent
+    def _give_name(self) -> bool:
+        """Gives the folder the name of a whole one. Returns whether that is done."""
         try:
-            if is_whole:
-                self._path.rename(folder / self._name)
+            self._path.rename(self._path.with_name(self._name))
         except OSError as problem:
-            say(f"step {self._step} was not saved in memory: {problem}")
+            self._say_not_saved(problem)
+            return False
+        return True
+
+    def _take_back(self) -> None:
+        """Makes the folder one that came to nothing. It has its name already where that failed on another node only."""
+        with suppress(OSError):
+            self._path.with_name(self._name).rename(self._path)
+        free(self._path)
+
+    def _remove_useless(self, keep: int) -> None:
+        """Removes all folders that nobody loads any more, once the new one is whole: those older than the newest
+        `keep`, those of other ranks, what came to nothing, and what the training has gone back behind: it computes
+        these steps again."""
+        folder = self._path.parent
         names = names_in(str(folder))
-        whole = [found.name for found in memory_files.complete_folders(names)]
-        unfinished = [name for name in names if _is_unfinished(name)]
-        _remove(folder, [*whole[keep:], *unfinished])
+        own = memory_files.state_folder(self._name)
+        whole = memory_files.complete_folders(names)
+        useful = [
+            found
+            for found in whole
+            if own is not None
+            and (found.world, found.ranks) == (own.world, own.ranks)
+            and (found == own or found.step < own.step)
+        ]
+        useless = set(whole) - set(useful[:keep])
+        remove(folder, [*(found.name for found in useless), *unfinished(names)])
 
 
 def latest_memory_folder(newer_than: int = 0) -> Path | None:
@@ -155,8 +178,11 @@ def latest_memory_folder(newer_than: int = 0) -> Path | None:
     Args:
         newer_than: the step of the newest checkpoint on disk: an older folder is not returned. The largest value of all
             ranks counts.
+
+    Raises:
+        RuntimeError: the job has several ranks and no process group yet.
     """
-    plan = read_plan()
+    plan = _read_plan("latest_memory_folder()")
     if plan is None:
         return None
     own = memory_files.complete_folders(names_in(plan.folder))
@@ -185,6 +211,24 @@ def latest_memory_folder(newer_than: int = 0) -> Path | None:
     return None
 
 
+def _read_plan(caller: str) -> MemoryFiles | None:
+    """Returns what the launcher says; None: it says nothing, or has no folder.
+
+    Args:
+        caller: for the text of the error.
+
+    Raises:
+        RuntimeError: the job has several ranks and no process group yet. Each rank would think that it is alone, and
+            remove what others of its node write.
+    """
+    plan = read_plan()
+    if plan is None or group.size() > 1 or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return plan
+    if not plan.folder:
+        return None
+    raise RuntimeError(f"ft.{caller} must be called after torch.distributed.init_process_group")
+
+
 @dataclass(frozen=True)
 class _Exchanged:
     """What the ranks have said to each other before a folder is written; the same on all, but for `node_ranks`.
@@ -203,68 +247,55 @@ class _Exchanged:
 
 
 def _exchange(plan: MemoryFiles) -> _Exchanged:
-    """Asks all ranks whether a folder can be kept. Collective.
+    """Asks all ranks whether a folder can be kept, and frees the memory of what came to nothing. Collective.
 
-    Each rank says how many folders in a row have come to nothing: after a restart in process some ranks are new
-    processes, which do not know.
+    No rank is in a block now, so what is unfinished was left by a block that ended otherwise.
     """
+    folder = Path(plan.folder)
     refused = why_not(plan) or claim(plan.folder)
-    if not refused and not Path(plan.folder).is_dir():
+    if not refused and not folder.is_dir():
         refused = f"{plan.folder} is gone"
-    if not refused and memory_folder._not_whole >= _MAX_NOT_WHOLE:
-        refused = f"{memory_folder._not_whole} folders in a row were not whole"
-    offers = group.gather_json([node_of(plan.folder, group.rank()), os.urandom(4).hex(), refused])
-    nodes = [node for node, _, _ in offers]
-    ranks = _ranks_of(nodes, group.rank())
-    for rank, (_, _, reason) in enumerate(offers):
+    held: list[str] = []
+    is_off = ""
+    if not refused:
+        names = names_in(plan.folder)
+        held = [name for name in unfinished(names) if not is_freed(folder / name)]
+        is_off = why_off(plan, group.size(), names)
+    offers = group.gather_json([node_of(plan.folder, group.rank()), os.urandom(4).hex(), refused, is_off, bool(held)])
+    ranks = _ranks_of([node for node, *_ in offers], group.rank())
+    series = offers[0][1]
+    reasons = [refused for _, _, refused, _, _ in offers]
+    # Where a process may not use the files, it is not known whose block it is in.
+    if not any(reasons):
+        reasons = [is_off for _, _, _, is_off, _ in offers]
+        if any(is_held for *_, is_held in offers):
+            if ranks[0] == group.rank():
+                for name in held:
+                    free(folder / name)
+            # No rank writes before the memory is there.
+            _all(True)
+    for rank, reason in enumerate(reasons):
         if reason:
-            return _Exchanged(offers[0][1], ranks, reason, rank)
-    return _Exchanged(offers[0][1], ranks, "", 0)
+            return _Exchanged(series, ranks, reason, rank)
+    return _Exchanged(series, ranks, "", 0)
+
+
+def _all(is_good: bool) -> bool:
+    """Returns whether all ranks say yes. Collective."""
+    return bool(group.min_over_ranks([float(is_good)])[0])
 
 
 def _say_off(exchanged: _Exchanged, plan: MemoryFiles) -> None:
-    """Says on rank 0 why no folder is kept, once, unless `read_plan` has said it."""
-    if not exchanged.reason_off or group.rank() != 0:
+    """Says on rank 0 why no folder is kept, once until one is kept again, unless `read_plan` has said it."""
+    is_said = memory_folder._is_off_said
+    memory_folder._is_off_said = bool(exchanged.reason_off)
+    if not exchanged.reason_off or is_said or group.rank() != 0:
         return
     if exchanged.of_rank == 0 and not plan.folder:
         return
-    _say_once(f"no folders are kept in memory: rank {exchanged.of_rank}: {exchanged.reason_off}")
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    say(text)
+    say(f"no folders are kept in memory: rank {exchanged.of_rank}: {exchanged.reason_off}")
 
 
 def _ranks_of(nodes: list[str], rank: int) -> list[int]:
     """Returns the ranks that are on the node of a rank, ascending. `nodes`: by rank."""
     return [other for other, node in enumerate(nodes) if node == nodes[rank]]
-
-
-def _is_unfinished(name: str) -> bool:
-    """Whether a name is that of an unfinished folder of a step."""
-    whole = name.removesuffix(memory_files.UNFINISHED)
-    return whole != name and memory_files.state_folder(whole) is not None
-
-
-def _too_large(plan: MemoryFiles) -> OSError | None:
-    """Returns why a new folder may not stay; None: it may. Its size is not known before it is written."""
-    total = sum(_size_of(Path(plan.folder) / name) for name in names_in(plan.folder))
-    if total <= plan.limit:
-        return None
-    return OSError(f"all states in memory would have {total} bytes, {total - plan.limit} more than the limit")
-
-
-def _size_of(path: Path) -> int:
-    """Returns the bytes of a file, or of all files in a folder; 0 where it is gone meanwhile."""
-    if path.is_dir():
-        return sum(_size_of(Path(folder) / name) for folder, _, names in os.walk(path) for name in names)
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
-
-
-def _remove(folder: Path, names: Iterable[str]) -> None:
-    for name in names:
-        shutil.rmtree(folder / name, ignore_errors=True)

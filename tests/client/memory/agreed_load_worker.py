@@ -86,6 +86,30 @@ def no_room_and_then_room(rank: int) -> Any:
     return {"left": left, "start": start, "steps": saved_steps()}
 
 
+def a_folder_gets_no_name_on_one_node(rank: int) -> Any:
+    """Each rank is a node of its own, and only one folder is kept."""
+    launcher_says(keep=1)
+    rename, steps = Path.rename, []
+
+    def refuse(path: Path, target: Any) -> Path:
+        raise OSError("on purpose")
+
+    for step in (1, 2, 3):
+        if rank == 1 and step == 2:
+            Path.rename = refuse  # type: ignore[assignment, method-assign]
+        with ft.memory_folder(step) as path:
+            (path / "file").write_text("state")
+        Path.rename = rename  # type: ignore[method-assign]
+        assert is_in_order()
+        latest = ft.latest_memory_folder()
+        assert latest is not None
+        found = memory_files.state_folder(latest.name)
+        assert found is not None
+        steps.append(found.step)
+    assert len(list(folder().glob("*.folder*"))) == 1
+    return {"steps": sorted(set(steps))}
+
+
 def intervals(rank: int) -> Any:
     """The launchers of two nodes have different options."""
     keep = ft.MemoryCheckpoint(loader=Loader({"step": 0}))

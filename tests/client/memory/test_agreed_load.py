@@ -137,3 +137,11 @@ def test_a_rank_that_fails_in_a_collective_body_ends_with_its_error(tmp_path: Pa
     (first, _, _), (second, _, said) = run(tmp_path, "a_collective_body_fails", (node, node))
     assert first != 0 and second != 0
     assert "RuntimeError: on purpose" in said
+
+
+def test_the_older_folder_stays_until_the_new_one_has_its_name_on_all_nodes(tmp_path: Path) -> None:
+    results, said = found(
+        tmp_path, "a_folder_gets_no_name_on_one_node", files(tmp_path / "node"), files(tmp_path / "other")
+    )
+    assert results == [{"steps": [1, 3]}] * 2
+    assert "step 2 was not saved in memory: OSError: on purpose" in said[1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,8 @@ from tests.client.memory.conftest import Tell
 
 
 @pytest.fixture(autouse=True)
-def nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ft.memory_folder, "_not_whole", 0)
+def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ft.memory_folder, "_is_off_said", False)
 
 
 def save(step: int, text: str = "state") -> None:
@@ -24,6 +27,25 @@ def save(step: int, text: str = "state") -> None:
 def names_in(folder: Path) -> list[str]:
     """All but the lock of this process."""
     return sorted(path.name for path in folder.iterdir() if path.name != memory_files.process_lock_name(""))
+
+
+def whole_in(folder: Path) -> list[int]:
+    """The steps of the whole folders."""
+    return [found.step for found in memory_files.complete_folders(names_in(folder))]
+
+
+def left_by_another(folder: Path, step: int, size: int = 0, world: int = 1, ranks: tuple[int, ...] = (0,)) -> Path:
+    """A whole folder of an earlier cycle of the job."""
+    path = folder / memory_files.StateFolder(step, world, memory_files.ranks_in_name(ranks), f"{step:08x}").name
+    path.mkdir()
+    (path / "file").write_bytes(bytes(size))
+    return path
+
+
+def left_unfinished(folder: Path, step: int, size: int = 0) -> Path:
+    """What a rank left that was killed in the block."""
+    path = left_by_another(folder, step, size)
+    return path.rename(path.with_name(path.name + memory_files.UNFINISHED))
 
 
 def test_the_newest_folder_is_found_again(tell: Tell) -> None:
@@ -53,22 +75,94 @@ def test_a_body_that_fails_leaves_no_folder_and_the_training_goes_on(
     with ft.memory_folder(2, is_collective=False) as path:
         (path / "file").write_text("half")
         raise RuntimeError("no room")
-    assert len(names_in(folder)) == 1
+    assert whole_in(folder) == [1]
     assert "step 2 was not saved in memory: RuntimeError: no room" in capfd.readouterr().err
+    assert not (path / "file").exists()
     found = ft.latest_memory_folder()
     assert found is not None
     assert (found / "file").read_text() == "state 1"
 
 
-def test_what_a_dead_process_left_is_removed(tell: Tell) -> None:
+def test_what_a_dead_process_left_is_freed_before_the_next_one_is_written(tell: Tell) -> None:
     folder = tell()
     with pytest.raises(KeyboardInterrupt), ft.memory_folder(1) as path:
         (path / "file").write_text("half")
         raise KeyboardInterrupt
     assert names_in(folder) == [path.name]
     assert ft.latest_memory_folder() is None
-    save(2)
+    with ft.memory_folder(2) as new:
+        assert not (path / "file").exists() and new.exists()
     assert len(names_in(folder)) == 1
+
+
+def test_after_the_job_has_gone_back_the_new_folders_are_kept(tell: Tell) -> None:
+    """Another world is left with folders of later steps, as after the loss of a node; nobody loads them any more."""
+    folder = tell(keep=2)
+    left_by_another(folder, 10, world=2)
+    left_by_another(folder, 9, world=2)
+    save(3)
+    latest = ft.latest_memory_folder()
+    assert latest is not None and (latest / "file").read_text() == "state 3"
+    left_by_another(folder, 7)
+    save(4)
+    assert whole_in(folder) == [4, 3]
+
+
+def test_a_folder_for_which_there_is_no_room_is_not_begun(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    """Else an exception of the body would end the rank, in each cycle again."""
+    folder = tell(limit=5000)
+    left_by_another(folder, 1, size=2000)
+    left_by_another(folder, 2, size=2000)
+    left_by_another(folder, 3, size=90, world=4)
+    for _ in range(2):
+        assert not ft.memory_folder.is_on()
+        with ft.memory_folder(3) as path:
+            assert path.parent != folder
+    said = capfd.readouterr().err
+    assert said.count("no folders are kept in memory: rank 0: 910 bytes are left for one more folder") == 1
+    assert "the largest so far has 2.0 KiB; --ft-memory-keep 1" in said
+    tell(limit=10000)
+    save(3)
+    assert whole_in(folder) == [3, 2]
+
+
+def test_a_size_that_did_not_fit_is_known_to_the_next_process(tell: Tell) -> None:
+    folder = tell(limit=1000)
+    path = left_unfinished(folder, 1, size=2000)
+    for _ in range(2):
+        assert not ft.memory_folder.is_on()
+        assert not (path / "file").exists()
+    tell(limit=10000)
+    assert ft.memory_folder.is_on()
+
+
+def test_what_came_to_nothing_in_other_processes_is_counted(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tell()
+    left_unfinished(folder, 1)
+    left_unfinished(folder, 2)
+    save(3)
+    for step in (4, 5, 6):
+        assert ft.memory_folder.is_on()
+        left_unfinished(folder, step)
+    assert not ft.memory_folder.is_on()
+    assert "rank 0: 3 folders in a row were not whole" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "call",
+    [ft.latest_memory_folder, ft.memory_folder.is_on, lambda: ft.memory_folder(1)],
+    ids=["latest", "is_on", "new"],
+)
+def test_before_the_process_group_there_is_no_folder(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]
+) -> None:
+    """A rank that believes itself to be alone would remove what other ranks of the node write."""
+    tell()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="must be called after"):
+        call()
+    tell(refused="/dev/full is no tmpfs")
+    call()
 
 
 def test_a_folder_that_is_too_large_does_not_stay(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
@@ -133,11 +227,13 @@ def test_after_three_that_came_to_nothing_no_more_are_kept(tell: Tell, capfd: py
     folder = tell(limit=1000)
     for step in (1, 2, 3):
         assert ft.memory_folder.is_on()
-        save(step, "x" * 2000)
+        with ft.memory_folder(step, is_collective=False) as path:
+            (path / "file").write_text("half")
+            raise RuntimeError("on purpose")
     assert not ft.memory_folder.is_on()
     save(4)
     save(5)
-    assert names_in(folder) == []
+    assert whole_in(folder) == [] and not list(folder.rglob("file"))
     told = capfd.readouterr().err
     assert told.count("no folders are kept in memory: rank 0: 3 folders in a row were not whole") == 1
     with ft.memory_folder(6) as path:
@@ -156,3 +252,17 @@ def test_a_folder_of_other_ranks_is_not_returned(tell: Tell) -> None:
     latest = ft.latest_memory_folder()
     assert latest is not None
     assert latest.name == name
+
+
+def test_a_line_that_cannot_be_written_ends_nothing(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """stderr is on a full disk, and then closed."""
+    folder = tell()
+    full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails
+    monkeypatch.setattr(sys, "stderr", full)
+    for step in (1, 2):
+        with ft.memory_folder(step, is_collective=False):
+            raise RuntimeError("no room")
+        with suppress(OSError):
+            full.close()
+    monkeypatch.undo()
+    assert whole_in(folder) == []
