@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,13 +52,19 @@ class MonitoredJob:
         self._sweep(log)
         # Before the runtime folder goes, by which the other survivors find the state: this process may be killed, too.
         if in_memory is not None:
+            self._give_time(in_memory)
+        runtime_folder.remove(Path(self.runtime_dir))
+        for pid in processes_of(self.tag, key=env.SIDECAR_OF):
+            kill(pid, self.tag, signal.SIGCONT, key=env.SIDECAR_OF)
+
+    def _give_time(self, in_memory: Path) -> None:
+        """Leaves the training's state in memory for its time. Its folder stays where that fails."""
+        # The package may be on a file server that is gone with the launcher, or was replaced by another release.
+        with suppress(ImportError, OSError):
             # Imported here: a monitor needs it only when its launcher was killed, and would pay for it in memory.
             from rank_monitor.memory_linger import after_death
 
             after_death(in_memory, self.tag)
-        runtime_folder.remove(Path(self.runtime_dir))
-        for pid in processes_of(self.tag, key=env.SIDECAR_OF):
-            kill(pid, self.tag, signal.SIGCONT, key=env.SIDECAR_OF)
 
     def _sweep(self, log: Log, also: Mapping[str, str] | None = None) -> None:
         left = sweep(self.tag, _SWEEP_S, also)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rank_monitor.contract.memory_files import OWNER_NAME, StateFile
-from rank_monitor.contract.processes import memory_folder, proc
+from rank_monitor.contract.processes import memory_folder, proc, runtime_folder
 from rank_monitor.contract.processes.memory_folder import Owner, now_s
 from tests.patience import patient, until
 from tests.program import clean_environment
@@ -126,3 +126,18 @@ def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
 def test_nothing_happens_where_nothing_is(tmp_path: Path) -> None:
     survives(tmp_path / "missing")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_package_that_is_gone_does_not_hinder_the_end(tmp_path: Path) -> None:
+    """It was replaced, or its file server is gone with the launcher. The runtime folder goes all the same."""
+    path, runtime = left(tmp_path, LONG_S), tmp_path / "runtime"
+    runtime.mkdir()
+    runtime_folder.link_state_in_memory(runtime, path)
+    code = (
+        "import sys; from rank_monitor.lost_launcher import MonitoredJob; from rank_monitor.log import Log; "
+        "sys.modules['rank_monitor.memory_linger'] = None; MonitoredJob(*sys.argv[1:]).end(Log(''))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, TAG, str(runtime)], env=clean_environment(), timeout=patient(30), check=True
+    )
+    assert not runtime.exists() and (path / STEP).exists()

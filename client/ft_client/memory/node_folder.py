@@ -7,6 +7,7 @@ import functools
 import os
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from rank_monitor.contract import env, memory_files
@@ -104,5 +105,7 @@ def _say_once(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Prints a line to stderr, which the launcher shows with the rank's number."""
-    print(f"ft_client: {text}", file=sys.stderr, flush=True)
+    """Prints a line to stderr, which the launcher shows with the rank's number. Where stderr is on a full disk, is a
+    broken pipe or is closed, the line is lost, and the training goes on."""
+    with suppress(OSError, ValueError):
+        print(f"ft_client: {text}", file=sys.stderr, flush=True)

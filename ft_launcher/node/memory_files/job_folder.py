@@ -242,7 +242,7 @@ class JobFolder:
 
     def _begin_sweep(self, top: Path) -> None:
         """Starts the removal of what others left, in a thread, if there is anything. Does not wait for it."""
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # RuntimeError: a limit of processes; the next launcher does it
             others, aside = of_user(os.listdir(top), os.geteuid())  # noqa: PTH208 - names, not paths
             if self.path is not None:
                 others = [name for name in others if name != self.path.name]

@@ -218,7 +218,20 @@ def test_a_large_state_is_freed_by_the_sweeper(top: Path, tmp_path: Path, monkey
     after_goodbye = "import sys; from pathlib import Path; from rank_monitor.memory_linger import after_goodbye"
     code = f"{after_goodbye}; after_goodbye(Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", code, str(path)], env=clean_environment(), check=True)
-    assert not list(top.iterdir())
+    until(lambda: not list(top.iterdir()), "the removal by the sweeper's fork")
+
+
+def test_a_limit_of_processes_ends_no_launcher(top: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left(top / folder_name(f"{os.geteuid()}_a"), linger_s=0.0)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        folder = opened(top, runtime)
+    assert folder.path is not None
+    folder.close()
 
 
 def test_a_launcher_of_another_container_is_not_judged_by_its_pid(top: Path, runtime: Path) -> None:
