@@ -201,7 +201,6 @@ def conduct(job: Job, runtime: Runtime, zygotes: ZygotePool, signals: SignalPipe
                 listeners.enter_context(tracing(journal, __version__))
             with answering(settings, job.sources, runtime.folder, journal, times.now, __version__) as asked:
                 outcome = _run_recorded(job, runtime, zygotes, signals, run_folder, recorder, times, asked, within)
-                recorder.job_ended(outcome.code, outcome.reason, times.finish())
     finally:
         run_folder.close()
         for handler in logger.handlers:
@@ -221,8 +220,8 @@ def _run_recorded(
     asked: tuple[NodeStatus, Asking],
     within: bool,
 ) -> Outcome:
-    """Runs the job with everything that records it in place. Returns the outcome. Reports an error to the console and
-    to torch's reply file."""
+    """Runs the job with everything that records it in place, and records its end. Returns the outcome. Reports an error
+    to the console and to torch's reply file."""
     config = job.launch_config
     nccl_bound = nccl.detection(os.environ | nccl.variables(job.settings.nccl, os.environ), config.max_restarts)
     recorder.job_started(
@@ -293,6 +292,9 @@ def _run_recorded(
     # Where an agent was made, its exit code counts: it knows preemption, and what all nodes agreed on.
     if agents and agents[0].exit_code is not None:
         outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
+    recorder.job_ended(outcome.code, outcome.reason, times.finish())
+    ending = ending_signals(job)
+    memory.free(lambda: any(number in ending for number in (*signals.arrived, *signals.peek())))
     return outcome
 
 

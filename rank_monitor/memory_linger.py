@@ -11,7 +11,7 @@ sooner, within a second, once another launcher has taken the folder over.
 of any job of this user on this machine, which removes it (`ft_launcher/node/memory_files/job_folder.py`). The same
 happens where every process of a job was killed at once.
 
-Where the launcher ends in order, it only renames a large folder, and the sweeper calls `after_goodbye`, which frees the
+Where a signal ends the launcher, it only renames a large folder, and the sweeper calls `after_goodbye`, which frees the
 memory.
 
 Threads: none.
@@ -59,17 +59,23 @@ def after_death(folder: Path, tag: str) -> None:
 
 
 def after_goodbye(folder: Path) -> None:
-    """Removes what the launcher has renamed at its end. Blocks for as long as that takes: a second for each 5 to 10
-    GiB.
+    """Removes what the launcher has renamed at its end, in a fork: a second for each 5 to 10 GiB.
 
-    Called by the sweeper, after which it ends. Nobody waits for its pipes meanwhile.
+    Called by the sweeper, after which it ends, in both processes: the template waits for the sweeper, and the launcher
+    for the template. Nobody waits for the pipes of the fork.
 
     Args:
         folder: of the job's state in memory, as it was named before.
     """
+    renamed = memory_folder.aside_of(folder)
+    if not renamed:
+        return
+    with contextlib.suppress(OSError):  # the system refuses a process: then this one does it
+        if fork() != 0:
+            return
     with contextlib.suppress(OSError):
         _leave_standard_files()
-    for aside in memory_folder.aside_of(folder):
+    for aside in renamed:
         memory_folder.remove_aside(aside)
 
 

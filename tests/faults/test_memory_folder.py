@@ -17,6 +17,7 @@ import pytest
 
 from rank_monitor.contract import env
 from rank_monitor.contract.memory_files import OWNER_NAME, MemoryFiles
+from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire.json_record import write_record
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job, Place, kill
@@ -136,13 +137,56 @@ def test_an_orderly_end_removes_it(start_job: StartJob, tmp_path: Path, top: Pat
     assert not entries(top)
 
 
-def test_a_large_state_is_freed_after_the_goodbye(start_job: StartJob, tmp_path: Path, top: Path) -> None:
-    """By the sweeper, which outlives the launcher where that takes longer."""
+def sweeper_of(job: Job) -> int:
+    """Its pid."""
+    (found,) = [pid for pid in job.processes() if proc.name_of(pid) == "ft_sweeper"]
+    return found
+
+
+def test_nothing_is_left_of_a_large_state_even_if_what_outlives_the_launcher_is_killed(
+    start_job: StartJob, tmp_path: Path, top: Path
+) -> None:
+    """As Slurm does once its task has ended, and a container with its first process."""
     (tmp_path / "bytes").write_text(str(40 << 20))
     job = begin(start_job, tmp_path, f"--ft-memory-dir={top}", step=7)
+    kill(sweeper_of(job))
     ends(job)
+    assert not entries(top)
     assert job.journal("job_end")
+
+
+def test_after_a_signal_the_sweeper_frees_a_large_state(start_job: StartJob, tmp_path: Path, top: Path) -> None:
+    """The launcher has seconds to end. Here it ends while the sweeper stands still."""
+    (tmp_path / "bytes").write_text(str(40 << 20))
+    job = begin(start_job, tmp_path, f"--ft-memory-dir={top}", step=7)
+    sweeper = sweeper_of(job)
+    os.kill(sweeper, signal.SIGSTOP)
+    job.process.terminate()
+    assert job.finish() == 86, job.tail()
+    assert job.journal("job_end")
+    os.kill(sweeper, signal.SIGCONT)
     until(lambda: not entries(top), "the removal by the sweeper")
+
+
+@pytest.mark.parametrize("killed", ["the launcher alone", "everything at once"])
+def test_a_removal_that_a_death_has_cut_off_is_finished(
+    start_job: StartJob, tmp_path: Path, top: Path, killed: str
+) -> None:
+    """Between the new name of the folder and the end of the launcher, or of the sweeper: by those that outlive it, else
+    by the next launcher of any job."""
+    flags = (f"--ft-memory-dir={top}",)
+    job = begin(start_job, tmp_path, *flags, step=7)
+    folder = Path(found(job)["folder"])
+    folder.rename(folder.with_name(f"{folder.name}.gone-0a1b2c3d"))
+    if killed == "the launcher alone":
+        job.process.kill()
+        assert job.finish() == 137
+    else:
+        kill_all_at_once(job)
+        assert entries(top)
+        other = begin(start_job, tmp_path, *flags, "--rdzv-id=other", name="other", tmp=job.tmp)
+        ends(other)
+    until(lambda: not entries(top), "the removal")
 
 
 def test_zero_begins_afresh(start_job: StartJob, tmp_path: Path, top: Path) -> None:

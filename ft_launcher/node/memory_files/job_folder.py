@@ -14,8 +14,10 @@ the dead launcher's processes: no rank of that job may write while a rank of thi
 **Folders of others.** `open` also removes this user's folders of other jobs whose launchers are dead and whose time is
 over. To free their memory takes seconds.
 
-**The end.** `close` only renames a large folder. After the launcher's goodbye the sweeper frees its memory
-(`rank_monitor/memory_linger.py: after_goodbye`): the launcher has seconds to end after a scheduler's signal.
+**The end.** `close` only renames a large folder, so that the end of the job is recorded without a wait. `free` then
+frees the memory: whatever kills what has outlived the launcher, nothing is left of a job that has ended in order. After
+a scheduler's signal the launcher has seconds to end, and does not call `free`. Then the sweeper frees the memory, after
+the launcher's goodbye (`rank_monitor/memory_linger.py: after_goodbye`).
 
 Threads, both daemons: `ft_memory_sweep` removes folders of others, and touches these only. `ft_memory_alive` notes in
 the own folder that this launcher lives, also while the launcher waits for a node between two cycles; `close` ends this
@@ -28,7 +30,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,6 +77,8 @@ class JobFolder:
         self._limit = 0
         self._aside: list[Path] = []
         """Folders that are renamed already, and whose memory is to be freed."""
+        self._closed: Path | None = None
+        """What `close` has renamed, until its memory is freed."""
         self._runtime = Path()
         self._is_closed = threading.Event()
         self._notes: threading.Thread | None = None
@@ -132,7 +136,8 @@ class JobFolder:
                 self._owned.write(self._record())
 
     def close(self) -> None:
-        """Removes the folder with all that is in it. A large one is only renamed: the sweeper frees its memory."""
+        """Removes the folder with all that is in it. A large one is only renamed: `free` or the sweeper frees its
+        memory."""
         self._is_closed.set()
         if self._notes is not None:
             self._notes.join()
@@ -143,9 +148,30 @@ class JobFolder:
         with suppress(OSError):
             aside = owned.set_aside()
             is_known = runtime_folder.state_in_memory(self._runtime) == owned.path
+            self._closed = aside
             if is_known and tmpfs.bytes_in(str(aside)) > REMOVED_AT_ONCE:
                 return
-            memory_folder.remove_aside(aside)
+            self.free(lambda: False)
+
+    def free(self, is_told_to_end: Callable[[], bool]) -> None:
+        """Frees the memory of what `close` has renamed. Blocks for as long as that takes: a second for each 5 to 10
+        GiB.
+
+        Args:
+            is_told_to_end: whether this launcher has got a signal to end: what is left then is left to the sweeper.
+                Asked before each file.
+        """
+        if self._closed is None:
+            return
+        for top, _, names in os.walk(self._closed):
+            for name in names:
+                if is_told_to_end():
+                    return
+                with suppress(OSError):
+                    Path(top, name).unlink()
+        memory_folder.remove_aside(self._closed)
+        self._closed = None
+        with suppress(OSError):
             runtime_folder.unlink_state_in_memory(self._runtime)
 
     def _open(self, top: Path, key: str) -> None:

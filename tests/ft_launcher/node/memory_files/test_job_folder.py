@@ -204,8 +204,12 @@ def test_a_folder_that_is_no_tmpfs_is_refused(runtime: Path, place: str, says: s
     assert folder.path is None and says in folder.refused and place in folder.refused
 
 
-def test_a_large_state_is_freed_by_the_sweeper(top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher's end must not wait for that: it has only renamed the folder."""
+@pytest.mark.parametrize("is_told_to_end", [False, True])
+def test_a_large_state_is_freed_by_the_launcher_or_by_the_sweeper(
+    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told_to_end: bool
+) -> None:
+    """`close` has only renamed the folder: the end of the job is recorded without a wait. A launcher that has got a
+    signal to end leaves the rest to the sweeper."""
     monkeypatch.setattr(job_folder, "REMOVED_AT_ONCE", 1 << 15)
     folder = JobFolder.open(MemorySettings(memory_dir=str(top)), KEY, "new", tmp_path)
     path = folder.path
@@ -215,6 +219,11 @@ def test_a_large_state_is_freed_by_the_sweeper(top: Path, tmp_path: Path, monkey
     (aside,) = memory_folder.aside_of(path)
     assert (aside / STEP).exists() and not path.exists()
     assert runtime_folder.state_in_memory(tmp_path) == path
+    folder.free(lambda: is_told_to_end)
+    if not is_told_to_end:
+        assert not list(top.iterdir()) and runtime_folder.state_in_memory(tmp_path) is None
+        return
+    assert (aside / STEP).exists()
     after_goodbye = "import sys; from pathlib import Path; from rank_monitor.memory_linger import after_goodbye"
     code = f"{after_goodbye}; after_goodbye(Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", code, str(path)], env=clean_environment(), check=True)
