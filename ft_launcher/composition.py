@@ -15,8 +15,10 @@ allows no handlers of signals. `EndLimit` and the writers of files have threads 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -27,6 +29,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -304,19 +307,42 @@ def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolde
     settings = job.settings.memory
     if settings.memory_interval is None:
         return JobFolder(settings, runtime.tag)
-    command = job.command
-    if not isinstance(job.entrypoint, str):
-        # The text of a function object has an address, which differs in each start.
-        function = job.entrypoint
-        command = [getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__)]
-    key = job_key(job.chosen_run_id, os.geteuid(), str(Path.cwd()), command, job.node_rank)
-    memory = JobFolder.open(settings, key, runtime.tag, runtime.folder)
+    memory = JobFolder.open(settings, memory_key(job), runtime.tag, runtime.folder)
     if memory.refused:
         is_wanted = bool(declarations(MemorySettings).keys() & keys_set(job.sources))
         recorder.no_state_in_memory(memory.refused, is_wanted)
     elif memory.found is not None:
         recorder.state_found_in_memory(memory.found.step, memory.found.reason, asdict(memory.found.left))
     return memory
+
+
+def memory_key(job: Job) -> str:
+    """Returns what tells the state in memory of this job from that of others, the same in each of its starts.
+
+    A function counts with its arguments and the program that launches it. Where that cannot be told, as with a function
+    that cannot be pickled, the key is another one in each start: no state of another run may be taken over.
+    """
+    run_id, folder = job.chosen_run_id, ""
+    command = [uuid.uuid4().hex]
+    if not run_id:
+        with contextlib.suppress(Exception):  # of a user's `__reduce__`; or the current folder is gone
+            folder, command = os.getcwd(), _all_that_runs(job)  # noqa: PTH109 (a text)
+    return job_key(run_id, os.geteuid(), folder, command, job.node_rank)
+
+
+def _all_that_runs(job: Job) -> list[str]:
+    """Returns the command of the ranks. For a function: its name, a checksum of it with its arguments, and the command
+    line of the program.
+
+    Raises:
+        Exception: the function or an argument cannot be pickled.
+    """
+    if isinstance(job.entrypoint, str):
+        return job.command
+    digest = hashlib.sha256()
+    # Nothing reads the pickle. It is not kept in memory: a function that is forked may have gigabytes as its argument.
+    pickle.Pickler(SimpleNamespace(write=digest.update)).dump((job.entrypoint, job.args))
+    return [*sys.argv, *job.command, digest.hexdigest()]
 
 
 def _more_sources(

@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
 from ft_launcher import LaunchConfig, launch
+from ft_launcher.composition import memory_key
 from ft_launcher.python_api import job_of
 from ft_launcher.settings import options
 from rank_monitor.contract.errors import ConfigError
@@ -196,3 +198,35 @@ def test_the_package_is_lazy() -> None:
         "from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer as E; assert E is EtcdServer"
     )
     python(code, limit_s=120)
+
+
+def key(function: Callable[..., Any] | str, *args: Any, **config: Any) -> str:
+    """What tells the state in memory of a run from that of other runs."""
+    return memory_key(job_of(function, args, LaunchConfig(**config)))
+
+
+def test_the_state_in_memory_of_a_function_is_that_of_its_arguments_and_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = key(train, {"lr": 1})
+    assert own == key(train, {"lr": 1}) == key(train, {"lr": 1}, start_method="fork")
+    others = [key(train, {"lr": 2}), key(functools.partial(train, 1), {"lr": 1}), key(os.path.join, {"lr": 1})]
+    monkeypatch.setattr(sys, "argv", ["another.py"])
+    others.append(key(train, {"lr": 1}))
+    assert len({own, *others}) == 5
+
+
+def test_a_function_that_cannot_be_told_from_others_begins_without_state_in_memory() -> None:
+    def forked() -> None:
+        pass
+
+    assert key(forked, start_method="fork") != key(forked, start_method="fork")
+    assert key(forked, start_method="fork", run_id="7") == key(train, run_id="7")
+
+
+def test_in_a_folder_that_is_gone_a_run_begins_without_state_in_memory(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    assert key(train) != key(train)
