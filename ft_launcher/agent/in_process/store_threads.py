@@ -28,7 +28,7 @@ from rank_monitor.contract.rounds.barrier import release
 _CONNECT_S = 20.0
 """Seconds for a connection. The store of a running cycle takes one at once; where its host is lost, torch's own limit
 is five minutes."""
-_END_S = 0.5
+THREAD_ENDS_S = 0.5
 """Seconds that the end of a cycle waits for each thread: a restart must not wait for a store that is lost."""
 _OVER = "the cycle is over"
 """The value of keys that `close` writes, and the text of the error that ends a wait then."""
@@ -111,7 +111,7 @@ class StoreThreads:
         thread.start()
 
     def close(self) -> None:
-        """Ends the threads; waits `_END_S` for each.
+        """Ends the threads; waits `THREAD_ENDS_S` for each.
 
         Call it when the ranks have ended: it writes keys that ranks would otherwise read as answers.
         """
@@ -124,10 +124,10 @@ class StoreThreads:
         releasing.start()
         # A thread that is in torch's code when Python ends would abort the process.
         for thread in self._threads:
-            thread.join(_END_S)
+            thread.join(THREAD_ENDS_S)
         if not self._has_threads():
             # The store answers, but its server may go next: a connection made meanwhile fails after 20 s only.
-            releasing.join(_END_S)
+            releasing.join(THREAD_ENDS_S)
 
     def _has_threads(self) -> bool:
         """Returns whether a thread has not ended."""

@@ -19,9 +19,9 @@ import sys
 import threading
 from collections.abc import Iterator
 
-_MENDED_IN = "2.7"
+MENDED_IN = "2.7"
 """The first torch whose constructor enters the object with the interpreter's lock (pytorch/pytorch#143598)."""
-_LIMIT_S = 0.5
+MAX_WAIT_S = 0.5
 """Seconds to wait for another thread. A constructor takes milliseconds; one that takes longer waits in the network, up
 to minutes where a host is lost, and nobody else may be held up by that. Below 1 s: `store_connection.py` gives a check
 of 1 s, made while another thread hangs, 2 s in all."""
@@ -34,10 +34,10 @@ def making_store() -> Iterator[None]:
 
     Blocks for up to 0.5 s while another thread is in the context. Does nothing from torch 2.7 on.
     """
-    if sys.modules["torch"].__version__ >= _MENDED_IN:
+    if sys.modules["torch"].__version__ >= MENDED_IN:
         yield
         return
-    is_held = _making.acquire(timeout=_LIMIT_S)
+    is_held = _making.acquire(timeout=MAX_WAIT_S)
     try:
         yield
     finally:

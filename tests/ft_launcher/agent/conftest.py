@@ -21,4 +21,4 @@ def _no_thread_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Where no resolver answers, a connection takes a second, which is more than the end of a cycle waits for.
     """
-    monkeypatch.setattr("ft_launcher.agent.in_process.store_threads._END_S", patient(3.0))
+    monkeypatch.setattr("ft_launcher.agent.in_process.store_threads.THREAD_ENDS_S", patient(3.0))

@@ -15,7 +15,7 @@ from tests.patience import patient
 
 def test_the_end_of_a_cycle_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that ends the waits neither: it may connect for one more when the last of them has ended."""
-    monkeypatch.setattr("ft_launcher.agent.in_process.store_threads._END_S", patient(30.0))
+    monkeypatch.setattr("ft_launcher.agent.in_process.store_threads.THREAD_ENDS_S", patient(30.0))
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     waits, ended = threading.Event(), threading.Event()
 

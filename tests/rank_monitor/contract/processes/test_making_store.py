@@ -14,7 +14,7 @@ from tests.patience import patient
 
 @pytest.fixture(autouse=True)
 def _every_torch_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rank_monitor.contract.processes.making_store._MENDED_IN", "99")
+    monkeypatch.setattr("rank_monitor.contract.processes.making_store.MENDED_IN", "99")
 
 
 def test_one_thread_at_a_time() -> None:
@@ -55,7 +55,7 @@ def test_a_thread_that_hangs_holds_up_nobody() -> None:
 
 
 def test_no_thread_waits_once_torch_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rank_monitor.contract.processes.making_store._MENDED_IN", "1.0")
-    monkeypatch.setattr("rank_monitor.contract.processes.making_store._LIMIT_S", threading.TIMEOUT_MAX)
+    monkeypatch.setattr("rank_monitor.contract.processes.making_store.MENDED_IN", "1.0")
+    monkeypatch.setattr("rank_monitor.contract.processes.making_store.MAX_WAIT_S", threading.TIMEOUT_MAX)
     with making_store(), making_store():
         pass
