@@ -156,15 +156,13 @@ def test_nothing_is_left_of_a_large_state_even_if_what_outlives_the_launcher_is_
 
 
 def test_after_a_signal_the_sweeper_frees_a_large_state(start_job: StartJob, tmp_path: Path, top: Path) -> None:
-    """The launcher has seconds to end. Here it ends while the sweeper stands still."""
+    """The launcher has seconds to end. The sweeper stands still here until the template, which ends, continues it."""
     (tmp_path / "bytes").write_text(str(40 << 20))
     job = begin(start_job, tmp_path, f"--ft-memory-dir={top}", step=7)
-    sweeper = sweeper_of(job)
-    os.kill(sweeper, signal.SIGSTOP)
+    os.kill(sweeper_of(job), signal.SIGSTOP)
     job.process.terminate()
     assert job.finish() == 86, job.tail()
     assert job.journal("job_end")
-    os.kill(sweeper, signal.SIGCONT)
     until(lambda: not entries(top), "the removal by the sweeper")
 
 
