@@ -185,11 +185,12 @@ class LmResiliency(Way):
         self._manager.finalize_replication()
 
     def end(self) -> None:
-        self._manager.flush_to_disk()
+        self._manager.flush_for_restart()
+        self._manager.close()
 
     def load(self) -> None:
         self.begin()
-        found = self._manager.load_tensors()
+        found = self._manager.load_tensors("latest")  # what was not declared good by a rerun counts, too
         if found is None:
             sys.exit("nothing was loaded")
         put_back(self._state, found[0])
