@@ -25,19 +25,21 @@ SIZES_MIB = tuple(int(text) for text in os.environ.get("BENCH_STATE_MIB", "64,51
 KILLED_MIB = 512
 """Of each of the two ranks of the training that is killed."""
 LIMIT_S = 300.0
-_FLAGS = ("--ft-memory-interval=1", "--ft-memory-limit=16GiB")
+_MEMORY = "/dev/shm"
 
 
 def blocked(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
     """P17: saves in one process, and a load in the next one, for each size."""
     for mib in SIZES_MIB:
         with contextlib.ExitStack() as stack:
-            parent = "/dev/shm" if launcher.name in ("dcp-shm", "lm-resiliency") else None
-            folder = Path(tempfile.mkdtemp(prefix="ftb", dir=parent))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            parent = None
+            if launcher.name in ("ours", "dcp-shm", "lm-resiliency"):
+                parent = _MEMORY
+            folder = folder_of(stack, parent)
             arguments = [launcher.name.removesuffix("-shm"), str(mib), str(folder)]
             if launcher.name == "ours":
-                job = stack.enter_context(Job(launcher, ranks, ["killed", *arguments], _FLAGS, max_restarts=1))
+                flags = ["--ft-memory-interval=1", *flags_of(folder)]
+                job = stack.enter_context(Job(launcher, ranks, ["killed", *arguments], flags, max_restarts=1))
                 job.wait_ranks("loaded", 1, LIMIT_S)
                 note(job, "killed", mib, outcome)
                 note(job, "load", mib, outcome)
@@ -46,6 +48,18 @@ def blocked(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
                 with Job(launcher, ranks, [part, *arguments]) as job:
                     job.wait_ranks(event, 0, LIMIT_S)
                     note(job, part, mib, outcome)
+
+
+def folder_of(stack: contextlib.ExitStack, parent: str | None) -> Path:
+    """A new folder that is removed at the end: after a SIGKILL of all its processes a job leaves its files there."""
+    folder = Path(tempfile.mkdtemp(prefix="ftb", dir=parent))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def flags_of(folder: Path) -> list[str]:
+    """The options of a job whose files lie in a folder, however large they are."""
+    return [f"--ft-memory-dir={folder}", "--ft-memory-limit=16GiB"]
 
 
 def note(job: Job, part: str, mib: int, outcome: Outcome) -> None:
@@ -57,12 +71,11 @@ def note(job: Job, part: str, mib: int, outcome: Outcome) -> None:
 
 def killed(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
     """P17: SIGKILL of one rank, of all ranks, and of the launcher with its ranks, which is started again at once."""
-    flags = [
-        "--ft-memory-interval=10",
-        "--ft-memory-limit=16GiB",
-        "--ft-preload=torch.distributed.fsdp,ft_client.memory",
-    ]
-    with Job(launcher, ranks, ["train", "ours", str(KILLED_MIB), "none"], flags, max_restarts=4) as job:
+    with contextlib.ExitStack() as stack:
+        flags = ["--ft-memory-interval=10", "--ft-preload=torch.distributed.fsdp,ft_client.memory"]
+        flags += flags_of(folder_of(stack, _MEMORY))
+        arguments = ["train", "ours", str(KILLED_MIB), "none"]
+        job = stack.enter_context(Job(launcher, ranks, arguments, flags, max_restarts=4))
         seen: set[int] = set()
         for name in ("one", "all", "launcher"):
             pids = wait_new(job, "saved", seen)
