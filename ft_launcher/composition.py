@@ -290,6 +290,7 @@ def _run_recorded(
         outcome = _outcome(launch, (lambda text: None) if within else console_text.show_lines, summary)
     finally:
         memory.close()
+        runtime.template.goodbye = memory.goodbye()
     if outcome.error is not None and not within:
         write_reply(outcome.error)
     # Where an agent was made, its exit code counts: it knows preemption, and what all nodes agreed on.
@@ -298,6 +299,7 @@ def _run_recorded(
     recorder.job_ended(outcome.code, outcome.reason, times.finish())
     ending = ending_signals(job)
     memory.free(lambda: any(number in ending for number in (*signals.arrived, *signals.peek())))
+    runtime.template.goodbye = memory.goodbye()
     return outcome
 
 

@@ -11,8 +11,8 @@ sooner, within a second, once another launcher has taken the folder over.
 of any job of this user on this machine, which removes it (`ft_launcher/node/memory_files/job_folder.py`). The same
 happens where every process of a job was killed at once.
 
-Where a signal ends the launcher, it only renames a large folder, and the sweeper calls `after_goodbye`, which frees the
-memory.
+Where a signal ends the launcher, it only renames a large folder. Its goodbye names that to the sweeper, which calls
+`after_goodbye` to free the memory.
 
 Threads: none.
 """
@@ -58,25 +58,21 @@ def after_death(folder: Path, tag: str) -> None:
                 _become_waiter(folder, tag, until_s)
 
 
-def after_goodbye(folder: Path) -> None:
-    """Removes what the launcher has renamed at its end, in a fork: a second for each 5 to 10 GiB.
+def after_goodbye(renamed: Path) -> None:
+    """Removes the folder that the launcher has renamed at its end, in a fork: a second for each 5 to 10 GiB.
 
     Called by the sweeper, after which it ends, in both processes: the template waits for the sweeper, and the launcher
     for the template. Nobody waits for the pipes of the fork.
 
     Args:
-        folder: of the job's state in memory, as it was named before.
+        renamed: the folder.
     """
-    renamed = memory_folder.aside_of(folder)
-    if not renamed:
-        return
     with contextlib.suppress(OSError):  # the system refuses a process: then this one does it
         if fork() != 0:
             return
     with contextlib.suppress(OSError):
         _leave_standard_files()
-    for aside in renamed:
-        memory_folder.remove_aside(aside)
+    memory_folder.remove_aside(renamed)
 
 
 def _leave_standard_files() -> None:

@@ -41,12 +41,14 @@ from typing import Any
 from rank_monitor.contract.errors import ConfigError, ProtocolError
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.fork import fork
-from rank_monitor.contract.processes.runtime_folder import remove_abandoned, state_in_memory
+from rank_monitor.contract.processes.runtime_folder import remove_abandoned
 from rank_monitor.contract.processes.wait import await_child
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import from_json
 from rank_monitor.contract.wire import channel, codec
 from rank_monitor.contract.wire.launcher_messages import (
+    MAX_GOODBYE,
+    NOTHING_LEFT,
     Bye,
     CycleStart,
     Forked,
@@ -269,7 +271,7 @@ def fork_sweeper(launcher: socket.socket, unwanted: list[int], job: MonitoredJob
 
     Args:
         launcher: the sweeper's end of the channel to the launcher, closed in this process. The sweeper sends its pid
-            over it, and ends when it receives anything.
+            over it, and ends when it receives the goodbye (`launcher_messages.NOTHING_LEFT`).
         unwanted: descriptors of this process that the sweeper closes: with a copy in the sweeper, the other end would
             not see the end of this process.
         job: what the sweeper kills if the channel closes without a word.
@@ -298,19 +300,18 @@ def _sweep_after(launcher: socket.socket, job: MonitoredJob, log: Log) -> None:
     launcher.setblocking(True)
     try:
         launcher.send(str(os.getpid()).encode())
-        goodbye = launcher.recv(1)
+        goodbye = launcher.recv(MAX_GOODBYE)
     except OSError:
         goodbye = b""
     if not goodbye:
         log.name = "Sweeper"
         job.end(log)
         return
-    in_memory = state_in_memory(Path(job.runtime_dir))
-    if in_memory is not None:
+    if goodbye != NOTHING_LEFT:
         # Imported here: few jobs need it.
         from rank_monitor.memory_linger import after_goodbye
 
-        after_goodbye(in_memory)
+        after_goodbye(Path(os.fsdecode(goodbye)))
 
 
 def main() -> None:

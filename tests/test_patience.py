@@ -15,7 +15,9 @@ PLAY_SOMETHING_SLOW = {
     "client/straggler/test_detector.py",
     "client/straggler/test_straggler_manager.py",
     "ft_launcher/agent/cycle/test_nccl_ras.py",  # a server
+    "ft_launcher/agent/in_process/test_store_threads.py",  # a thread that connects
     "ft_launcher/job/store/test_job_store.py",
+    "rank_monitor/contract/processes/test_making_store.py",  # the constructor of a store
     "rank_monitor/test_rank_socket.py",  # heartbeats of a rank
 }
 

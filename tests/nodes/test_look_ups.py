@@ -17,7 +17,7 @@ from tests.program import run as run_program
 
 LIMIT_S = 120
 GROUP = """
-import os, signal
+import os, signal, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
@@ -25,6 +25,8 @@ dist.all_reduce(total)
 cycle, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 open(f"rank{rank}.{cycle}", "w").write(f"{total.item():g}")
 if cycle == "0" and rank == "1":
+    while not os.path.exists("rank0.0"):  # else rank 0 may be ended before it has written that
+        time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 dist.destroy_process_group()

@@ -16,8 +16,9 @@ over. To free their memory takes seconds.
 
 **The end.** `close` only renames a large folder, so that the end of the job is recorded without a wait. `free` then
 frees the memory: whatever kills what has outlived the launcher, nothing is left of a job that has ended in order. After
-a scheduler's signal the launcher has seconds to end, and does not call `free`. Then the sweeper frees the memory, after
-the launcher's goodbye (`rank_monitor/memory_linger.py: after_goodbye`).
+a scheduler's signal the launcher has seconds to end, and `free` leaves the rest: the launcher's goodbye names it to the
+sweeper, which frees the memory (`rank_monitor/memory_linger.py: after_goodbye`). No file of the runtime folder is read
+for that: its file system may not answer.
 
 Threads, both daemons: `ft_memory_sweep` removes folders of others, and touches these only. `ft_memory_alive` notes in
 the own folder that this launcher lives, also while the launcher waits for a node between two cycles; `close` ends this
@@ -45,6 +46,7 @@ from rank_monitor.contract.processes.memory_folder import NotOwn, OwnedFolder, O
 from rank_monitor.contract.processes.sweep import sweep
 from rank_monitor.contract.settings.config import MemorySettings
 from rank_monitor.contract.wire.json_record import write_record
+from rank_monitor.contract.wire.launcher_messages import NOTHING_LEFT
 
 logger = logging.getLogger(__name__)
 
@@ -66,19 +68,19 @@ class JobFolder:
     Attributes:
         refused: why there is no folder, in one line; empty: there is one.
         found: what became of an earlier start's folder; None: there was none.
+        left: what `close` has renamed, until its memory is freed; None: there is nothing.
     """
 
     def __init__(self, settings: MemorySettings, tag: str) -> None:
         self.refused = ""
         self.found: Adoption | None = None
+        self.left: Path | None = None
         self._settings = settings
         self._tag = tag
         self._owned: OwnedFolder | None = None
         self._limit = 0
         self._aside: list[Path] = []
         """Folders that are renamed already, and whose memory is to be freed."""
-        self._closed: Path | None = None
-        """What `close` has renamed, until its memory is freed."""
         self._runtime = Path()
         self._is_closed = threading.Event()
         self._notes: threading.Thread | None = None
@@ -146,12 +148,9 @@ class JobFolder:
             return
         owned, self._owned = self._owned, None
         with suppress(OSError):
-            aside = owned.set_aside()
-            is_known = runtime_folder.state_in_memory(self._runtime) == owned.path
-            self._closed = aside
-            if is_known and tmpfs.bytes_in(str(aside)) > REMOVED_AT_ONCE:
-                return
-            self.free(lambda: False)
+            self.left = owned.set_aside()
+            if tmpfs.bytes_in(str(self.left)) <= REMOVED_AT_ONCE:
+                self.free(lambda: False)
 
     def free(self, is_told_to_end: Callable[[], bool]) -> None:
         """Frees the memory of what `close` has renamed. Blocks for as long as that takes: a second for each 5 to 10
@@ -161,18 +160,22 @@ class JobFolder:
             is_told_to_end: whether this launcher has got a signal to end: what is left then is left to the sweeper.
                 Asked before each file.
         """
-        if self._closed is None:
+        if self.left is None:
             return
-        for top, _, names in os.walk(self._closed):
+        for top, _, names in os.walk(self.left):
             for name in names:
                 if is_told_to_end():
                     return
                 with suppress(OSError):
                     Path(top, name).unlink()
-        memory_folder.remove_aside(self._closed)
-        self._closed = None
-        with suppress(OSError):
-            runtime_folder.unlink_state_in_memory(self._runtime)
+        memory_folder.remove_aside(self.left)
+        self.left = None
+
+    def goodbye(self) -> bytes:
+        """Returns the goodbye to the sweeper, which frees what is left."""
+        if self.left is None:
+            return NOTHING_LEFT
+        return os.fsencode(self.left)
 
     def _open(self, top: Path, key: str) -> None:
         """Does what `open` says.

@@ -92,11 +92,6 @@ def link_state_in_memory(folder: Path, state: Path) -> None:
     (folder / _STATE_IN_MEMORY).symlink_to(state)
 
 
-def unlink_state_in_memory(folder: Path) -> None:
-    """Takes back what `link_state_in_memory` has noted: the state is removed."""
-    (folder / _STATE_IN_MEMORY).unlink(missing_ok=True)
-
-
 def state_in_memory(folder: Path) -> Path | None:
     """Returns where the training's state in memory is; None: the launcher keeps none, or the runtime folder is gone."""
     try:

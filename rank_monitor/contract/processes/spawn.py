@@ -41,7 +41,7 @@ from rank_monitor.contract.processes.wait import await_child, readable
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.settings.declaration import to_json
 from rank_monitor.contract.wire import channel, codec
-from rank_monitor.contract.wire.launcher_messages import Bye, Forked, ForkMonitor, MonitorChanged
+from rank_monitor.contract.wire.launcher_messages import NOTHING_LEFT, Bye, Forked, ForkMonitor, MonitorChanged
 from rank_monitor.contract.wire.messages import Message
 
 _ANSWER_S = 5.0
@@ -106,6 +106,7 @@ class Template:
 
     Attributes:
         socket: `connection`.
+        goodbye: what `close` sends to the sweeper.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Template:
         self._sweeper, self._sweeper_pid = sweeper, 0
         self.socket = connection
         self._job = job
+        self.goodbye = NOTHING_LEFT
         self._changes: list[MonitorChanged] = []
         self._gone = False
         self._sequence = 0
@@ -261,7 +263,7 @@ class Template:
             return
         pid, orphaned = self.sweeper_pid, not self.alive
         with contextlib.suppress(OSError):
-            self._sweeper.send(b"!")
+            self._sweeper.send(self.goodbye)
         self._sweeper.close()
         self._sweeper = None
         if pid is not None and orphaned:

@@ -20,6 +20,11 @@ STALL = "stall"
 asked to restart in process."""
 HANG = "hang"
 """The name of the limit of a hang that the launcher has found (`HangOverdue`)."""
+NOTHING_LEFT = b"!"
+"""The launcher's goodbye to the sweeper, which then ends. Any other goodbye is the path of a folder that the sweeper
+removes."""
+MAX_GOODBYE = 4096
+"""Bytes: no path is longer (PATH_MAX)."""
 
 # Agent to monitor.
 

@@ -21,6 +21,7 @@ from rank_monitor.contract.processes import memory_folder, proc, runtime_folder,
 from rank_monitor.contract.processes.memory_folder import Owner, now_s
 from rank_monitor.contract.settings.config import MemorySettings
 from rank_monitor.contract.wire.json_record import read_record
+from rank_monitor.contract.wire.launcher_messages import NOTHING_LEFT
 from tests.patience import until
 from tests.program import clean_environment
 
@@ -218,15 +219,14 @@ def test_a_large_state_is_freed_by_the_launcher_or_by_the_sweeper(
     folder.close()
     (aside,) = memory_folder.aside_of(path)
     assert (aside / STEP).exists() and not path.exists()
-    assert runtime_folder.state_in_memory(tmp_path) == path
     folder.free(lambda: is_told_to_end)
     if not is_told_to_end:
-        assert not list(top.iterdir()) and runtime_folder.state_in_memory(tmp_path) is None
+        assert not list(top.iterdir()) and folder.goodbye() == NOTHING_LEFT
         return
-    assert (aside / STEP).exists()
+    assert (aside / STEP).exists() and folder.goodbye() == os.fsencode(aside)
     after_goodbye = "import sys; from pathlib import Path; from rank_monitor.memory_linger import after_goodbye"
     code = f"{after_goodbye}; after_goodbye(Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", code, str(path)], env=clean_environment(), check=True)
+    subprocess.run([sys.executable, "-c", code, str(aside)], env=clean_environment(), check=True)
     until(lambda: not list(top.iterdir()), "the removal by the sweeper's fork")
 
 
