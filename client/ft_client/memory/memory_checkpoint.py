@@ -15,7 +15,7 @@ from ft_client.memory import agreed_load, checksum, kept_state
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
-from ft_client.memory.node_folder import claim, read_plan, say, why_not
+from ft_client.memory.node_folder import claim, read_plan_in_group, say, why_not
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
@@ -117,13 +117,9 @@ class MemoryCheckpoint:
         """
         on_disk = int(newer_than)
         self._is_loaded = False
-        self._plan = read_plan()
+        self._plan = read_plan_in_group("MemoryCheckpoint.load()")
         if self._plan is None:
             return 0
-        if group.size() == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            if not self._plan.folder:
-                return 0
-            raise RuntimeError("MemoryCheckpoint.load() must be called after torch.distributed.init_process_group")
         self._take_over()
         # From here to the last vote no rank may leave by what it alone knows: the others wait for it.
         refused = self._refused or why_not(self._plan) or claim(self._plan.folder)
@@ -182,7 +178,7 @@ class MemoryCheckpoint:
     def _keep_nothing(self, agreed: AgreedSteps) -> None:
         """Called where a rank can keep no state, so that none does."""
         assert self._plan is not None
-        if not claim(self._plan.folder):
+        if not why_not(self._plan) and not claim(self._plan.folder):
             self._forget_all()
         if group.rank() != 0:
             return

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
-from ft_client.memory.node_folder import claim, names_in, node_of, read_plan, say, why_not
+from ft_client.memory.node_folder import claim, names_in, node_of, read_plan_in_group, say, why_not
 from ft_client.memory.step_folders import free, is_freed, remove, too_large, unfinished, why_off
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
@@ -63,7 +63,7 @@ class memory_folder:
             raise ValueError(f"memory_folder({step}): the step must be 1 or more")
         self._step = step
         self._is_collective = is_collective
-        self._plan = _read_plan("memory_folder()")
+        self._plan = read_plan_in_group("ft.memory_folder()")
         self._path = Path()
         self._name = ""
         self._is_temporary = True
@@ -77,7 +77,7 @@ class memory_folder:
         Raises:
             RuntimeError: the job has several ranks and no process group yet.
         """
-        plan = _read_plan("memory_folder.is_on()")
+        plan = read_plan_in_group("ft.memory_folder.is_on()")
         if plan is None:
             return False
         exchanged = _exchange(plan)
@@ -182,10 +182,15 @@ def latest_memory_folder(newer_than: int = 0) -> Path | None:
     Raises:
         RuntimeError: the job has several ranks and no process group yet.
     """
-    plan = _read_plan("latest_memory_folder()")
+    plan = read_plan_in_group("ft.latest_memory_folder()")
     if plan is None:
         return None
-    own = memory_files.complete_folders(names_in(plan.folder))
+    own: list[StateFolder] = []
+    refused = why_not(plan)
+    if not refused:
+        own = memory_files.complete_folders(names_in(plan.folder))
+    elif plan.folder and group.rank() == 0:
+        say(f"no folder in memory is used: {refused}")
     node = node_of(plan.folder, group.rank())
     listed = [[found.step, found.world, found.ranks, found.series] for found in own]
     offers = group.gather_json([node, int(newer_than), listed])
@@ -209,24 +214,6 @@ def latest_memory_folder(newer_than: int = 0) -> Path | None:
                 say(f"the newest folder in memory is of step {found.step} (the checkpoint on disk has step {on_disk})")
             return Path(plan.folder) / found.name
     return None
-
-
-def _read_plan(caller: str) -> MemoryFiles | None:
-    """Returns what the launcher says; None: it says nothing, or has no folder.
-
-    Args:
-        caller: for the text of the error.
-
-    Raises:
-        RuntimeError: the job has several ranks and no process group yet. Each rank would think that it is alone, and
-            remove what others of its node write.
-    """
-    plan = read_plan()
-    if plan is None or group.size() > 1 or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return plan
-    if not plan.folder:
-        return None
-    raise RuntimeError(f"ft.{caller} must be called after torch.distributed.init_process_group")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from ft_client.rank.agreement import group
 from rank_monitor.contract import env, memory_files
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.memory_files import MemoryFiles
@@ -36,11 +37,42 @@ def read_plan() -> MemoryFiles | None:
     return found
 
 
+def read_plan_in_group(caller: str) -> MemoryFiles | None:
+    """As `read_plan`, for what exchanges something with the other ranks of the job. None also where there is neither a
+    folder nor a process group.
+
+    Args:
+        caller: for the text of the error.
+
+    Raises:
+        RuntimeError: the job has several ranks and no process group yet. Each rank would think that it is alone, and
+            remove what others of its node write.
+    """
+    plan = read_plan()
+    if plan is None or group.is_there() or _job_ranks() == 1:
+        return plan
+    if not plan.folder:
+        return None
+    raise RuntimeError(f"{caller} must be called after torch.distributed.init_process_group")
+
+
 def why_not(plan: MemoryFiles) -> str:
-    """Returns why the node of this rank has no folder; empty: it has one."""
-    if plan.folder:
-        return ""
-    return plan.refused or "its launcher has --ft-memory-interval none"
+    """Returns why this rank can keep no state; empty: it can, as far as its launcher and its process group go.
+
+    The files are named by the ranks of the default process group. Where that is not the whole job, as where actors and
+    learners have a group each, its ranks would take the files of another group's ranks with the same numbers.
+    """
+    if not plan.folder:
+        return plan.refused or "its launcher has --ft-memory-interval none"
+    world = _job_ranks()
+    if group.size() != world:
+        return f"the default process group has {group.size()} of the job's {world} ranks, and others use the same files"
+    return ""
+
+
+def _job_ranks() -> int:
+    """Returns how many ranks the job has, or takes part in the present round of a restart in process."""
+    return int(os.environ.get("WORLD_SIZE", group.size()))
 
 
 _claims: dict[str, int] = {}

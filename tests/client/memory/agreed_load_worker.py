@@ -1,4 +1,5 @@
-"""What the two ranks of `test_agreed_load.py` run: one of the functions below, which the last argument names.
+"""What the two ranks of a process group of `test_agreed_load.py` run: one of the functions below, which the last
+argument names.
 
 The other arguments: the rank, and a file for the process group. The result is printed as JSON.
 """
@@ -148,6 +149,16 @@ def one_save(rank: int) -> Any:
     start = keep.load()
     keep.step(1)
     return {"start": start, "is_in_order": is_in_order()}
+
+
+def one_of_two_groups(rank: int) -> Any:
+    """The job has another default process group with the same ranks."""
+    result = one_save(rank)
+    with ft.memory_folder(1) as path:
+        is_temporary = path.parent != folder()
+    is_on = ft.memory_folder.is_on()
+    assert ft.latest_memory_folder() is None
+    return {**result, "is_on": is_on, "is_temporary": is_temporary, "files": [path.name for path in folder().iterdir()]}
 
 
 def save_two() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,23 @@ def files(folder: Path, interval: int = 1, refused: str = "") -> MemoryFiles:
     return MemoryFiles(str(folder), KEEP, 1 << 30, interval)
 
 
-def run(tmp_path: Path, what: str, of_ranks: tuple[MemoryFiles, MemoryFiles]) -> list[tuple[int, str, str]]:
-    """Runs a function of the worker on two ranks. Returns exit code, stdout and stderr of each."""
+def run(tmp_path: Path, what: str, of_ranks: Sequence[MemoryFiles]) -> list[tuple[int, str, str]]:
+    """Runs a function of the worker on the ranks of a job, of which each two have a process group. Returns exit code,
+    stdout and stderr of each."""
     started = []
-    for rank, says in enumerate(of_ranks):
+    for number, says in enumerate(of_ranks):
+        group, rank = divmod(number, 2)
         variables = {
             env.MEMORY_FILES: write_record(says),
-            env.RANK_MONITOR_SOCKET: str(tmp_path / f"m{rank}"),
+            env.RANK_MONITOR_SOCKET: str(tmp_path / f"m{number}"),
             "GLOO_SOCKET_IFNAME": "lo",
+            "WORLD_SIZE": str(len(of_ranks)),
         }
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", WORKER, str(rank), str(tmp_path / "store"), what],
+                [sys.executable, "-m", WORKER, str(rank), str(tmp_path / f"store{group}"), what],
                 cwd=ROOT,
-                env=clean_environment("WORLD_SIZE", "RANK", "LOCAL_RANK", **variables),
+                env=clean_environment("RANK", "LOCAL_RANK", **variables),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -61,10 +65,10 @@ def run(tmp_path: Path, what: str, of_ranks: tuple[MemoryFiles, MemoryFiles]) ->
 
 def found(tmp_path: Path, what: str, *of_ranks: MemoryFiles) -> tuple[list[Any], list[str]]:
     """What the function returned on each rank, and what each rank said."""
-    if len(of_ranks) != 2:
+    if not of_ranks:
         of_ranks = (files(tmp_path / "node"), files(tmp_path / "node"))
     ended = run(tmp_path, what, of_ranks)
-    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert [code for code, _, _ in ended] == [0] * len(of_ranks), ended
     return [json.loads(out.splitlines()[-1]) for _, out, _ in ended], [err for _, _, err in ended]
 
 
@@ -100,6 +104,18 @@ def test_a_rank_of_another_release_ends_no_training(tmp_path: Path) -> None:
     results, said = found(tmp_path, "another_release")
     assert results == [{"start": 0, "is_in_order": True}] * 2
     assert "rank 1 cannot keep its own: it has another release" in said[0]
+
+
+def test_two_process_groups_of_one_job_share_no_files(tmp_path: Path) -> None:
+    """The ranks of both have the same numbers: one would load the state of the other."""
+    results, said = found(tmp_path, "one_of_two_groups", *[files(tmp_path / "node")] * 4)
+    expected = {"start": 0, "is_in_order": True, "is_on": False, "is_temporary": True}
+    for result in results:
+        assert not [name for name in result.pop("files") if not name.startswith("process-")]
+        assert result == expected
+    for first_of_group in (said[0], said[2]):
+        assert "no state is kept in memory: the default process group has 2 of the job's 4 ranks" in first_of_group
+        assert "no folders are kept in memory: rank 0: the default process group has 2 of" in first_of_group
 
 
 def test_a_state_that_an_object_of_one_rank_refuses_is_followed_by_the_next(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 
 import ft_client as ft
@@ -395,6 +396,23 @@ def test_a_job_of_several_ranks_needs_its_process_group(tell: Tell, monkeypatch:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match="after torch\\.distributed\\.init_process_group"):
         Training().keep.load()
+
+
+def test_a_process_group_of_one_rank_in_a_larger_job_keeps_nothing(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where each rank trains a model of its own."""
+    folder = tell()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        training = Training()
+        assert training.keep.load() == 0
+        training.run(0, 2)
+    finally:
+        dist.destroy_process_group()
+    assert names_in(folder) == []
+    assert "the default process group has 1 of the job's 2 ranks" in capfd.readouterr().err
 
 
 class Refusing(Loader):

@@ -40,6 +40,12 @@ def size() -> int:
     return int(dist.get_world_size())
 
 
+def is_there() -> bool:
+    """Returns whether this process has a default process group, with others or of its own. Asks no other rank."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and bool(dist.is_initialized())
+
+
 def max_over_ranks(values: Sequence[float]) -> list[float]:
     """Returns the maximum of each value over all ranks. Collective: one all-reduce. Every rank gives as many values."""
     return _reduced(values, "MAX")
