@@ -7,12 +7,13 @@ An object whose state is the same on all ranks (DDP's module, and an optimizer o
 the ranks of a node only one writes its state, and the others read that rank's file. `replicated` says which objects
 should be so, and `replicated_checksum` is what the ranks compare.
 
-Uses torch's underscored `_comm_hooks` of DDP.
+Uses torch's underscored `_comm_hooks` of DDP, and `_metadata` of a module's state.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -262,9 +263,20 @@ def _give_module(module: Any, state: Mapping[str, Any]) -> None:
     in_file = _storages(state)
     # No look at the module shows what became of such a value.
     more = {key: _copied(value) for key, value in state.items() if key.endswith(_EXTRA_STATE)}
-    module.load_state_dict({**state, **more})
+    module.load_state_dict(_with_versions(module, {**state, **more}))
     if not in_file.isdisjoint(_storages(module.state_dict())):
-        module.load_state_dict(_copied(state))
+        module.load_state_dict(_with_versions(module, _copied(state)))
+
+
+def _with_versions(module: Any, state: Mapping[str, Any]) -> Any:
+    """Returns the state of a module with the versions of its parts, which torch passes to each part with its values. A
+    part without a version takes its state for a very old one: it renames keys, or keeps its own values. The versions
+    are those of the code that runs, as it has also written the state."""
+    given = OrderedDict(state)
+    versions = getattr(module.state_dict(), "_metadata", None)
+    if versions is not None:
+        given._metadata = versions  # type: ignore[attr-defined]
+    return given
 
 
 def _copied(state: Any) -> Any:

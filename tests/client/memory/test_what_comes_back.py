@@ -271,6 +271,29 @@ class Keeper(torch.nn.Module):
         self.set_extra_state(state[f"{prefix}_extra_state"])
 
 
+class Versioned(torch.nn.Linear):
+    """Takes a state without a version for one of an old release, as many modules do."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *more: Any) -> None:
+        if metadata.get("version") != 2:
+            state[f"{prefix}renamed"] = state.pop(f"{prefix}weight")
+        super()._load_from_state_dict(state, prefix, metadata, *more)
+
+
+def test_a_module_gets_its_version_back(tell: Tell) -> None:
+    tell()
+    first = torch.nn.Sequential(torch.nn.Flatten(), Versioned(3, 3))
+    keep = ft.MemoryCheckpoint(model=first)
+    keep.load()
+    keep.step(1)
+    BACKGROUND.wait()
+    second = torch.nn.Sequential(torch.nn.Flatten(), Versioned(3, 3))
+    assert ft.MemoryCheckpoint(model=second).load() == 1
+    assert torch.equal(second[1].weight, first[1].weight)
+
+
 def test_a_module_that_keeps_what_it_gets_has_no_view_into_a_file(tell: Tell) -> None:
     """The file is written again by a later save."""
     folder = tell()
