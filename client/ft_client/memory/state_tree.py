@@ -7,7 +7,7 @@ what is in other containers stays where it is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ _TEXT = "\0text "
 """Begins a text of the state that itself begins with a null byte, so that it is never taken for a place."""
 
 _BASIC = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""Types of values that torch's weights-only reader always admits."""
+"""Types of values and keys that torch's weights-only reader always admits."""
 _NUMBERS = frozenset({type(None), bool, int, float})
 """Those of them that stand in the rest as they are."""
 
@@ -29,7 +29,7 @@ class ParsedState:
     Attributes:
         rest: the state, with a text in the place of each tensor.
         tensors: name -> tensor, in the order of the state. A name is the path to it, as in `optimizer.state.0.exp_avg`.
-        others: path -> value, of all values that are neither tensors nor of a basic type.
+        others: path -> value, of all values that are neither tensors nor of a basic type, and of such keys.
     """
 
     rest: Any
@@ -64,7 +64,8 @@ def take_apart_again(state: Any, before: Any, is_tensor: Callable[[Any], bool]) 
         is_tensor: tells tensors from other values.
 
     Raises:
-        OtherStructure: the tensors may have other names, or a value is neither a tensor nor of a basic type.
+        OtherStructure: the tensors may have other names, or a value is neither a tensor nor of a basic type, or a key
+            is not of a basic type.
     """
     tensors: list[Any] = []
 
@@ -76,7 +77,7 @@ def take_apart_again(state: Any, before: Any, is_tensor: Callable[[Any], bool]) 
             tensors.append(value)
             return known
         if kind is dict or kind is OrderedDict:
-            if known_kind is not kind or list(known) != list(value):
+            if known_kind is not kind or list(known) != list(value) or not _are_basic(value):
                 raise OtherStructure
             return kind([(key, again(item, known[key])) for key, item in value.items()])
         if kind is list or kind is tuple:
@@ -136,6 +137,8 @@ class _Apart:
         if kind in _BASIC:
             return value
         if kind is dict or kind is OrderedDict:
+            if not _are_basic(value):
+                self.others |= {f"key {key} of {path}": key for key in value if not _are_basic([key])}
             return kind((key, self._item(item, path, key)) for key, item in value.items())
         if kind is list or kind is tuple:
             return kind(self._item(item, path, index) for index, item in enumerate(value))
@@ -160,6 +163,14 @@ class _Apart:
         while f"{path}#{number}" in self.tensors:
             number += 1
         return f"{path}#{number}"
+
+
+def _are_basic(keys: Iterable[object]) -> bool:
+    """Returns whether all keys of a dict are of basic types, or tuples of such keys. Equality does not tell: 3 is equal
+    to numpy's 3."""
+    return _BASIC.issuperset(map(type, keys)) or all(
+        type(key) in _BASIC or (type(key) is tuple and _are_basic(key)) for key in keys
+    )
 
 
 def _joined(path: str, key: object) -> str:

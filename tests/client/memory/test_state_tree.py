@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +69,17 @@ def test_containers_of_the_rest_are_copies_and_unknown_values_are_named() -> Non
     assert apart.others == {"loader.seen": {3}}
 
 
+def test_keys_of_unknown_types_are_named() -> None:
+    state: Any = {"counts": {numpy.int64(3): 1, ("a", 2): 2, (1, numpy.int64(4)): 3, "b": {numpy.int64(3): 4}}}
+    apart = take_apart(state, is_tensor, "loader")
+    assert list(apart.others) == [
+        "key 3 of loader.counts",
+        f"key {(1, numpy.int64(4))} of loader.counts",
+        "key 3 of loader.counts.b",
+    ]
+    assert put_together(apart.rest, []) == state
+
+
 def retold(value: Any) -> Any:
     """A state of the same structure with other values."""
     if isinstance(value, (dict, OrderedDict)):
@@ -108,6 +120,7 @@ TENSOR = Tensor()
         ([TENSOR], [TENSOR, TENSOR]),
         ([TENSOR], (TENSOR,)),
         ({"a": TENSOR}, OrderedDict(a=TENSOR)),
+        ({3: TENSOR}, {numpy.int64(3): TENSOR}),
     ],
 )
 def test_another_structure_is_found(before: Any, later: Any) -> None:

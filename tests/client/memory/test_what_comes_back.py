@@ -76,6 +76,31 @@ def test_a_type_that_is_not_safe_ends_the_saves_and_names_its_place(
     assert "loader.part is a fractions.Fraction, which cannot be read back safely" in capfd.readouterr().err
 
 
+def test_a_later_key_that_is_not_safe_ends_the_saves_and_names_its_place(
+    tell: Tell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A state whose keys cannot be read back never becomes the newest."""
+    folder = tell()
+    loader = Loader({"counts": {}, "ready": {3: 1}})
+    keep = ft.MemoryCheckpoint(loader=loader)
+    keep.load()
+    keep.step(1)
+    loader.state = {"counts": {}, "ready": {numpy.int64(3): 1}}
+    for step in (2, 3):
+        keep.step(step)
+    assert keep.failures == 1
+    assert steps_in(folder) == [1]
+    assert "key 3 of loader.ready is a numpy.int64, which cannot be read back safely" in capfd.readouterr().err
+
+
+def test_keys_of_basic_types_come_back(tell: Tell) -> None:
+    tell()
+    state: Any = {"counts": {8: 2, 2.5: 3, None: 4, b"c": 5, ("d", 6): 7, True: torch.ones(2)}}
+    found = kept(state, {})
+    assert torch.equal(found["counts"].pop(True), state["counts"].pop(True))
+    assert found == state
+
+
 def test_a_type_that_the_user_admits_comes_back(tell: Tell) -> None:
     tell()
     state = {"part": fractions.Fraction(1, 3)}
