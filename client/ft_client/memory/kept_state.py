@@ -29,7 +29,7 @@ from ft_client.rank import rng
 _FORM = 1
 """Of what `KeptState.plain` holds. Another release with another form counts it up."""
 _EXTRA_STATE = "_extra_state"
-"""Ends the key of what a module's own `get_extra_state` returns, in torch's `Module.state_dict`."""
+"""The last part of the key of what a module's own `get_extra_state` returns, in torch's `Module.state_dict`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +262,7 @@ def _give_module(module: Any, state: Mapping[str, Any]) -> None:
     memory) gets a copy in a second go."""
     in_file = _storages(state)
     # No look at the module shows what became of such a value.
-    more = {key: _copied(value) for key, value in state.items() if key.endswith(_EXTRA_STATE)}
+    more = {key: _copied(value) for key, value in state.items() if _is_extra(key)}
     module.load_state_dict(_with_versions(module, {**state, **more}))
     if not in_file.isdisjoint(_storages(module.state_dict())):
         module.load_state_dict(_with_versions(module, _copied(state)))
@@ -377,12 +377,23 @@ def _assembled(known: KnownTensors, note: Any, parts: Mapping[str, Any]) -> Any:
     return known.assemble(str(names[0]), note, iter([parts[name] for name in names]))
 
 
+def _is_extra(key: str) -> bool:
+    """Returns whether a module's key is of what its own `get_extra_state` returns."""
+    return str(key).rpartition(".")[2] == _EXTRA_STATE
+
+
 def _check_module(name: str, present: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
     """Raises OtherState unless a module has the same keys, shapes and types as the state: `load_state_dict` would
-    change some of its tensors before it finds out."""
+    change some of its tensors before it finds out.
+
+    Extra state is for the module itself to judge: that of TransformerEngine is a tensor of bytes, which is empty until
+    the module was used.
+    """
     if set(present) != set(loaded):
         different = sorted(set(present) ^ set(loaded))
         raise OtherState(f"{name} has other keys, such as {different[0]}")
     for key, value in loaded.items():
+        if _is_extra(key):
+            continue
         if tensor_parts.is_tensor(value) and (value.shape, value.dtype) != (present[key].shape, present[key].dtype):
             raise OtherState(f"{name}.{key} is {tuple(value.shape)} of {value.dtype} there, and not here")

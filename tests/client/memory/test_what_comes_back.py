@@ -319,6 +319,31 @@ def test_a_module_gets_its_version_back(tell: Tell) -> None:
     assert torch.equal(second[1].weight, first[1].weight)
 
 
+class Scaled(torch.nn.Linear):
+    """Has an extra state that is a tensor of bytes, as the scales of fp8: the longer, the longer it has trained."""
+
+    scales = torch.empty(0, dtype=torch.uint8)
+
+    def get_extra_state(self) -> Any:
+        return self.scales
+
+    def set_extra_state(self, state: Any) -> None:
+        self.scales = state
+
+
+def test_an_extra_state_of_another_size_comes_back(tell: Tell) -> None:
+    tell()
+    first, second = Scaled(3, 3), Scaled(3, 3)
+    first.scales = torch.arange(7, dtype=torch.uint8)
+    keep = ft.MemoryCheckpoint(model=first)
+    keep.load()
+    keep.step(1)
+    BACKGROUND.wait()
+    assert ft.MemoryCheckpoint(model=second).load() == 1
+    assert second.scales.tolist() == list(range(7))
+    assert torch.equal(second.weight, first.weight)
+
+
 def test_a_module_that_keeps_what_it_gets_has_no_view_into_a_file(tell: Tell) -> None:
     """The file is written again by a later save."""
     folder = tell()
