@@ -42,7 +42,10 @@ class MemoryCheckpoint:
     Example:
 
         keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer, scheduler=scheduler)
-        for step in range(keep.load(newer_than=step_on_disk), STEPS):
+        start = keep.load(newer_than=step_on_disk)
+        if not start:
+            start = load_from_disk()
+        for step in range(start, STEPS):
             train_step()
             keep.step(step + 1)
 
@@ -105,7 +108,8 @@ class MemoryCheckpoint:
 
     def load(self, newer_than: int = 0) -> int:
         """Gives the newest state that all ranks have back to the objects. Returns its step; 0: there is none, and no
-        object was changed. Collective; called once before the training's loop, again in each in-process restart.
+        object was changed, so the training goes on from the checkpoint on disk. Collective; called once before the
+        training's loop, again in each in-process restart.
 
         Args:
             newer_than: the step of the newest checkpoint on disk: an older state in memory is not used. The largest
