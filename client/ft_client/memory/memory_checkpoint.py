@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import os
 import time
 import weakref
@@ -15,7 +16,7 @@ from ft_client.memory import agreed_load, checksum, kept_state
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
-from ft_client.memory.node_folder import claim, read_plan_in_group, say, why_not
+from ft_client.memory.node_folder import claim, read_plan, read_plan_in_group, say, why_not
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
@@ -79,6 +80,8 @@ class MemoryCheckpoint:
         """None: this rank cannot save."""
         self._is_loaded = False
         """Whether `step` has something to do; the same on all ranks."""
+        self._is_load_missing = True
+        """Whether `load` was never called, and no line has said so."""
         self._failed_in_a_row = 0
         self._has_failed = False
         """Whether the last save has failed on this rank."""
@@ -106,21 +109,22 @@ class MemoryCheckpoint:
         self._reason_off: str | None = None
         """Why this rank saves nothing any more."""
 
-    def load(self, newer_than: int = 0) -> int:
+    def load(self, newer_than: int | None = 0) -> int:
         """Gives the newest state that all ranks have back to the objects. Returns its step; 0: there is none, and no
         object was changed, so the training goes on from the checkpoint on disk. Collective; called once before the
         training's loop, again in each in-process restart.
 
         Args:
-            newer_than: the step of the newest checkpoint on disk: an older state in memory is not used. The largest
-                value of all ranks counts.
+            newer_than: the step of the newest checkpoint on disk: an older state in memory is not used. None as 0:
+                there is no checkpoint. The largest value of all ranks counts.
 
         Raises:
+            TypeError: the step is no whole number.
             RuntimeError: the job has several ranks and no process group yet. Or objects have refused each state that
                 the ranks could read, and some of them were changed: the next start begins without state in memory.
         """
-        on_disk = int(newer_than)
-        self._is_loaded = False
+        on_disk = operator.index(newer_than or 0)
+        self._is_loaded = self._is_load_missing = False
         self._plan = read_plan_in_group("MemoryCheckpoint.load()")
         if self._plan is None:
             return 0
@@ -146,9 +150,15 @@ class MemoryCheckpoint:
         """Saves the state when that is due. Blocks while the state is copied. Collective; called after each step, once
         the optimizer has changed the parameters.
 
-        `step`: how many steps the training has done, which becomes the step that `load` returns.
+        Args:
+            step: how many steps the training has done, which becomes the step that `load` returns.
+
+        Raises:
+            TypeError: the step is no whole number.
         """
+        step = operator.index(step)
         if not self._is_loaded:
+            self._say_load_is_missing()
             return
         if step < self._last_step and not self._has_gone_back:
             self._has_gone_back = True
@@ -165,6 +175,15 @@ class MemoryCheckpoint:
             self._save(step)
         ended = time.monotonic()
         self._steps.saved(step, began, ended, ended - agreed + ready - began)
+
+    def _say_load_is_missing(self) -> None:
+        """Says on rank 0, once, that `step` does nothing before `load`."""
+        if not self._is_load_missing:
+            return
+        self._is_load_missing = False
+        plan = read_plan()
+        if plan is not None and plan.folder and group.rank() == 0:
+            say("no state is kept in memory: step() was called before load(), with which it begins")
 
     def _take_over(self) -> None:
         """Makes this object the one that uses the rank's files."""

@@ -6,6 +6,7 @@ step is either complete on all ranks, or it never existed. What is in the files 
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import tempfile
@@ -52,6 +53,7 @@ class memory_folder:
         is_collective: whether the ranks wait for each other in the body.
 
     Raises:
+        TypeError, ValueError: the step is no whole number, or less than 1.
         RuntimeError: the job has several ranks and no process group yet.
     """
 
@@ -59,9 +61,9 @@ class memory_folder:
     """Whether a line has said why no folder is kept now."""
 
     def __init__(self, step: int, is_collective: bool = True) -> None:
-        if step < 1:
+        self._step = operator.index(step)
+        if self._step < 1:
             raise ValueError(f"memory_folder({step}): the step must be 1 or more")
-        self._step = step
         self._is_collective = is_collective
         self._plan = read_plan_in_group("ft.memory_folder()")
         self._path = Path()
@@ -169,19 +171,21 @@ class memory_folder:
         remove(folder, [*(found.name for found in useless), *unfinished(names)])
 
 
-def latest_memory_folder(newer_than: int = 0) -> Path | None:
+def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
     """Returns the newest folder that is complete on all nodes, the same step on all ranks; None: there is none, or the
     launcher is not plan. Collective.
 
     A folder counts only if its node has the ranks now that it had then: each rank finds the files that it wrote.
 
     Args:
-        newer_than: the step of the newest checkpoint on disk: an older folder is not returned. The largest value of all
-            ranks counts.
+        newer_than: the step of the newest checkpoint on disk: an older folder is not returned. None as 0: there is no
+            checkpoint. The largest value of all ranks counts.
 
     Raises:
+        TypeError: the step is no whole number.
         RuntimeError: the job has several ranks and no process group yet.
     """
+    newest_on_disk = operator.index(newer_than or 0)
     plan = read_plan_in_group("ft.latest_memory_folder()")
     if plan is None:
         return None
@@ -193,7 +197,7 @@ def latest_memory_folder(newer_than: int = 0) -> Path | None:
         say(f"no folder in memory is used: {refused}")
     node = node_of(plan.folder, group.rank())
     listed = [[found.step, found.world, found.ranks, found.series] for found in own]
-    offers = group.gather_json([node, int(newer_than), listed])
+    offers = group.gather_json([node, newest_on_disk, listed])
     nodes = [offer[0] for offer in offers]
     on_disk = max(offer[1] for offer in offers)
 

@@ -384,6 +384,40 @@ def test_only_the_object_that_was_loaded_last_saves(tell: Tell) -> None:
     assert steps_in(folder) == [2, 1]
 
 
+def test_a_step_before_the_load_is_said_once(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tell()
+    training = Training()
+    training.run(0, 3)
+    assert names_in(folder) == []
+    assert capfd.readouterr().err.count("step() was called before load()") == 1
+    training.keep.load()
+    training.run(3, 5)
+    assert steps_in(folder) == [5, 4]
+
+
+@pytest.mark.parametrize("step", [5.0, numpy.float64(5), "5"])
+def test_a_step_is_a_whole_number(tell: Tell, step: Any) -> None:
+    """Else the files would get names that no load knows."""
+    folder = tell()
+    keep = ft.MemoryCheckpoint(loader=Loader({}))
+    calls: list[Callable[[Any], Any]] = [keep.load, keep.step, ft.memory_folder, ft.latest_memory_folder]
+    for call in calls:
+        with pytest.raises(TypeError, match="integer"):
+            call(step)
+    assert names_in(folder) == []
+
+
+def test_a_step_may_be_a_number_of_numpy_and_there_may_be_no_checkpoint_on_disk(tell: Tell) -> None:
+    folder = tell()
+    keep = ft.MemoryCheckpoint(loader=Loader({}))
+    assert keep.load(newer_than=None) == 0
+    keep.step(numpy.int64(5))  # type: ignore[arg-type]
+    BACKGROUND.wait()
+    assert steps_in(folder) == [5]
+    assert ft.MemoryCheckpoint(loader=Loader({})).load(newer_than=None) == 5
+    assert ft.latest_memory_folder(newer_than=None) is None
+
+
 def test_what_has_no_state_is_refused() -> None:
     with pytest.raises(TypeError, match=r"MemoryCheckpoint\(model=...\) has no state_dict"):
         ft.MemoryCheckpoint(model=object())
