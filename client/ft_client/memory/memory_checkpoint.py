@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import os
 import time
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from ft_client.memory import agreed_load, checksum, kept_state
+from ft_client.memory import agreed_load, checksum, kept_state, save_vote
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
@@ -20,6 +19,7 @@ from ft_client.memory.node_folder import claim, read_plan, read_plan_in_group, s
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
+from ft_client.memory.save_vote import NOT_COMPARED, UNKNOWN, Vote
 from ft_client.memory.state_reader import identity
 from ft_client.memory.state_writer import CopiedState, StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
@@ -167,9 +167,9 @@ class MemoryCheckpoint:
         began = time.monotonic()
         if not self._steps.is_due(step, began):
             return
-        checksums = self._ready()
+        vote = self._vote(step)
         ready = time.monotonic()
-        may_save = self._may_all_save(step, checksums)
+        may_save = self._agree_on_save(vote)
         agreed = time.monotonic()
         if may_save:
             self._save(step)
@@ -271,50 +271,48 @@ class MemoryCheckpoint:
                 where = "not all nodes have it, or their ranks have moved"
             say(f"step {other.step} in memory cannot be used: {where}{on_disk}")
 
-    def _ready(self) -> tuple[float, float]:
-        """Waits until this rank's last save has ended. Returns what `_may_all_save` compares: the checksum of the
-        replicated state where its turn has come, and the same with a minus. Where it is not to be compared, both are
-        less than any checksum; where it cannot be computed, both are more, so that it counts as different."""
+    def _vote(self, step: int) -> Vote:
+        """Waits until this rank's last save has ended. Returns what this rank says at the beginning of a save."""
         BACKGROUND.wait()
         problem = BACKGROUND.pop_problem()
         if problem is not None:
             self._note_failure(problem)
-        if self._begun % _COMPARED != 0:
-            return -math.inf, -math.inf
-        try:
-            found = kept_state.replicated_checksum(self._objects, self._replicated)
-        except Exception:  # of the user's `state_dict`: the save meets it again, and counts it
-            return math.inf, math.inf
-        return found, -found
+        has_failed = self._has_failed
+        self._has_failed = False
+        return Vote(self._steps.wish, has_failed, self._reason_off is not None, step, self._checksum())
 
-    def _may_all_save(self, step: int, checksums: tuple[float, float]) -> bool:
-        """Returns whether all ranks can begin a save. Collective.
+    def _checksum(self) -> int:
+        """Returns the checksum of the replicated state, where its turn has come."""
+        if self._begun % _COMPARED != 0:
+            return NOT_COMPARED
+        try:
+            return kept_state.replicated_checksum(self._objects, self._replicated)
+        except Exception:  # of the user's `state_dict`: the save meets it again, and counts it
+            return UNKNOWN
+
+    def _agree_on_save(self, vote: Vote) -> bool:
+        """Returns whether all ranks begin a save. Collective.
 
         If the last save has failed on a rank, all ranks drop their files of it. If a rank cannot save at all, no rank
         will from now on. If the replicated state differs by rank, each rank saves its own from now on.
 
-        Args:
-            step: of the save.
-            checksums: as from `_ready`.
+        `vote`: of this rank.
         """
-        is_off = self._reason_off is not None
-        interval, has_failed, is_over, last, minus_first, high, minus_low = group.max_over_ranks(
-            [self._steps.wish, self._has_failed, is_off, step, -step, *checksums]
-        )
-        self._steps.agree(int(interval))
-        self._has_failed = False
-        if has_failed:
+        votes = save_vote.exchange(vote)
+        self._steps.agree(votes.interval)
+        if votes.has_any_failed:
             self._drop(self._last_saved)
-        if is_over:
-            if not is_off:
+        if votes.is_any_off:
+            if not vote.is_off:
                 say("no state is kept in memory from now on: another rank cannot save its own")
             self._stop()
             return False
-        if last != -minus_first:
-            say(f"step {step} is not saved in memory: the ranks are at different steps, {-minus_first:g} to {last:g}")
+        if votes.first_step != votes.last_step:
+            steps = f"{votes.first_step} to {votes.last_step}"
+            say(f"step {vote.step} is not saved in memory: the ranks are at different steps, {steps}")
             return False
         self._begun += 1
-        if high > -minus_low:
+        if not votes.is_alike:
             self._keep_own()
         return True
 

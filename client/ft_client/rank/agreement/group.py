@@ -56,6 +56,13 @@ def min_over_ranks(values: Sequence[float]) -> list[float]:
     return _reduced(values, "MIN")
 
 
+def range_over_ranks(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Returns the minimum and the maximum of each value over all ranks. Collective: one all-reduce. Every rank gives as
+    many values."""
+    found = max_over_ranks([*values, *(-value for value in values)])
+    return [(-negative, high) for high, negative in zip(found[: len(values)], found[len(values) :], strict=True)]
+
+
 def gather_on_rank0(values: Sequence[float]) -> list[list[float]] | None:
     """Returns the values of all ranks, by rank; None on other ranks than 0. Collective: one gather. Every rank gives as
     many values."""

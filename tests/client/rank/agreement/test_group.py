@@ -37,6 +37,7 @@ def attempt(name, call):
 
 told["max"] = group.max_over_ranks([rank, -rank, 2.5])
 told["min"] = group.min_over_ranks([rank, -rank, 2.5])
+told["range"] = group.range_over_ranks([rank, -rank, 2.5])
 told["gather"] = group.gather_on_rank0([rank, 0.5])
 told["from rank 0"] = group.from_rank0(rank + 0.25)
 told["union"] = group.union_over_ranks(["both", "ä" * 100] if rank else ["both", "first"])
@@ -92,6 +93,7 @@ def test_reductions(told: Told) -> None:
     for one in told[0]:
         assert one["max"] == [1.0, 0.0, 2.5]
         assert one["min"] == [0.0, -1.0, 2.5]
+        assert one["range"] == [[0.0, 1.0], [-1.0, 0.0], [2.5, 2.5]]
         assert one["from rank 0"] == 0.25
         assert one["union"] == sorted(["both", "first", "ä" * 100])
         assert one["no names"] == []
