@@ -30,6 +30,11 @@ _FORM = 1
 """Of what `KeptState.plain` holds. Another release with another form counts it up."""
 _EXTRA_STATE = "_extra_state"
 """The last part of the key of what a module's own `get_extra_state` returns, in torch's `Module.state_dict`."""
+_SAMPLED = 32
+"""So many parameters of a module, or up to twice as many, are in a sample: each takes some microseconds, on a GPU ten
+times as long."""
+_SAMPLED_BYTES = 4096
+"""Bytes of each of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,6 +346,24 @@ def replicated_checksum(objects: Mapping[str, Any], names: frozenset[str]) -> in
             found = checksum.crc32(tensor_parts.content_of(part), found)
     if not state.others:
         found = checksum.crc32(repr([kept["rest"] for kept in state.objects.values()]).encode(), found)
+    return found
+
+
+def sample_checksum(objects: Mapping[str, Any], names: frozenset[str]) -> int:
+    """Returns a checksum of the beginnings of some parameters, which takes a fraction of a millisecond. `names` as for
+    `replicated_checksum`.
+
+    A step that only some ranks make, or each with its own gradients, changes nearly all parameters.
+    """
+    found = 0
+    for name in sorted(names):
+        if not isinstance(objects[name], torch.nn.Module):
+            continue
+        plain = [kept for kept in objects[name].parameters() if type(kept) is torch.nn.Parameter]
+        for parameter in plain[:: max(1, len(plain) // _SAMPLED)]:
+            if parameter.numel():
+                beginning = tensor_parts.beginning_of(parameter.detach(), _SAMPLED_BYTES)
+                found = checksum.crc32(tensor_parts.content_of(beginning), found)
     return found
 
 

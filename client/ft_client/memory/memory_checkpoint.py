@@ -30,8 +30,8 @@ from rank_monitor.contract.memory_room import size_in_words
 MAX_FAILURES = 3
 """Saves in a row that may fail. What fails so often will go on to, and each try costs time."""
 _COMPARED = 10
-"""Saves from one comparison of the replicated state to the next; the first save has one. It takes the time of a
-checksum: half of a copy's with isal, three of a copy's with zlib."""
+"""Saves from one comparison of the whole replicated state to the next; the first save has one. It takes the time of a
+checksum: half of a copy's with isal, three of a copy's with zlib. Before each other save a sample is compared."""
 
 
 class MemoryCheckpoint:
@@ -282,10 +282,12 @@ class MemoryCheckpoint:
         return Vote(self._steps.wish, has_failed, self._reason_off is not None, step, self._checksum())
 
     def _checksum(self) -> int:
-        """Returns the checksum of the replicated state, where its turn has come."""
-        if self._begun % _COMPARED != 0:
+        """Returns the checksum of the replicated state, or of a sample."""
+        if not self._replicated:
             return NOT_COMPARED
         try:
+            if self._begun % _COMPARED != 0:
+                return kept_state.sample_checksum(self._objects, self._replicated)
             return kept_state.replicated_checksum(self._objects, self._replicated)
         except Exception:  # of the user's `state_dict`: the save meets it again, and counts it
             return UNKNOWN

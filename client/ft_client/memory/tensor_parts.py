@@ -77,6 +77,18 @@ def content_of(part: Any) -> Any:
     return part.cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
+def beginning_of(part: Any, max_bytes: int) -> Any:
+    """Returns a view of the first elements of a plain tensor, by their indices: of at most so many bytes, or of one
+    element. Copies nothing, however the elements lie in memory."""
+    while part.dim() and part.numel() * part.element_size() > max_bytes:
+        count = max_bytes * part.shape[0] // (part.numel() * part.element_size())
+        if count == 0:
+            part = part[0]
+        else:
+            part = part[:count]
+    return part
+
+
 def spec(name: str, part: Any) -> TensorSpec:
     """Returns what a file's header says of a plain tensor.
 

@@ -257,6 +257,28 @@ def state_of_replicas(rank: int) -> Any:
     return found
 
 
+def replicas_that_become_different(rank: int) -> Any:
+    """From step 3 on each rank trains with its own gradients, as local SGD does after its first steps."""
+    model, optimizer = replicas(rank, "late")
+    keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer)
+    keep.load()
+    torch.manual_seed(100 + rank)
+    tensors = []
+    for step in range(1, 5):
+        model.require_backward_grad_sync = step < 3
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        keep.step(step)
+        saved_steps()
+        tensors.append(tensors_in_own_file(rank, step))
+    before = values(model, optimizer)
+    model, optimizer = replicas(rank, "late")
+    start = ft.MemoryCheckpoint(model=model, optimizer=optimizer).load()
+    same = all(torch.equal(*pair) for pair in zip(before, values(model, optimizer), strict=True))
+    return {"start": start, "same": same, "tensors": tensors}
+
+
 def tensors_in_own_file(rank: int, step: int) -> bool:
     """Whether this rank has written tensors itself."""
     (file,) = folder().glob(f"step-{step}_rank-{rank}-*")

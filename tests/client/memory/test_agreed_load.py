@@ -143,6 +143,15 @@ def test_each_rank_gets_its_own_state_back_where_replicas_differ(tmp_path: Path)
     assert "model, optimizer should be the same on all ranks and are not" in said[0]
 
 
+def test_replicas_that_become_different_are_found_at_the_next_save(tmp_path: Path) -> None:
+    results, said = found(tmp_path, "replicas_that_become_different")
+    assert results == [
+        {"start": 4, "same": True, "tensors": [True] * 4},
+        {"start": 4, "same": True, "tensors": [False, False, True, True]},
+    ]
+    assert said[0].count("model, optimizer should be the same on all ranks and are not") == 1
+
+
 def test_torchs_distributed_checkpoint_in_a_folder(tmp_path: Path) -> None:
     assert found(tmp_path, "distributed_checkpoint")[0] == [[7.0] * 4] * 2
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ft_client as ft
-from ft_client.memory import plain_state
+from ft_client.memory import plain_state, tensor_parts
 from ft_client.memory.background_work import BACKGROUND
 from rank_monitor.contract import memory_files
 from tests.client.memory.conftest import Loader, Tell
@@ -399,6 +399,25 @@ def test_no_object_gets_anything_of_a_damaged_file(tell: Tell, flipped: float) -
     assert ft.MemoryCheckpoint(loader=loader, model=model).load() == 0
     assert loader.state == {}
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.arange(6).view(2, 3), (2, 3)),
+        (torch.arange(60).view(4, 3, 5), (1, 3, 5)),
+        (torch.arange(100), (15,)),
+        (torch.arange(600).view(2, 300).t(), (7, 2)),
+        (torch.arange(600).view(300, 2).t(), (15,)),
+        (torch.arange(3.0)[1], ()),
+        (torch.empty(0, 5), (0, 5)),
+    ],
+)
+def test_the_beginning_of_a_tensor_is_a_view(tensor: Any, expected: tuple[int, ...]) -> None:
+    beginning = tensor_parts.beginning_of(tensor, 120)
+    assert beginning.shape == expected
+    assert beginning.data_ptr() == tensor.data_ptr()
+    assert torch.equal(beginning.flatten(), tensor.flatten()[: beginning.numel()])
 
 
 def test_a_tensor_may_have_any_name(tell: Tell) -> None:
