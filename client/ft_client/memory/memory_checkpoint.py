@@ -19,7 +19,7 @@ from ft_client.memory.node_folder import claim, read_plan, read_plan_in_group, s
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
-from ft_client.memory.save_vote import NOT_COMPARED, UNKNOWN, Vote
+from ft_client.memory.save_vote import NOT_COMPARED, UNKNOWN, Vote, Votes
 from ft_client.memory.state_reader import identity
 from ft_client.memory.state_writer import CopiedState, StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
@@ -95,6 +95,8 @@ class MemoryCheckpoint:
         self._steps = SaveSteps(1, 0)
         self._replicated: frozenset[str] = frozenset()
         """The names of the objects that should be the same on all ranks."""
+        self._has_voted = False
+        """Whether the ranks have found since `load` that they are at the same step."""
         self._begun = 0
         """Saves since `load`; the same on all ranks."""
         self._refused = ""
@@ -166,8 +168,9 @@ class MemoryCheckpoint:
         self._last_step = step
         began = time.monotonic()
         if not self._steps.is_due(step, began):
+            self._vote_once(step)
             return
-        vote = self._vote(step)
+        vote = self._vote(step, is_saving=True)
         ready = time.monotonic()
         may_save = self._agree_on_save(vote)
         agreed = time.monotonic()
@@ -232,6 +235,7 @@ class MemoryCheckpoint:
         self._failed_in_a_row = 0
         self._has_failed = False
         self._has_gone_back = False
+        self._has_voted = False
         self._begun = 0
         self._steps = SaveSteps(self._agreed.interval, self._last_step)
         self._replicated = kept_state.replicated(self._objects, group.size())
@@ -271,7 +275,30 @@ class MemoryCheckpoint:
                 where = "not all nodes have it, or their ranks have moved"
             say(f"step {other.step} in memory cannot be used: {where}{on_disk}")
 
-    def _vote(self, step: int) -> Vote:
+    def _vote_once(self, step: int) -> None:
+        """Finds out in the first step after `load`, also where no save is due, whether all ranks are at the same step.
+        Collective.
+
+        Else one rank might find a save due in another call than the others. Its all-reduce would be paired with one of
+        the training.
+        """
+        if not self._has_voted:
+            self._are_at_one_step(save_vote.exchange(self._vote(step, is_saving=False)))
+
+    def _are_at_one_step(self, votes: Votes) -> bool:
+        """Returns whether all ranks are at the same step. If they never were, no rank saves from now on."""
+        if votes.first_step == votes.last_step:
+            self._has_voted = True
+            return True
+        steps = f"the ranks are at different steps, {votes.first_step} to {votes.last_step}"
+        if self._has_voted:
+            say(f"a step is not saved in memory: {steps}")
+        else:
+            say(f"no state is kept in memory: {steps}")
+            self._stop()
+        return False
+
+    def _vote(self, step: int, is_saving: bool) -> Vote:
         """Waits until this rank's last save has ended. Returns what this rank says at the beginning of a save."""
         BACKGROUND.wait()
         problem = BACKGROUND.pop_problem()
@@ -279,7 +306,10 @@ class MemoryCheckpoint:
             self._note_failure(problem)
         has_failed = self._has_failed
         self._has_failed = False
-        return Vote(self._steps.wish, has_failed, self._reason_off is not None, step, self._checksum())
+        compared = NOT_COMPARED
+        if is_saving:
+            compared = self._checksum()
+        return Vote(self._steps.wish, has_failed, self._reason_off is not None, step, compared)
 
     def _checksum(self) -> int:
         """Returns the checksum of the replicated state, or of a sample."""
@@ -309,9 +339,7 @@ class MemoryCheckpoint:
                 say("no state is kept in memory from now on: another rank cannot save its own")
             self._stop()
             return False
-        if votes.first_step != votes.last_step:
-            steps = f"{votes.first_step} to {votes.last_step}"
-            say(f"step {vote.step} is not saved in memory: the ranks are at different steps, {steps}")
+        if not self._are_at_one_step(votes):
             return False
         self._begun += 1
         if not votes.is_alike:

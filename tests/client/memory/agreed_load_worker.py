@@ -121,6 +121,16 @@ def intervals(rank: int) -> Any:
     return saved_steps()
 
 
+def different_steps(rank: int) -> Any:
+    """The ranks have loaded different checkpoints from disk, so a save is due in different calls."""
+    keep = ft.MemoryCheckpoint(loader=Loader({"step": 0}))
+    keep.load()
+    for step in range(1, 8):
+        keep.step(step + rank)
+        assert is_in_order()
+    return saved_steps()
+
+
 def refused_on_one(rank: int) -> Any:
     """The objects of one rank cannot be kept."""
 

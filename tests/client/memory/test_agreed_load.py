@@ -87,6 +87,13 @@ def test_the_interval_of_rank_0_holds_for_all(tmp_path: Path, interval: int, ste
     assert found(tmp_path, "intervals", *nodes)[0] == [steps, steps]
 
 
+@pytest.mark.parametrize("interval", [3, 2, AUTO])
+def test_ranks_that_count_differently_keep_nothing(tmp_path: Path, interval: int) -> None:
+    results, said = found(tmp_path, "different_steps", *[files(tmp_path / "node", interval=interval)] * 2)
+    assert results == [[], []]
+    assert said[0].count("no state is kept in memory: the ranks are at different steps, 1 to 2") == 1
+
+
 def test_a_node_without_a_folder_takes_part(tmp_path: Path) -> None:
     nodes = files(tmp_path / "node"), files(tmp_path / "other", interval=5, refused="/dev/shm is full")
     results, said = found(tmp_path, "one_save", *nodes)
