@@ -39,7 +39,8 @@ class AgreedSteps:
             all ranks can verify is loaded.
         older: steps that all nodes have, but which are not newer than the checkpoint on disk.
         left_out: newer than the checkpoint on disk, and on a node, but not on all nodes, or of a job with another
-            number of ranks, or with its ranks on other nodes. The newest first.
+            number of ranks, or with its ranks on other nodes; all such where a rank can keep no state. The newest
+            first.
         node_ranks: the ranks of this rank's node, ascending.
         newer_than: the largest that any rank says.
         series: of the saves to come.

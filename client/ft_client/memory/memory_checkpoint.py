@@ -202,10 +202,12 @@ class MemoryCheckpoint:
         self._close_files()
 
     def _keep_nothing(self, agreed: AgreedSteps) -> None:
-        """Called where a rank can keep no state, so that none does."""
+        """Called where a rank can keep no state, so that none does. Complete generations stay, which nobody changes
+        meanwhile: in the next start the reason may be gone."""
         assert self._plan is not None
         if not why_not(self._plan) and not claim(self._plan.folder):
-            self._forget_all()
+            with suppress(OSError):
+                RankFiles(self._plan, group.rank()).free()
         if group.rank() != 0:
             return
         if agreed.refusing_rank != 0:
@@ -213,6 +215,8 @@ class MemoryCheckpoint:
         elif self._plan.folder:
             say(f"no state is kept in memory: {agreed.refused}")
         # Else the launcher of this rank gave the reason, and `read_plan` has said it.
+        if agreed.left_out:
+            say(f"step {agreed.left_out[0].step} in memory is not used in this start, as a rank can keep no state")
 
     def _forget_all(self) -> None:
         """Removes this rank's files, which no rank will use."""

@@ -182,6 +182,23 @@ def save_two() -> None:
     dist.barrier()
 
 
+def refused_in_one_start(rank: int) -> Any:
+    """In the second of three starts the launcher of rank 1 has no folder."""
+    save_two()
+    here = folder()
+    if rank == 1:
+        launcher_says(folder="", refused="/dev/shm is missing")
+    starts = []
+    for path in (None, here):
+        if path is not None:
+            launcher_says(folder=str(path), refused="")
+        keep = ft.MemoryCheckpoint(loader=Loader({}))
+        starts.append(keep.load())
+        keep.step(7)
+        assert is_in_order()
+    return starts
+
+
 def the_newest_is_refused(rank: int) -> Any:
     save_two()
     loader = Loader({}, refused=(6,))

@@ -101,6 +101,13 @@ def test_a_node_without_a_folder_takes_part(tmp_path: Path) -> None:
     assert "no state is kept in memory: rank 1 cannot keep its own: /dev/shm is full" in said[0]
 
 
+def test_a_start_in_which_one_rank_can_keep_nothing_leaves_the_state_for_the_next(tmp_path: Path) -> None:
+    results, said = found(tmp_path, "refused_in_one_start")
+    assert results == [[0, 6]] * 2
+    assert "no state is kept in memory: rank 1 cannot keep its own: /dev/shm is missing" in said[0]
+    assert said[0].count("step 6 in memory is not used in this start, as a rank can keep no state") == 1
+
+
 def test_objects_that_one_rank_cannot_keep_are_kept_by_none(tmp_path: Path) -> None:
     results, said = found(tmp_path, "refused_on_one")
     assert results == [{"start": 0, "steps": []}] * 2
