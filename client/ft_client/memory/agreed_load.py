@@ -74,7 +74,7 @@ def restore(
         agreed: what `exchange` has found.
         objects: name -> what has `load_state_dict`.
         safe_types: as for `MemoryCheckpoint`.
-        say: is called with a line about each candidate that is not used.
+        say: is called with a line about each candidate that is not used, where this rank has a reason, or is rank 0.
 
     Raises:
         NotRestored: an object has refused a state, and there is no older one.
@@ -84,20 +84,28 @@ def restore(
         at = f"step {generation.step} in memory is not used"
         state, problem = _read_or_problem(folder, generation, objects, safe_types)
         if not _all(state is not None):
-            say(f"{at}: {problem or 'another rank cannot read its file'}")
+            _say_reason(say, at, problem, "another rank cannot read its file")
             continue
         assert state is not None
         is_changed = True
         problem = _give_back(objects, state)
         if _all(not problem):
             return generation
-        say(f"{at}: {problem or 'an object of another rank does not take it'}")
+        _say_reason(say, at, problem, "an object of another rank does not take it")
     if is_changed:
         raise NotRestored(
             "no state in memory could be given back to all objects, some of which were changed. "
             "The next start begins without state in memory"
         )
     return None
+
+
+def _say_reason(say: Callable[[str], None], what: str, own: str, of_others: str) -> None:
+    """Says why something is not so: on each rank that has a reason of its own, and on rank 0."""
+    if own:
+        say(f"{what}: {own}")
+    elif group.rank() == 0:
+        say(f"{what}: {of_others}")
 
 
 def _all(is_good: bool) -> bool:

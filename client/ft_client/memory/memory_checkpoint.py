@@ -15,7 +15,7 @@ from ft_client.memory import agreed_load, checksum, kept_state, save_vote
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
-from ft_client.memory.node_folder import claim, read_plan, read_plan_in_group, say, why_not
+from ft_client.memory.node_folder import claim, read_plan, read_plan_in_group, say, say_on_rank_0, why_not
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
@@ -164,7 +164,7 @@ class MemoryCheckpoint:
             return
         if step < self._last_step and not self._has_gone_back:
             self._has_gone_back = True
-            say(f"step {step} follows step {self._last_step}: it is not saved in memory, nor others like it")
+            say_on_rank_0(f"step {step} follows step {self._last_step}: it is not saved in memory, nor others like it")
         self._last_step = step
         began = time.monotonic()
         if not self._steps.is_due(step, began):
@@ -185,8 +185,8 @@ class MemoryCheckpoint:
             return
         self._is_load_missing = False
         plan = read_plan()
-        if plan is not None and plan.folder and group.rank() == 0:
-            say("no state is kept in memory: step() was called before load(), with which it begins")
+        if plan is not None and plan.folder:
+            say_on_rank_0("no state is kept in memory: step() was called before load(), with which it begins")
 
     def _take_over(self) -> None:
         """Makes this object the one that uses the rank's files."""
@@ -296,9 +296,9 @@ class MemoryCheckpoint:
             return True
         steps = f"the ranks are at different steps, {votes.first_step} to {votes.last_step}"
         if self._has_voted:
-            say(f"a step is not saved in memory: {steps}")
+            say_on_rank_0(f"a step is not saved in memory: {steps}")
         else:
-            say(f"no state is kept in memory: {steps}")
+            say_on_rank_0(f"no state is kept in memory: {steps}")
             self._stop()
         return False
 
@@ -323,7 +323,8 @@ class MemoryCheckpoint:
             if self._begun % _COMPARED != 0:
                 return kept_state.sample_checksum(self._objects, self._replicated)
             return kept_state.replicated_checksum(self._objects, self._replicated)
-        except Exception:  # of the user's `state_dict`: the save meets it again, and counts it
+        except Exception as problem:  # also of the user's `state_dict`
+            self._note_failure(problem)
             return UNKNOWN
 
     def _agree_on_save(self, vote: Vote) -> bool:
@@ -340,10 +341,14 @@ class MemoryCheckpoint:
             self._drop(self._last_saved)
         if votes.is_any_off:
             if not vote.is_off:
-                say("no state is kept in memory from now on: another rank cannot save its own")
+                say_on_rank_0("no state is kept in memory from now on: another rank cannot save its own")
             self._stop()
             return False
         if not self._are_at_one_step(votes):
+            return False
+        if not votes.is_compared:
+            # This save has failed on a rank; the last one is not dropped for it.
+            self._last_saved = vote.step
             return False
         self._begun += 1
         if not votes.is_alike:
@@ -353,9 +358,10 @@ class MemoryCheckpoint:
     def _keep_own(self) -> None:
         """Has each rank save all objects itself, and drops what this training has saved otherwise: the ranks of a node
         would get another rank's state."""
-        if group.rank() == 0 and self._replicated:
+        if self._replicated:
             names = ", ".join(sorted(self._replicated))
-            say(f"{names} should be the same on all ranks and are not: each rank keeps its own in memory from now on")
+            what = f"{names} should be the same on all ranks and are not"
+            say_on_rank_0(f"{what}: each rank keeps its own in memory from now on")
         self._replicated = frozenset()
         self._drop(None)
 

@@ -136,6 +136,12 @@ def _say_once(text: str) -> None:
         say(text)
 
 
+def say_on_rank_0(text: str) -> None:
+    """Prints a line that is the same on all ranks of the job, on the first of them."""
+    if group.rank() == 0:
+        say(text)
+
+
 def say(text: str) -> None:
     """Prints a line to stderr, which the launcher shows with the rank's number. Where stderr is on a full disk, is a
     broken pipe or is closed, the line is lost, and the training goes on."""

@@ -252,6 +252,12 @@ def replicas(rank: int, kind: str) -> tuple[Any, Any]:
     return parallel, torch.optim.AdamW(parameters, lr=0.1)
 
 
+def train_one_step(model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+
+
 def values(model: Any, optimizer: Any) -> list[Any]:
     moments = [state["exp_avg"] for state in optimizer.state.values()]
     return [value.detach().clone() for value in [*model.parameters(), *moments]]
@@ -271,9 +277,7 @@ def state_of_replicas(rank: int) -> Any:
         torch.manual_seed(100 + rank)
         for step in (1, 2):
             model.require_backward_grad_sync = kind != "not averaged"
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).square().mean().backward()
-            optimizer.step()
+            train_one_step(model, optimizer)
             keep.step(step)
         saved = saved_steps()
         before = values(model, optimizer)
@@ -282,6 +286,27 @@ def state_of_replicas(rank: int) -> Any:
         same = all(torch.equal(*pair) for pair in zip(before, values(model, optimizer), strict=True))
         found[kind] = {"start": start, "saved": saved, "same": same, "tensors": tensors_in_own_file(rank, saved[0])}
     return found
+
+
+def a_replica_that_fails_to_give_its_state(rank: int) -> Any:
+    """Once on rank 1, while the states are compared."""
+    model, optimizer = replicas(rank, "the same")
+    failing = {1, 12}
+
+    def fail(optimizer: Any) -> None:
+        if step in failing and rank == 1:
+            failing.discard(step)
+            raise ValueError("on purpose")
+
+    optimizer.register_state_dict_pre_hook(fail)
+    keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer)
+    keep.load()
+    saved = {}
+    for step in range(1, 15):
+        train_one_step(model, optimizer)
+        keep.step(step)
+        saved[step] = saved_steps()
+    return {"saved": [saved[step] for step in (1, 11, 12, 13)], "failures": keep.failures}
 
 
 def replicas_that_become_different(rank: int) -> Any:
@@ -293,9 +318,7 @@ def replicas_that_become_different(rank: int) -> Any:
     tensors = []
     for step in range(1, 5):
         model.require_backward_grad_sync = step < 3
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).square().mean().backward()
-        optimizer.step()
+        train_one_step(model, optimizer)
         keep.step(step)
         saved_steps()
         tensors.append(tensors_in_own_file(rank, step))

@@ -92,6 +92,7 @@ def test_ranks_that_count_differently_keep_nothing(tmp_path: Path, interval: int
     results, said = found(tmp_path, "different_steps", *[files(tmp_path / "node", interval=interval)] * 2)
     assert results == [[], []]
     assert said[0].count("no state is kept in memory: the ranks are at different steps, 1 to 2") == 1
+    assert "different steps" not in said[1]
 
 
 def test_a_node_without_a_folder_takes_part(tmp_path: Path) -> None:
@@ -164,6 +165,15 @@ def test_replicas_that_become_different_are_found_at_the_next_save(tmp_path: Pat
         {"start": 4, "same": True, "tensors": [False, False, True, True]},
     ]
     assert said[0].count("model, optimizer should be the same on all ranks and are not") == 1
+
+
+def test_a_state_that_one_rank_cannot_compare_is_not_saved_and_said_as_it_is(tmp_path: Path) -> None:
+    """Nor is the save before it dropped."""
+    results, said = found(tmp_path, "a_replica_that_fails_to_give_its_state")
+    saved = [[], [11, 10, 9], [11, 10, 9], [13, 11, 10]]
+    assert results == [{"saved": saved, "failures": 0}, {"saved": saved, "failures": 2}]
+    assert said[1].count("the state was not saved in memory, which is tried again: ValueError: on purpose") == 2
+    assert "should be the same" not in said[0]
 
 
 def test_torchs_distributed_checkpoint_in_a_folder(tmp_path: Path) -> None:
