@@ -12,6 +12,7 @@ Uses torch's underscored `_comm_hooks` of DDP, and `_metadata` of a module's sta
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,10 +24,10 @@ import torch
 from ft_client.memory import checksum, tensor_parts
 from ft_client.memory.safetensors_layout import TensorSpec
 from ft_client.memory.state_tree import OtherStructure, put_together, take_apart, take_apart_again
-from ft_client.memory.tensor_parts import CannotBeKept, KnownTensors, OtherState
+from ft_client.memory.tensor_parts import CannotBeKept, KnownTensors, Meshes, OtherState
 from ft_client.rank import rng
 
-_FORM = 1
+_FORM = 2
 """Of what `KeptState.plain` holds. Another release with another form counts it up."""
 _EXTRA_STATE = "_extra_state"
 """The last part of the key of what a module's own `get_extra_state` returns, in torch's `Module.state_dict`."""
@@ -45,11 +46,22 @@ class ObjectStructure:
         forms: of each tensor, as from `tensor_parts.only_part`; None: a tensor has several parts.
         notes: about each tensor, with the names of its parts.
         specs: name -> what the header says of each part.
+        meshes: of the notes, by number, as in `tensor_parts.Meshes`.
     """
 
     forms: Sequence[Any] | None
     notes: Sequence[Any]
     specs: Mapping[str, TensorSpec]
+    meshes: Sequence[str]
+
+    def is_like(self, other: ObjectStructure) -> bool:
+        """Returns whether both structures say the same."""
+        return (self.forms, self.notes, self.specs, self.meshes) == (
+            other.forms,
+            other.notes,
+            other.specs,
+            other.meshes,
+        )
 
 
 class KnownStructures:
@@ -95,7 +107,7 @@ class KeptState:
 
     Attributes:
         parts: name -> plain tensor, those of the training itself.
-        objects: name of an object -> its state without tensors, and the notes about its tensors.
+        objects: name of an object -> its state without tensors, the notes about its tensors, and the meshes of these.
         random: the state of the generators.
         others: path -> value that torch's weights-only reader may not admit. All other values in `objects` are
             immutable, or copies that nobody else has.
@@ -117,13 +129,21 @@ class KeptState:
         return {"form": _FORM, "random": rng.to_json(self.random), "objects": self.objects}
 
     def mesh_notes(self) -> dict[str, Any]:
-        """Returns mesh, placements and shape of each DTensor by the name of its first part."""
-        return {
-            note["parts"][0]: {key: note[key] for key in ("mesh", "placements", "shape")}
-            for structure in self.structures
-            for note in structure.notes
-            if isinstance(note, dict) and "mesh" in note
-        }
+        """Returns all meshes, and the number of the mesh, placements and shape of each DTensor by the name of its first
+        part."""
+        meshes: list[str] = []
+        tensors: dict[str, Any] = {}
+        for structure in self.structures:
+            numbers = []
+            for text in structure.meshes:
+                if text not in meshes:
+                    meshes.append(text)
+                numbers.append(meshes.index(text))
+            for note in structure.notes:
+                if isinstance(note, dict) and "mesh" in note:
+                    more = {key: note[key] for key in ("placements", "shape")}
+                    tensors[note["parts"][0]] = {"mesh": numbers[note["mesh"]], **more}
+        return {"meshes": [json.loads(text) for text in meshes], "tensors": tensors}
 
 
 def check_object(name: str, kept: Any) -> None:
@@ -156,7 +176,11 @@ def collect(objects: Mapping[str, Any], written_elsewhere: frozenset[str], known
             continue
         parsed = known.parse(name, kept.state_dict())
         found.parts |= zip(parsed.structure.specs, parsed.parts, strict=True)
-        found.objects[name] = {"rest": parsed.rest, "notes": parsed.structure.notes}
+        found.objects[name] = {
+            "rest": parsed.rest,
+            "notes": parsed.structure.notes,
+            "meshes": parsed.structure.meshes,
+        }
         found.others |= parsed.others
         found.structures.append(parsed.structure)
     return found
@@ -168,13 +192,14 @@ def _parsed(name: str, state: Any, known: ObjectStructure | None) -> ParsedObjec
     apart = take_apart(state, tensor_parts.is_tensor, name)
     parts: dict[str, Any] = {}
     notes = []
+    meshes = Meshes()
     for path, tensor in apart.tensors.items():
-        own, note = tensor_parts.parts_of(path, tensor)
+        own, note = tensor_parts.parts_of(path, tensor, meshes)
         parts |= own
         notes.append(_with_parts(note, list(own)))
     specs = {path: tensor_parts.spec(path, part) for path, part in parts.items()}
-    structure = ObjectStructure(_forms(apart.tensors.values()), notes, specs)
-    if known is not None and (known.forms, known.notes, known.specs) == (structure.forms, notes, specs):
+    structure = ObjectStructure(_forms(apart.tensors.values()), notes, specs, meshes.texts)
+    if known is not None and known.is_like(structure):
         structure = known
     return ParsedObject(apart.rest, list(parts.values()), apart.others, structure)
 
@@ -240,12 +265,12 @@ def make_again(
         for name in objects:
             plain, parts = sources[name]
             kept = plain["objects"][name]
-            made = [_assembled(known, note, parts) for note in kept["notes"]]
+            made = [_assembled(known, note, parts, kept["meshes"]) for note in kept["notes"]]
             states[name] = put_together(kept["rest"], made)
             if name in present:
                 _check_module(name, present[name], states[name])
         return LoadedState(states, own["random"])
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as problem:
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as problem:
         raise OtherState(f"it does not have the state of this job: {type(problem).__name__}: {problem}") from None
 
 
@@ -292,10 +317,11 @@ def _copied(state: Any) -> Any:
 
 def _storages(state: Any) -> set[int]:
     """Returns the addresses of the memory of all tensors in a state."""
+    meshes = Meshes()
     parts = [
         part
         for tensor in take_apart(state, tensor_parts.is_tensor).tensors.values()
-        for part in tensor_parts.parts_of("", tensor)[0].values()
+        for part in tensor_parts.parts_of("", tensor, meshes)[0].values()
     ]
     return {part.untyped_storage().data_ptr() for part in parts if part.numel()}
 
@@ -392,12 +418,12 @@ def _with_parts(note: Any, names: list[str]) -> Any:
     return {**note, "parts": names}
 
 
-def _assembled(known: KnownTensors, note: Any, parts: Mapping[str, Any]) -> Any:
+def _assembled(known: KnownTensors, note: Any, parts: Mapping[str, Any], meshes: Sequence[str]) -> Any:
     """Returns a tensor by its note, as `_with_parts` made it."""
     if isinstance(note, str):
         return parts[note]
     names = note["parts"]
-    return known.assemble(str(names[0]), note, iter([parts[name] for name in names]))
+    return known.assemble(str(names[0]), note, iter([parts[name] for name in names]), meshes)
 
 
 def _is_extra(key: str) -> bool:

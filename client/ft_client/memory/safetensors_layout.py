@@ -46,6 +46,10 @@ class DamagedFile(Exception):
     """The bytes are not those that were written. The text says what is wrong."""
 
 
+class HeaderTooLong(Exception):
+    """No reader would accept the header. The text says how long it is."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """What the header says of a tensor. `kind`: a key of `ITEM_BYTES`."""
@@ -96,12 +100,17 @@ def plan(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str], plain_roo
         metadata: as for `header`; a later header has room for values that are longer by a few hundred characters in
             all.
         plain_room: bytes of the plain state at most.
+
+    Raises:
+        HeaderTooLong: there are too many tensors, or their names are too long.
     """
     ordered = sorted(specs.items(), key=lambda item: -ITEM_BYTES[item[1].kind])
     known = {**metadata, DATA_CHECKSUM: _UNKNOWN, _PLAIN_BYTES: str(plain_room)}
     end = sum(spec.size for spec in specs.values())
     text = _header_text(FileLayout(_entries(ordered, 0), 0, end, plain_room), known)
     data_offset = -(-(_LENGTH_BYTES + len(text) + _SPARE) // _ALIGNMENT) * _ALIGNMENT
+    if data_offset - _LENGTH_BYTES > MAX_HEADER_BYTES:
+        raise HeaderTooLong(f"the header would have {data_offset} bytes, and {MAX_HEADER_BYTES} are the most")
     return FileLayout(_entries(ordered, data_offset), data_offset, data_offset + end, plain_room)
 
 

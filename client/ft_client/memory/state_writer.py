@@ -18,8 +18,8 @@ import torch
 from ft_client.memory import checksum, kept_state, plain_state, safetensors_layout, tensor_parts
 from ft_client.memory.kept_state import KeptState, KnownStructures, ObjectStructure
 from ft_client.memory.rank_files import RankFiles, StoredFile
-from ft_client.memory.safetensors_layout import FileLayout
-from ft_client.memory.tensor_parts import TYPES
+from ft_client.memory.safetensors_layout import FileLayout, HeaderTooLong
+from ft_client.memory.tensor_parts import TYPES, CannotBeKept
 from rank_monitor.contract.memory_files import StateFile
 
 _PLAIN_ROOM = 64 * 1024
@@ -130,13 +130,17 @@ class StateWriter:
         self._files.map_all(layout.size)
 
     def _layout_of(self, state: KeptState, more: Mapping[str, str]) -> FileLayout:
-        """Returns the layout for a state; the one of the last save where nothing but values has changed."""
+        """Returns the layout for a state; the one of the last save where nothing but values has changed. Raises
+        CannotBeKept."""
         if state.structures != self._structures:
             self._mesh_text = json.dumps(state.mesh_notes())
             self._layout = None
         if self._layout is None or self._layout.plain_room != self._plain_room:
             metadata = {**more, "meshes": self._mesh_text}
-            self._layout = safetensors_layout.plan(state.specs(), metadata, self._plain_room)
+            try:
+                self._layout = safetensors_layout.plan(state.specs(), metadata, self._plain_room)
+            except HeaderTooLong as problem:
+                raise CannotBeKept(str(problem)) from None
         self._structures = state.structures
         return self._layout
 

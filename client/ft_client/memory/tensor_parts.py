@@ -3,8 +3,8 @@
 - A plain strided tensor is its own only part. In the file its elements lie in the order of its indices; where they lie
   otherwise in memory (channels_last, a transposed weight), the note has the strides.
 - numpy's arrays and numbers are parts, too: torch's weights-only reader does not admit them.
-- A DTensor's part is its local shard. The note about it has the mesh and the placements: a rank loads its own shard,
-  and the mesh must be one that the job has now.
+- A DTensor's part is its local shard. The note about it has the number of its mesh, and the placements: a rank loads
+  its own shard, and the mesh must be one that the job has now.
 - Another subclass is taken apart by `__tensor_flatten__`, as torch's compiler does it.
 
 A *note* is plain data: what is needed beside the parts to make the tensor again.
@@ -12,8 +12,9 @@ A *note* is plain data: what is needed beside the parts to make the tensor again
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,8 +101,29 @@ def spec(name: str, part: Any) -> TensorSpec:
     return TensorSpec(_KINDS[part.dtype], tuple(part.shape))
 
 
-def parts_of(name: str, tensor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+class Meshes:
+    """The meshes of many tensors, each once: that of a large job has as many numbers as the job has ranks.
+
+    Attributes:
+        texts: what tells a mesh from others, as JSON: the names of its dimensions, and its ranks. By number.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, mesh: Any) -> int:
+        """Returns the number of a mesh, a new one where it was not seen before."""
+        if mesh not in self._numbers:
+            self._numbers[mesh] = len(self.texts)
+            self.texts.append(json.dumps([mesh.mesh_dim_names, mesh.mesh.tolist()]))
+        return self._numbers[mesh]
+
+
+def parts_of(name: str, tensor: Any, meshes: Meshes) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the parts of a tensor by name, and the note about it. Copies nothing.
+
+    `meshes`: those of the notes; a new one is added.
 
     Raises:
         CannotBeKept: it is of a subclass that has no `__tensor_flatten__`.
@@ -113,9 +135,9 @@ def parts_of(name: str, tensor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if type(tensor) is torch.Tensor:
         return {name: tensor}, _note_of_strides(tensor)
     if _is_dtensor(tensor):
-        parts, inner = parts_of(name, tensor.to_local())
+        parts, inner = parts_of(name, tensor.to_local(), meshes)
         note = {
-            "mesh": _mesh_key(tensor.device_mesh),
+            "mesh": meshes.number(tensor.device_mesh),
             "placements": [repr(placement) for placement in tensor.placements],
             "shape": list(tensor.shape),
             "stride": list(tensor.stride()),
@@ -128,7 +150,7 @@ def parts_of(name: str, tensor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     found: dict[str, Any] = {}
     inner_notes = {}
     for attribute in attributes:
-        parts, inner_notes[attribute] = parts_of(f"{name}.{attribute}", getattr(tensor, attribute))
+        parts, inner_notes[attribute] = parts_of(f"{name}.{attribute}", getattr(tensor, attribute), meshes)
         found |= parts
     note = {
         "class": class_name(type(tensor)),
@@ -171,7 +193,9 @@ class KnownTensors:
     """
 
     def __init__(self, tensors: Iterable[Any], classes: Iterable[Any] = ()) -> None:
+        self._seen = Meshes()
         self._meshes: dict[str, Any] = {}
+        """By text."""
         self._placements: dict[str, Any] = {}
         self._classes = {class_name(kind): kind for kind in classes if isinstance(kind, type)}
         for tensor in tensors:
@@ -184,7 +208,7 @@ class KnownTensors:
 
     def _note(self, tensor: Any) -> None:
         if _is_dtensor(tensor):
-            self._meshes[repr(_mesh_key(tensor.device_mesh))] = tensor.device_mesh
+            self._meshes[self._seen.texts[self._seen.number(tensor.device_mesh)]] = tensor.device_mesh
             self._placements |= {repr(placement): placement for placement in tensor.placements}
             self._note(tensor.to_local())
         elif type(tensor) is not torch.Tensor:
@@ -192,19 +216,20 @@ class KnownTensors:
             for attribute in tensor.__tensor_flatten__()[0]:
                 self._note(getattr(tensor, attribute))
 
-    def assemble(self, name: str, note: Mapping[str, Any], parts: Iterator[Any]) -> Any:
+    def assemble(self, name: str, note: Mapping[str, Any], parts: Iterator[Any], meshes: Sequence[str]) -> Any:
         """Returns a tensor made of its parts.
 
         Args:
             name: of the tensor, for errors.
             note: as from `parts_of`.
             parts: gives the parts in the order in which `parts_of` names them; those of this tensor are taken.
+            meshes: by number, as in `Meshes.texts`.
 
         Raises:
             OtherState: the note names a mesh, a placement or a class that the job does not have now.
         """
         if "class" in note:
-            return self._of_class(name, note, parts)
+            return self._of_class(name, note, parts, meshes)
         if "is_array" in note:
             array = next(parts).numpy().copy()
             if note["is_array"]:
@@ -212,14 +237,15 @@ class KnownTensors:
             return array[()]
         if "mesh" not in note:
             return _with_strides(next(parts), note)
-        mesh = self._meshes.get(repr(note["mesh"]))
+        text = meshes[note["mesh"]]
+        mesh = self._meshes.get(text)
         placements = [self._placements.get(text) for text in note["placements"]]
         if mesh is None or None in placements:
-            raise OtherState(f"{name} lies on mesh {note['mesh']} with {note['placements']}, which this job has not")
+            raise OtherState(f"{name} lies on mesh {text} with {note['placements']}, which this job has not")
         from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(
-            self.assemble(name, note["local"], parts),
+            self.assemble(name, note["local"], parts, meshes),
             mesh,
             placements,
             run_check=False,
@@ -227,11 +253,11 @@ class KnownTensors:
             stride=tuple(note["stride"]),
         )
 
-    def _of_class(self, name: str, note: Mapping[str, Any], parts: Iterator[Any]) -> Any:
+    def _of_class(self, name: str, note: Mapping[str, Any], parts: Iterator[Any], meshes: Sequence[str]) -> Any:
         kind = self._classes.get(note["class"])
         if kind is None:
             raise OtherState(f"{name} is of class {note['class']}, which this job has not")
-        inner = {attribute: self.assemble(name, one, parts) for attribute, one in note["inner"].items()}
+        inner = {attribute: self.assemble(name, one, parts, meshes) for attribute, one in note["inner"].items()}
         return kind.__tensor_unflatten__(inner, note["context"], torch.Size(note["shape"]), tuple(note["stride"]))  # type: ignore[attr-defined]
 
 
@@ -270,11 +296,3 @@ def _is_dtensor(tensor: Any) -> bool:
     """Returns whether a tensor is a DTensor. Loads nothing: where the module is not loaded, there is none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
-
-
-def _mesh_key(mesh: Any) -> list[Any]:
-    """Returns what tells a mesh from others: the names of its dimensions, and its ranks."""
-    names = mesh.mesh_dim_names
-    if names is not None:
-        names = list(names)
-    return [names, mesh.mesh.tolist()]

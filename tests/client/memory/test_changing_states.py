@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -152,6 +154,30 @@ def test_distributed_tensors_of_changing_structure(tell: Tell, mesh: Any) -> Non
         else:
             expected = state["a"]
         assert is_same(found, expected)
+
+
+def test_each_mesh_is_written_once(tell: Tell, mesh: Any) -> None:
+    """That of a large job has as many numbers as the job has ranks, and a model has thousands of tensors."""
+    folder = tell()
+    other = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    state = {f"{number}": DTensor.from_local(torch.ones(2), mesh, [Shard(0)]) for number in range(9)}
+    state["both"] = DTensor.from_local(torch.ones(2), other, [Shard(0), Replicate()])
+    loaders = {"first": Loader(state), "second": Loader(state)}
+    keep = ft.MemoryCheckpoint(**loaders)
+    keep.load()
+    keep.step(1)
+    BACKGROUND.wait()
+    (path,) = folder.glob("step-1_*")
+    file = memory_files.state_file(path.name)
+    assert file is not None
+    plain = StateReader(folder, file, ()).plain
+    assert [len(kept["meshes"]) for kept in plain["objects"].values()] == [2, 2]
+    with safe_open(path, "pt") as content:
+        notes = json.loads(content.metadata()["meshes"])
+    assert notes["meshes"] == [[["dp"], [0]], [["dp", "tp"], [[0]]]]
+    assert notes["tensors"]["first.8"] == {"mesh": 0, "placements": ["Shard(dim=0)"], "shape": [2]}
+    assert notes["tensors"]["second.both"]["mesh"] == 1
+    assert len(notes["tensors"]) == 20
 
 
 def test_the_structure_is_the_same_object_as_long_as_only_values_change() -> None:

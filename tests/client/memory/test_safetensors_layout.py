@@ -68,6 +68,15 @@ def test_a_later_header_fits_into_the_room_of_the_first() -> None:
         safetensors_layout.header(layout, {"step": "9" * 8000}, 64, 0)
 
 
+def test_a_header_that_no_reader_accepts_is_refused_before_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = safetensors_layout.plan(SPECS, METADATA, plain_room=64)
+    monkeypatch.setattr(safetensors_layout, "MAX_HEADER_BYTES", plan.data_offset - 8)
+    assert safetensors_layout.plan(SPECS, METADATA, plain_room=64) == plan
+    monkeypatch.setattr(safetensors_layout, "MAX_HEADER_BYTES", plan.data_offset - 9)
+    with pytest.raises(safetensors_layout.HeaderTooLong, match="are the most"):
+        safetensors_layout.plan(SPECS, METADATA, plain_room=64)
+
+
 def test_a_flipped_bit_anywhere_in_the_header_is_found() -> None:
     layout = safetensors_layout.plan(SPECS, METADATA, plain_room=64)
     content = written(layout)

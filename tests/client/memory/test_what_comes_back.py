@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ft_client as ft
-from ft_client.memory import plain_state, tensor_parts
+from ft_client.memory import plain_state, safetensors_layout, tensor_parts
 from ft_client.memory.background_work import BACKGROUND
 from rank_monitor.contract import memory_files
 from tests.client.memory.conftest import Loader, Tell
@@ -152,6 +152,20 @@ def test_a_tensor_that_cannot_be_kept_ends_the_saves(
     told = capfd.readouterr().err
     assert told.count("no state is kept in memory") == 1
     assert says in told
+
+
+def test_a_header_that_no_reader_accepts_ends_the_saves(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tell()
+    monkeypatch.setattr(safetensors_layout, "MAX_HEADER_BYTES", 1000)
+    keep = ft.MemoryCheckpoint(loader=Loader({"value": torch.zeros(2)}))
+    keep.load()
+    for step in (1, 2, 3):
+        keep.step(step)
+    assert keep.failures == 1
+    assert steps_in(folder) == []
+    assert "no state is kept in memory: the header would have 4096 bytes" in capfd.readouterr().err
 
 
 def test_tensors_lie_in_memory_as_they_did(tell: Tell) -> None:
