@@ -242,16 +242,7 @@ class KnownTensors:
         placements = [self._placements.get(text) for text in note["placements"]]
         if mesh is None or None in placements:
             raise OtherState(f"{name} lies on mesh {text} with {note['placements']}, which this job has not")
-        from torch.distributed.tensor import DTensor
-
-        return DTensor.from_local(
-            self.assemble(name, note["local"], parts, meshes),
-            mesh,
-            placements,
-            run_check=False,
-            shape=torch.Size(note["shape"]),
-            stride=tuple(note["stride"]),
-        )
+        return _distributed(self.assemble(name, note["local"], parts, meshes), mesh, placements, note)
 
     def _of_class(self, name: str, note: Mapping[str, Any], parts: Iterator[Any], meshes: Sequence[str]) -> Any:
         kind = self._classes.get(note["class"])
@@ -259,6 +250,26 @@ class KnownTensors:
             raise OtherState(f"{name} is of class {note['class']}, which this job has not")
         inner = {attribute: self.assemble(name, one, parts, meshes) for attribute, one in note["inner"].items()}
         return kind.__tensor_unflatten__(inner, note["context"], torch.Size(note["shape"]), tuple(note["stride"]))  # type: ignore[attr-defined]
+
+
+def _distributed(local: Any, mesh: Any, placements: Sequence[Any], note: Mapping[str, Any]) -> Any:
+    """Returns a DTensor whose local shard stays where it is: in a file, for a mesh of GPUs.
+
+    `DTensor.from_local` would copy it to the GPU, beside the model that is there already, and before it is known
+    whether all ranks can read theirs. It leaves a shard on the device `meta` alone, so the shard takes the place of
+    such a one.
+    """
+    from torch.distributed.tensor import DTensor
+
+    shape, stride = torch.Size(note["shape"]), tuple(note["stride"])
+    empty = torch.empty(local.shape, dtype=local.dtype, device="meta")
+    outline = DTensor.from_local(empty, mesh, placements, run_check=False, shape=shape, stride=stride)
+    attributes, context = outline.__tensor_flatten__()
+    inner = {attribute: getattr(outline, attribute) for attribute in attributes}
+    for attribute, value in inner.items():
+        if isinstance(value, torch.Tensor):
+            inner[attribute] = local
+    return DTensor.__tensor_unflatten__(inner, context, shape, stride)
 
 
 def _note_of_strides(tensor: Any) -> dict[str, Any]:
