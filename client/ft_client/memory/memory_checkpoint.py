@@ -207,7 +207,7 @@ class MemoryCheckpoint:
         assert self._plan is not None
         if not why_not(self._plan) and not claim(self._plan.folder):
             with suppress(OSError):
-                RankFiles(self._plan, group.rank()).free()
+                RankFiles(self._plan, group.rank()).remove_useless()
         if group.rank() != 0:
             return
         if agreed.refusing_rank != 0:
@@ -225,7 +225,7 @@ class MemoryCheckpoint:
         with suppress(OSError):
             files = RankFiles(self._plan, group.rank())
             files.keep_only([])
-            files.free()
+            files.remove_useless()
 
     def _start_saving(self, found: Generation | None) -> None:
         """Makes all ready for saves."""
@@ -369,7 +369,7 @@ class MemoryCheckpoint:
         """Drops this rank's files of the present series; where a step is given, only that one's."""
         if MemoryCheckpoint._files is not None and self._agreed is not None:
             try:
-                MemoryCheckpoint._files.drop(self._agreed.series, step)
+                MemoryCheckpoint._files.make_unfinished(self._agreed.series, step)
             except OSError as problem:
                 self._note_failure(problem)
 
@@ -424,7 +424,7 @@ class MemoryCheckpoint:
         if MemoryCheckpoint._files is not None:
             BACKGROUND.wait()
             with suppress(OSError):
-                MemoryCheckpoint._files.free()
+                MemoryCheckpoint._files.remove_useless()
             self._close_files()
 
     @staticmethod

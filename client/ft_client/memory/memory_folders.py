@@ -172,8 +172,8 @@ class memory_folder:
 
 
 def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
-    """Returns the newest folder that is complete on all nodes, the same step on all ranks; None: there is none, or the
-    launcher is not plan. Collective.
+    """Returns the newest folder that is complete on all nodes, the same step on all ranks; None: there is none, or
+    there is no launcher. Collective.
 
     A folder counts only if its node has the ranks now that it had then: each rank finds the files that it wrote.
 

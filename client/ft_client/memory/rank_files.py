@@ -100,7 +100,7 @@ class RankFiles:
         """By present name."""
 
     def keep_only(self, generations: Collection[Generation]) -> None:
-        """Takes the name of each whole file of this rank that is of no generation given.
+        """Makes every whole file of this rank unfinished, but those of the generations given.
 
         Called once all ranks have agreed where they go on, before the first save. A file of a later step would be mixed
         with what others save of that step now.
@@ -108,7 +108,7 @@ class RankFiles:
         kept = {(generation.step, generation.series) for generation in generations}
         for file in self._whole(self._names()):
             if (file.step, file.series) not in kept:
-                self._take_name(file.name)
+                self._make_unfinished(file.name)
         names = self._names()
         own = sorted(name for name in names if self._slot_of(name) is not None)
         own += [file.name for file in self._whole(names)]
@@ -125,7 +125,7 @@ class RankFiles:
             if _rank_of(name) not in (None, *ranks):
                 (self._folder / name).unlink(missing_ok=True)
 
-    def free(self) -> None:
+    def remove_useless(self) -> None:
         """Removes all files of this rank but those of complete generations. Called where no rank saves any more: no
         generation will ever be complete with them, and their memory is the node's again."""
         names = self._names()
@@ -136,14 +136,14 @@ class RankFiles:
         for name in useless:
             (self._folder / name).unlink(missing_ok=True)
 
-    def drop(self, series: str, step: int | None = None) -> None:
-        """Takes the names of this rank's files of a series, whose generations are not to be used.
+    def make_unfinished(self, series: str, step: int | None = None) -> None:
+        """Makes this rank's files of a series unfinished: their generations are not to be used.
 
         `step`: of the only generation that is meant.
         """
         for file in self._whole(self._names()):
             if file.series == series and step in (None, file.step):
-                self._take_name(file.name)
+                self._make_unfinished(file.name)
 
     def next_file(self, size: int) -> StoredFile:
         """Returns a file to write into, which has no good name any more.
@@ -165,7 +165,7 @@ class RankFiles:
         whole = self._whole(names)
         if len(whole) <= self._plan.keep:
             return self._make_files(self._plan.keep + 1 - len(whole), size)
-        return self._opened(self._take_name(whole[0].name))
+        return self._opened(self._make_unfinished(whole[0].name))
 
     def promise(self, file: StoredFile, size: int) -> None:
         """Accounts for the room for `size` bytes in a file that was used before: other ranks count it from now on.
@@ -247,8 +247,8 @@ class RankFiles:
         taken = {self._slot_of(name) for name in self._names()}
         return min(set(range(len(taken) + 1)) - taken)
 
-    def _take_name(self, name: str) -> str:
-        """Renames a whole file to an unfinished one. Returns its name then."""
+    def _make_unfinished(self, name: str) -> str:
+        """Renames a whole file to an unfinished one: its content counts no more. Returns its name then."""
         unfinished = memory_files.unfinished_name(self._rank, self._free_slot())
         file = self._open.pop(name, None)
         if file is None:

@@ -40,6 +40,7 @@ class Room:
     def left(self) -> int:
         """Returns how many bytes the files of the rank that asks may have together."""
         bounds = [self.limit - self.promised]
+        # Free memory counts twice otherwise: other ranks' files that have their size but not their memory yet take it.
         reusable = self.own - self.promised_unwritten
         bounds.append(self.mount_free + reusable - int(_RESERVE * self.mount_size))
         if self.memory is not None:

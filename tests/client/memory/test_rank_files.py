@@ -73,7 +73,7 @@ def test_only_files_of_kept_generations_keep_their_names(tmp_path: Path) -> None
 def test_a_generation_that_is_dropped_is_written_next(tmp_path: Path) -> None:
     own = files(tmp_path)
     inodes = {step: save(own, step) for step in (1, 2, 3)}
-    own.drop(SERIES, 3)
+    own.make_unfinished(SERIES, 3)
     assert save(own, 4) == inodes[3]
     assert names_in(tmp_path) == {name(step).name for step in (1, 2, 4)}
 
@@ -82,9 +82,9 @@ def test_a_whole_series_may_be_dropped(tmp_path: Path) -> None:
     own = files(tmp_path)
     for step in (1, 2):
         save(own, step)
-    own.drop("ffffffff")
+    own.make_unfinished("ffffffff")
     assert {found for found in names_in(tmp_path) if memory_files.state_file(found)} == {name(1).name, name(2).name}
-    own.drop(SERIES)
+    own.make_unfinished(SERIES)
     assert not any(memory_files.state_file(found) for found in names_in(tmp_path))
 
 
@@ -94,7 +94,7 @@ def test_files_of_other_ranks_are_left_alone(tmp_path: Path) -> None:
         save(other, step, rank=1)
     own = files(tmp_path)
     own.keep_only([])
-    own.drop(SERIES, 3)
+    own.make_unfinished(SERIES, 3)
     own.remove_others([0, 1])
     for step in (1, 2, 3, 4):
         save(own, step)
@@ -108,7 +108,7 @@ def test_what_is_of_no_complete_generation_is_freed(tmp_path: Path) -> None:
     for step in (1, 2):
         save(own, step)
     (tmp_path / name(1, rank=1).name).touch()
-    own.free()
+    own.remove_useless()
     assert names_in(tmp_path) == {name(1).name, name(1, rank=1).name}
 
 
