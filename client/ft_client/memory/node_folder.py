@@ -33,7 +33,7 @@ def read_plan() -> MemoryFiles | None:
     except ProtocolError as problem:
         found = MemoryFiles("", keep=1, limit=0, refused=str(problem))
     if not found.folder and found.refused:
-        _say_once(f"no state is kept in memory: {found.refused}")
+        _say_on_local_rank_0(f"no state is kept in memory: {found.refused}")
     return found
 
 
@@ -130,8 +130,8 @@ def names_in(folder: str) -> list[str]:
 
 
 @functools.cache
-def _say_once(text: str) -> None:
-    """Prints a line that is the same on all ranks of a node, on the first of them."""
+def _say_on_local_rank_0(text: str) -> None:
+    """Prints a line that is the same on all ranks of a node, on the first of them, once."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         say(text)
 

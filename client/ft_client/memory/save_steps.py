@@ -1,10 +1,9 @@
 """Decides after which steps a save is due, the same on all ranks. Pure.
 
 With a fixed interval, a save is due after each step whose number the interval divides, or which is the first behind
-such a step. With AUTO, the interval follows
-from what a save costs: the smallest with which saves take less than `MAX_SHARE` of the time. Each rank measures its own
-cost, and the largest interval that a rank wishes for counts. The ranks agree upon it at the beginning of each save, so
-the cost of a save counts from the save after it on:
+such a step. With AUTO, the interval follows from what a save costs: the smallest with which saves take less than
+`MAX_SHARE` of the time. Each rank measures its own cost, and the largest interval that a rank wishes for counts. The
+ranks agree upon it at the beginning of each save, so the cost of a save counts from the save after it on:
 
 - the first save is due after the first step: it also makes the files, and costs much more than the others;
 - the second and the third are due `_FIRST_INTERVAL` steps after the one before;
@@ -43,9 +42,10 @@ class SaveSteps:
         """The step of the last save, or the start."""
         self._saves = 0
         self._costs_s: deque[float] = deque(maxlen=_COSTS)
-        self._since: float | None = None
+        self._went_on_at_s: float | None = None
         """When the training went on after the last save, or was first seen (monotonic seconds)."""
-        self._first_step = start
+        self._went_on_after = start
+        """The step after which that was."""
         self.wish = _FIRST_INTERVAL
         """The interval that this rank would choose."""
 
@@ -54,9 +54,9 @@ class SaveSteps:
 
         `now`: monotonic seconds of this rank.
         """
-        if self._since is None:
-            self._since = now
-            self._first_step = step
+        if self._went_on_at_s is None:
+            self._went_on_at_s = now
+            self._went_on_after = step
         if self._is_auto:
             return step >= self._last + self._interval
         return step // self._interval > self._last // self._interval
@@ -74,10 +74,10 @@ class SaveSteps:
         self._saves += 1
         if self._saves > 1:
             self._costs_s.append(cost_s)
-        assert self._since is not None
-        step_s = (began - self._since) / max(1, step - self._first_step)
-        self._since = ended
-        self._first_step = step
+        assert self._went_on_at_s is not None
+        step_s = (began - self._went_on_at_s) / max(1, step - self._went_on_after)
+        self._went_on_at_s = ended
+        self._went_on_after = step
         self._last = step
         if self._costs_s and step_s > 0:
             self.wish = max(1, math.ceil(median(self._costs_s) / (MAX_SHARE * step_s)))
