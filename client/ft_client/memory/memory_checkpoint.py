@@ -15,6 +15,7 @@ from ft_client.memory import agreed_load, checksum, kept_state, save_vote
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
+from ft_client.memory.load_report import lines_of_load, lines_of_refusal
 from ft_client.memory.node_folder import claim, read_plan, read_plan_in_group, say, say_on_rank_0, why_not
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
@@ -143,7 +144,8 @@ class MemoryCheckpoint:
             self._forget_all()
             raise
         self._start_saving(found)
-        self._report(found, agreed)
+        for line in lines_of_load(found, agreed, group.size()):
+            say_on_rank_0(line)
         if found is None:
             return 0
         return found.step
@@ -208,15 +210,8 @@ class MemoryCheckpoint:
         if not why_not(self._plan) and not claim(self._plan.folder):
             with suppress(OSError):
                 RankFiles(self._plan, group.rank()).remove_useless()
-        if group.rank() != 0:
-            return
-        if agreed.refusing_rank != 0:
-            say(f"no state is kept in memory: rank {agreed.refusing_rank} cannot keep its own: {agreed.refused}")
-        elif self._plan.folder:
-            say(f"no state is kept in memory: {agreed.refused}")
-        # Else the launcher of this rank gave the reason, and `read_plan` has said it.
-        if agreed.left_out:
-            say(f"step {agreed.left_out[0].step} in memory is not used in this start, as a rank can keep no state")
+        for line in lines_of_refusal(agreed, bool(self._plan.folder)):
+            say_on_rank_0(line)
 
     def _forget_all(self) -> None:
         """Removes this rank's files, which no rank will use."""
@@ -258,26 +253,6 @@ class MemoryCheckpoint:
         if group.rank() == self._agreed.node_ranks[0]:
             files.remove_others(self._agreed.node_ranks)
         self._writer = StateWriter(files, self._safe_types)
-
-    def _report(self, found: Generation | None, agreed: AgreedSteps) -> None:
-        """Says on rank 0 where the training goes on."""
-        if group.rank() != 0:
-            return
-        on_disk = ""
-        if agreed.newer_than:
-            on_disk = f" (the checkpoint on disk has step {agreed.newer_than})"
-        start = 0
-        if found is not None:
-            start = found.step
-            say(f"the training goes on from step {start} in memory{on_disk}")
-        elif agreed.older:
-            say(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
-        if agreed.left_out and agreed.left_out[0].step > start:
-            other = agreed.left_out[0]
-            where = f"it is of {other.world} ranks and not on all nodes of a job of {group.size()}"
-            if other.world == group.size():
-                where = "not all nodes have it, or their ranks have moved"
-            say(f"step {other.step} in memory cannot be used: {where}{on_disk}")
 
     def _vote_once(self, step: int) -> None:
         """Finds out in the first step after `load`, also where no save is due, whether all ranks are at the same step.
