@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from ft_client.memory import agreed_load, checksum, kept_state, save_vote
+from ft_client.memory import agreed_load, checksum, kept_state, replicas, save_vote
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
@@ -237,7 +237,7 @@ class MemoryCheckpoint:
         self._has_voted = False
         self._begun = 0
         self._steps = SaveSteps(self._agreed.interval, self._last_step)
-        self._replicated = kept_state.replicated(self._objects, group.size())
+        self._replicated = replicas.replicated(self._objects, group.size())
         try:
             self._open_files(kept)
         except OSError as problem:
@@ -296,8 +296,8 @@ class MemoryCheckpoint:
             return NOT_COMPARED
         try:
             if self._begun % _COMPARED != 0:
-                return kept_state.sample_checksum(self._objects, self._replicated)
-            return kept_state.replicated_checksum(self._objects, self._replicated)
+                return replicas.sample_checksum(self._objects, self._replicated)
+            return replicas.replicated_checksum(self._objects, self._replicated)
         except Exception as problem:  # also of the user's `state_dict`
             self._note_failure(problem)
             return UNKNOWN
