@@ -32,18 +32,18 @@ class NotRestored(RuntimeError):
     ranks."""
 
 
-def exchange(plan: MemoryFiles, newer_than: int, refused: str) -> AgreedSteps:
+def exchange(settings: MemoryFiles, newer_than: int, refused: str) -> AgreedSteps:
     """Returns the steps that all nodes have, and what holds for all ranks in the saves to come. Collective.
 
     Args:
-        plan: what the launcher says.
+        settings: what the launcher says.
         newer_than: the step of the checkpoint on disk.
         refused: why this rank can keep no state; empty: it can. It takes part all the same, as others wait for it.
     """
     # Where the folder is gone, it offers nothing.
-    generations = memory_files.complete_generations(names_in(plan.folder))
-    node = node_of(plan.folder, group.rank())
-    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), plan.interval, refused)
+    generations = memory_files.complete_generations(names_in(settings.folder))
+    node = node_of(settings.folder, group.rank())
+    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), settings.interval, refused)
     values = group.gather_json(to_json(offer))
     return agree([_offer(value, rank) for rank, value in enumerate(values)], group.rank())
 

@@ -38,7 +38,7 @@ def lines_of_refusal(agreed: AgreedSteps, has_folder: bool) -> list[str]:
 
     Args:
         agreed: what the ranks have agreed upon.
-        has_folder: whether rank 0 has a folder. Where it has none, `read_plan` has said why.
+        has_folder: whether rank 0 has a folder. Where it has none, `read_settings` has said why.
     """
     lines = []
     if agreed.refusing_rank != 0:

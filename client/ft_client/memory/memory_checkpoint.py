@@ -16,7 +16,7 @@ from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
 from ft_client.memory.load_report import lines_of_load, lines_of_refusal
-from ft_client.memory.node_folder import claim, read_plan, read_plan_in_group, say, say_on_rank_0, why_not
+from ft_client.memory.node_folder import claim, read_settings, read_settings_in_group, say, say_on_rank_0, why_not
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
@@ -91,7 +91,7 @@ class MemoryCheckpoint:
         """Whether the user knows that a step has followed a later one."""
         self._last_saved = 0
         self._has_saved = False
-        self._plan: MemoryFiles | None = None
+        self._settings: MemoryFiles | None = None
         self._agreed: AgreedSteps | None = None
         self._steps = SaveSteps(1, 0)
         self._replicated: frozenset[str] = frozenset()
@@ -128,18 +128,18 @@ class MemoryCheckpoint:
         """
         on_disk = operator.index(newer_than or 0)
         self._is_loaded = self._is_load_missing = False
-        self._plan = read_plan_in_group("MemoryCheckpoint.load()")
-        if self._plan is None:
+        self._settings = read_settings_in_group("MemoryCheckpoint.load()")
+        if self._settings is None:
             return 0
         self._take_over()
         # From here to the last vote no rank may leave by what it alone knows: the others wait for it.
-        refused = self._refused or why_not(self._plan) or claim(self._plan.folder)
-        agreed = self._agreed = agreed_load.exchange(self._plan, on_disk, refused)
+        refused = self._refused or why_not(self._settings) or claim(self._settings.folder)
+        agreed = self._agreed = agreed_load.exchange(self._settings, on_disk, refused)
         if agreed.refusing_rank is not None:
             self._keep_nothing(agreed)
             return 0
         try:
-            found = agreed_load.restore(self._plan.folder, agreed, self._objects, self._safe_types, say)
+            found = agreed_load.restore(self._settings.folder, agreed, self._objects, self._safe_types, say)
         except NotRestored:
             self._forget_all()
             raise
@@ -186,8 +186,8 @@ class MemoryCheckpoint:
         if not self._is_load_missing:
             return
         self._is_load_missing = False
-        plan = read_plan()
-        if plan is not None and plan.folder:
+        settings = read_settings()
+        if settings is not None and settings.folder:
             say_on_rank_0("no state is kept in memory: step() was called before load(), with which it begins")
 
     def _take_over(self) -> None:
@@ -206,25 +206,25 @@ class MemoryCheckpoint:
     def _keep_nothing(self, agreed: AgreedSteps) -> None:
         """Called where a rank can keep no state, so that none does. Complete generations stay, which nobody changes
         meanwhile: in the next start the reason may be gone."""
-        assert self._plan is not None
-        if not why_not(self._plan) and not claim(self._plan.folder):
+        assert self._settings is not None
+        if not why_not(self._settings) and not claim(self._settings.folder):
             with suppress(OSError):
-                RankFiles(self._plan, group.rank()).remove_useless()
-        for line in lines_of_refusal(agreed, bool(self._plan.folder)):
+                RankFiles(self._settings, group.rank()).remove_useless()
+        for line in lines_of_refusal(agreed, bool(self._settings.folder)):
             say_on_rank_0(line)
 
     def _forget_all(self) -> None:
         """Removes this rank's files, which no rank will use."""
-        if self._plan is None or not self._plan.folder:
+        if self._settings is None or not self._settings.folder:
             return
         with suppress(OSError):
-            files = RankFiles(self._plan, group.rank())
+            files = RankFiles(self._settings, group.rank())
             files.keep_only([])
             files.remove_useless()
 
     def _start_saving(self, found: Generation | None) -> None:
         """Makes all ready for saves."""
-        assert self._plan is not None and self._agreed is not None
+        assert self._settings is not None and self._agreed is not None
         self._last_step = self._agreed.newer_than
         kept = []
         if found is not None:
@@ -247,8 +247,8 @@ class MemoryCheckpoint:
 
     def _open_files(self, kept: Sequence[Generation]) -> None:
         """Makes this rank's files ready. Raises OSError: they cannot be used."""
-        assert self._plan is not None and self._agreed is not None
-        files = MemoryCheckpoint._files = RankFiles(self._plan, group.rank())
+        assert self._settings is not None and self._agreed is not None
+        files = MemoryCheckpoint._files = RankFiles(self._settings, group.rank())
         files.keep_only(kept)
         if group.rank() == self._agreed.node_ranks[0]:
             files.remove_others(self._agreed.node_ranks)
@@ -370,8 +370,8 @@ class MemoryCheckpoint:
         assert self._writer is not None
         self._writer.finish(copied)
         self._failed_in_a_row = 0
-        if not self._has_saved and copied.name.rank == 0 and self._plan is not None:
-            files = f"{self._plan.keep + 1} files of {size_in_words(copied.layout.size)}"
+        if not self._has_saved and copied.name.rank == 0 and self._settings is not None:
+            files = f"{self._settings.keep + 1} files of {size_in_words(copied.layout.size)}"
             say(f"rank 0 keeps its state in memory: {files}, with checksums by {checksum.LIBRARY}")
         self._has_saved = True
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
-from ft_client.memory.node_folder import claim, names_in, node_of, read_plan_in_group, say, why_not
+from ft_client.memory.node_folder import claim, names_in, node_of, read_settings_in_group, say, why_not
 from ft_client.memory.step_folders import free, is_freed, remove, too_large, unfinished, why_off
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
@@ -65,7 +65,7 @@ class memory_folder:
         if self._step < 1:
             raise ValueError(f"memory_folder({step}): the step must be 1 or more")
         self._is_collective = is_collective
-        self._plan = read_plan_in_group("ft.memory_folder()")
+        self._settings = read_settings_in_group("ft.memory_folder()")
         self._path = Path()
         self._name = ""
         self._is_temporary = True
@@ -79,27 +79,27 @@ class memory_folder:
         Raises:
             RuntimeError: the job has several ranks and no process group yet.
         """
-        plan = read_plan_in_group("ft.memory_folder.is_on()")
-        if plan is None:
+        settings = read_settings_in_group("ft.memory_folder.is_on()")
+        if settings is None:
             return False
-        exchanged = _exchange(plan)
-        _say_off(exchanged, plan)
+        exchanged = _exchange(settings)
+        _say_off(exchanged, settings)
         return not exchanged.reason_off
 
     def __enter__(self) -> Path:
         exchanged = None
-        if self._plan is not None:
-            exchanged = _exchange(self._plan)
-            _say_off(exchanged, self._plan)
+        if self._settings is not None:
+            exchanged = _exchange(self._settings)
+            _say_off(exchanged, self._settings)
         self._is_temporary = exchanged is None or bool(exchanged.reason_off)
-        if exchanged is None or self._plan is None or self._is_temporary:
+        if exchanged is None or self._settings is None or self._is_temporary:
             self._path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             return self._path
         ranks = exchanged.node_ranks
         self._is_first = ranks[0] == group.rank()
         in_name = memory_files.ranks_in_name(ranks)
         self._name = StateFolder(self._step, group.size(), in_name, exchanged.series).name
-        self._path = Path(self._plan.folder) / (self._name + memory_files.UNFINISHED)
+        self._path = Path(self._settings.folder) / (self._name + memory_files.UNFINISHED)
         try:
             self._path.mkdir(mode=0o700, exist_ok=True)
         except OSError:
@@ -109,9 +109,9 @@ class memory_folder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         goes_on = error is not None and (self._is_collective or not isinstance(error, Exception))
-        if self._is_temporary or self._plan is None:
+        if self._is_temporary or self._settings is None:
             shutil.rmtree(self._path, ignore_errors=True)
-            if self._plan is None or goes_on or error is None:
+            if self._settings is None or goes_on or error is None:
                 return False
             self._say_not_saved(error)
             return True
@@ -120,7 +120,7 @@ class memory_folder:
             return False
         problem = error
         if problem is None and self._is_first:
-            problem = too_large(self._plan, self._path.name)
+            problem = too_large(self._settings, self._path.name)
         if problem is not None:
             self._say_not_saved(problem)
         is_whole = _all(problem is None)
@@ -129,7 +129,7 @@ class memory_folder:
         # the renaming of two nodes would leave none that both have.
         is_whole = _all(has_name)
         if self._is_first and is_whole:
-            self._remove_useless(self._plan.keep)
+            self._remove_useless(self._settings.keep)
         elif self._is_first:
             self._take_back()
         return True
@@ -186,16 +186,16 @@ def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
         RuntimeError: the job has several ranks and no process group yet.
     """
     newest_on_disk = operator.index(newer_than or 0)
-    plan = read_plan_in_group("ft.latest_memory_folder()")
-    if plan is None:
+    settings = read_settings_in_group("ft.latest_memory_folder()")
+    if settings is None:
         return None
     own: list[StateFolder] = []
-    refused = why_not(plan)
+    refused = why_not(settings)
     if not refused:
-        own = memory_files.complete_folders(names_in(plan.folder))
-    elif plan.folder and group.rank() == 0:
+        own = memory_files.complete_folders(names_in(settings.folder))
+    elif settings.folder and group.rank() == 0:
         say(f"no folder in memory is used: {refused}")
-    node = node_of(plan.folder, group.rank())
+    node = node_of(settings.folder, group.rank())
     listed = [[found.step, found.world, found.ranks, found.series] for found in own]
     offers = group.gather_json([node, newest_on_disk, listed])
     nodes = [offer[0] for offer in offers]
@@ -216,7 +216,7 @@ def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
                 return None
             if group.rank() == 0:
                 say(f"the newest folder in memory is of step {found.step} (the checkpoint on disk has step {on_disk})")
-            return Path(plan.folder) / found.name
+            return Path(settings.folder) / found.name
     return None
 
 
@@ -237,22 +237,23 @@ class _Exchanged:
     of_rank: int
 
 
-def _exchange(plan: MemoryFiles) -> _Exchanged:
+def _exchange(settings: MemoryFiles) -> _Exchanged:
     """Asks all ranks whether a folder can be kept, and frees the memory of what came to nothing. Collective.
 
     No rank is in a block now, so what is unfinished was left by a block that ended otherwise.
     """
-    folder = Path(plan.folder)
-    refused = why_not(plan) or claim(plan.folder)
+    folder = Path(settings.folder)
+    refused = why_not(settings) or claim(settings.folder)
     if not refused and not folder.is_dir():
-        refused = f"{plan.folder} is gone"
+        refused = f"{settings.folder} is gone"
     held: list[str] = []
     is_off = ""
     if not refused:
-        names = names_in(plan.folder)
+        names = names_in(settings.folder)
         held = [name for name in unfinished(names) if not is_freed(folder / name)]
-        is_off = why_off(plan, group.size(), names)
-    offers = group.gather_json([node_of(plan.folder, group.rank()), os.urandom(4).hex(), refused, is_off, bool(held)])
+        is_off = why_off(settings, group.size(), names)
+    node = node_of(settings.folder, group.rank())
+    offers = group.gather_json([node, os.urandom(4).hex(), refused, is_off, bool(held)])
     ranks = _ranks_of([node for node, *_ in offers], group.rank())
     series = offers[0][1]
     reasons = [refused for _, _, refused, _, _ in offers]
@@ -276,13 +277,13 @@ def _all(is_good: bool) -> bool:
     return bool(group.min_over_ranks([float(is_good)])[0])
 
 
-def _say_off(exchanged: _Exchanged, plan: MemoryFiles) -> None:
-    """Says on rank 0 why no folder is kept, once until one is kept again, unless `read_plan` has said it."""
+def _say_off(exchanged: _Exchanged, settings: MemoryFiles) -> None:
+    """Says on rank 0 why no folder is kept, once until one is kept again, unless `read_settings` has said it."""
     is_said = memory_folder._is_off_said
     memory_folder._is_off_said = bool(exchanged.reason_off)
     if not exchanged.reason_off or is_said or group.rank() != 0:
         return
-    if exchanged.of_rank == 0 and not plan.folder:
+    if exchanged.of_rank == 0 and not settings.folder:
         return
     say(f"no folders are kept in memory: rank {exchanged.of_rank}: {exchanged.reason_off}")
 

@@ -18,7 +18,7 @@ from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire.json_record import read_record
 
 
-def read_plan() -> MemoryFiles | None:
+def read_settings() -> MemoryFiles | None:
     """Returns what the launcher says; None: it says nothing, or there is no launcher.
 
     Where the launcher could make no folder, its name is empty. The ranks of other nodes may have one, and wait for this
@@ -37,9 +37,9 @@ def read_plan() -> MemoryFiles | None:
     return found
 
 
-def read_plan_in_group(caller: str) -> MemoryFiles | None:
-    """As `read_plan`, for what exchanges something with the other ranks of the job. None also where there is neither a
-    folder nor a process group.
+def read_settings_in_group(caller: str) -> MemoryFiles | None:
+    """As `read_settings`, for what exchanges something with the other ranks of the job. None also where there is
+    neither a folder nor a process group.
 
     Args:
         caller: for the text of the error.
@@ -48,22 +48,22 @@ def read_plan_in_group(caller: str) -> MemoryFiles | None:
         RuntimeError: the job has several ranks and no process group yet. Each rank would think that it is alone, and
             remove what others of its node write.
     """
-    plan = read_plan()
-    if plan is None or group.is_there() or _job_ranks() == 1:
-        return plan
-    if not plan.folder:
+    settings = read_settings()
+    if settings is None or group.is_there() or _job_ranks() == 1:
+        return settings
+    if not settings.folder:
         return None
     raise RuntimeError(f"{caller} must be called after torch.distributed.init_process_group")
 
 
-def why_not(plan: MemoryFiles) -> str:
+def why_not(settings: MemoryFiles) -> str:
     """Returns why this rank can keep no state; empty: it can, as far as its launcher and its process group go.
 
     The files are named by the ranks of the default process group. Where that is not the whole job, as where actors and
     learners have a group each, its ranks would take the files of another group's ranks with the same numbers.
     """
-    if not plan.folder:
-        return plan.refused or "its launcher has --ft-memory-interval none"
+    if not settings.folder:
+        return settings.refused or "its launcher has --ft-memory-interval none"
     world = _job_ranks()
     if group.size() != world:
         return f"the default process group has {group.size()} of the job's {world} ranks, and others use the same files"

@@ -88,13 +88,13 @@ class RankFiles:
     """The files of this rank.
 
     Args:
-        plan: what the launcher says.
+        settings: what the launcher says.
         rank: of this rank in the job.
     """
 
-    def __init__(self, plan: MemoryFiles, rank: int) -> None:
-        self._plan = plan
-        self._folder = Path(plan.folder)
+    def __init__(self, settings: MemoryFiles, rank: int) -> None:
+        self._settings = settings
+        self._folder = Path(settings.folder)
         self._rank = rank
         self._open: dict[str, StoredFile] = {}
         """By present name."""
@@ -113,7 +113,7 @@ class RankFiles:
         own = sorted(name for name in names if self._slot_of(name) is not None)
         own += [file.name for file in self._whole(names)]
         # There are more of them than needed where the launcher was started again with a smaller `--ft-memory-keep`.
-        for name in own[: -(self._plan.keep + 1)]:
+        for name in own[: -(self._settings.keep + 1)]:
             (self._folder / name).unlink()
 
     def remove_others(self, ranks: Collection[int]) -> None:
@@ -163,8 +163,8 @@ class RankFiles:
         if unfinished:
             return self._opened(unfinished[0])
         whole = self._whole(names)
-        if len(whole) <= self._plan.keep:
-            return self._make_files(self._plan.keep + 1 - len(whole), size)
+        if len(whole) <= self._settings.keep:
+            return self._make_files(self._settings.keep + 1 - len(whole), size)
         return self._opened(self._make_unfinished(whole[0].name))
 
     def promise(self, file: StoredFile, size: int) -> None:
@@ -283,7 +283,7 @@ class RankFiles:
         mount = os.statvfs(self._folder)
         room.check(
             room.Room(
-                limit=self._plan.limit,
+                limit=self._settings.limit,
                 promised=promised,
                 promised_unwritten=max(0, promised - allocated),
                 mount_size=mount.f_blocks * mount.f_frsize,
@@ -292,7 +292,7 @@ class RankFiles:
                 memory=memory_room(),
             ),
             size,
-            self._plan.keep,
+            self._settings.keep,
         )
 
     @contextmanager

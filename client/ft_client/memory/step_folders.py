@@ -31,21 +31,21 @@ _SIZE_NAME = ".ft_bytes"
 """The only file in a folder that is freed. It has no content, and the size of all files that were there."""
 
 
-def why_off(plan: MemoryFiles, world: int, names: Sequence[str]) -> str:
+def why_off(settings: MemoryFiles, world: int, names: Sequence[str]) -> str:
     """Returns why one more folder would come to nothing on this node; empty: it would not.
 
     How large the folder will be is not known: it counts as large as the largest one so far, whole or not. The memory of
     those that came to nothing counts as free.
 
     Args:
-        plan: what the launcher says.
+        settings: what the launcher says.
         world: how many ranks the job has: with another number of them a folder has another size.
         names: the listing of the node's folder.
     """
     nothing = unfinished(names)
     if len(nothing) >= _MAX_NOT_WHOLE:
         return f"{len(nothing)} folders in a row were not whole"
-    folder = Path(plan.folder)
+    folder = Path(settings.folder)
     largest = max((_size_of(folder / name) for name in names if _world_of(name) == world), default=0)
     promised = sum(_size_of(folder / name) for name in names if name not in nothing)
     freed = sum(tmpfs.bytes_in(str(folder / name)) for name in nothing)
@@ -54,9 +54,9 @@ def why_off(plan: MemoryFiles, world: int, names: Sequence[str]) -> str:
     except OSError as problem:
         return str(problem)
     room = Room(
-        limit=plan.limit,
+        limit=settings.limit,
         promised=promised,
-        promised_unwritten=max(0, promised + freed - tmpfs.bytes_in(plan.folder)),
+        promised_unwritten=max(0, promised + freed - tmpfs.bytes_in(settings.folder)),
         mount_size=mount.f_blocks * mount.f_frsize,
         mount_free=mount.f_bavail * mount.f_frsize,
         own=freed,
@@ -66,7 +66,7 @@ def why_off(plan: MemoryFiles, world: int, names: Sequence[str]) -> str:
         return ""
     text = f"{size_in_words(room.left())} are left for one more folder, and the largest so far has"
     text += f" {size_in_words(largest)}"
-    if plan.keep > 1:
+    if settings.keep > 1:
         text += "; --ft-memory-keep 1 needs less"
     return text
 
@@ -84,17 +84,17 @@ def unfinished(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.endswith(memory_files.UNFINISHED) and _world_of(name) is not None]
 
 
-def too_large(plan: MemoryFiles, name: str) -> OSError | None:
+def too_large(settings: MemoryFiles, name: str) -> OSError | None:
     """Returns why a new folder may not stay; None: it may. Its size is not known before it is written.
 
     `name`: of the new folder, as it is now.
     """
-    names = set(names_in(plan.folder))
+    names = set(names_in(settings.folder))
     counted = names - set(unfinished(names)) | {name}
-    total = sum(_size_of(Path(plan.folder) / name) for name in counted)
-    if total <= plan.limit:
+    total = sum(_size_of(Path(settings.folder) / name) for name in counted)
+    if total <= settings.limit:
         return None
-    return OSError(f"all states in memory would have {total} bytes, {total - plan.limit} more than the limit")
+    return OSError(f"all states in memory would have {total} bytes, {total - settings.limit} more than the limit")
 
 
 def _size_of(path: Path) -> int:
