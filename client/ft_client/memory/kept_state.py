@@ -275,6 +275,8 @@ def give_back(objects: Mapping[str, Any], loaded: LoadedState) -> None:
     for name, kept in objects.items():
         if isinstance(kept, torch.nn.Module):
             _give_module(kept, loaded.states[name])
+        elif _copies_to_another_device(kept):
+            _give_optimizer(kept, loaded.states[name])
         else:
             kept.load_state_dict(_copied(loaded.states[name]))
     rng.restore(rng.from_json(dict(loaded.random)))
@@ -300,6 +302,37 @@ def _with_versions(module: Any, state: Mapping[str, Any]) -> Any:
     if versions is not None:
         given._metadata = versions  # type: ignore[attr-defined]
     return given
+
+
+def _copies_to_another_device(kept: Any) -> bool:
+    """Returns whether an object is an optimizer whose parameters are on a GPU, and which takes its state as torch's
+    optimizers do: by a copy to the parameter's device."""
+    return (
+        isinstance(kept, torch.optim.Optimizer)
+        and type(kept).load_state_dict is torch.optim.Optimizer.load_state_dict
+        and all(parameter.device.type != "cpu" for parameter in optimizer_parameters(kept))
+    )
+
+
+def _give_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Sets an optimizer to a state that it copies itself. A copy in the host's memory before that would be twice as
+    large as the model, beside all files.
+
+    Single numbers are copied: torch leaves the count of steps where it is.
+    """
+    in_file = _storages(state)
+    apart = take_apart(state, tensor_parts.is_tensor)
+    given = [_copied_number(tensor) for tensor in apart.tensors.values()]
+    optimizer.load_state_dict(put_together(apart.rest, given))
+    if not in_file.isdisjoint(_storages(optimizer.state_dict())):
+        optimizer.load_state_dict(_copied(state))
+
+
+def _copied_number(tensor: Any) -> Any:
+    """Returns a copy of a tensor with one element, and any other tensor itself."""
+    if isinstance(tensor, torch.Tensor) and tensor.numel() == 1:
+        return tensor_parts.copy_of(tensor)
+    return tensor
 
 
 def _copied(state: Any) -> Any:

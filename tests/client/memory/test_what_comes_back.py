@@ -17,8 +17,10 @@ import pytest
 import torch
 
 import ft_client as ft
-from ft_client.memory import plain_state, safetensors_layout, tensor_parts
+from ft_client.memory import kept_state, plain_state, safetensors_layout, tensor_parts
 from ft_client.memory.background_work import BACKGROUND
+from ft_client.memory.kept_state import LoadedState
+from ft_client.rank import rng
 from rank_monitor.contract import memory_files
 from tests.client.memory.conftest import Loader, Tell
 
@@ -375,6 +377,26 @@ def test_a_module_that_keeps_what_it_gets_has_no_view_into_a_file(tell: Tell) ->
         with file.open("r+b") as content:
             content.write(b"\xff" * file.stat().st_size)
     assert second.weight.tolist() == second.extra["scale"].tolist() == [3.0] * 8
+
+
+def test_an_optimizer_on_another_device_copies_its_state_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy before that would need twice as much of the host's memory as the model has. The device `meta` stands for a
+    GPU."""
+    parameter = torch.nn.Parameter(torch.zeros(8, device="meta"))
+    optimizer = torch.optim.AdamW([parameter])
+    moments = {"step": torch.tensor(3.0), "exp_avg": torch.ones(8), "exp_avg_sq": torch.ones(8)}
+    state = {"state": {0: moments}, "param_groups": optimizer.state_dict()["param_groups"]}
+    copied: list[Any] = []
+
+    def copy_of(tensor: Any) -> Any:
+        copied.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(tensor_parts, "copy_of", copy_of)
+    kept_state.give_back({"optimizer": optimizer}, LoadedState({"optimizer": state}, rng.to_json(rng.save())))
+    assert [id(tensor) for tensor in copied] == [id(moments["step"])]
+    assert optimizer.state[parameter]["exp_avg"].device.type == "meta"
+    assert optimizer.state[parameter]["step"].item() == 3
 
 
 def test_an_object_that_keeps_what_it_gets_has_no_view_into_a_file(tell: Tell) -> None:
