@@ -20,7 +20,7 @@ from ft_client.memory.node_folder import claim, read_settings, read_settings_in_
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
-from ft_client.memory.save_vote import NOT_COMPARED, UNKNOWN, Vote, Votes
+from ft_client.memory.save_vote import NOT_COMPARED, UNKNOWN, Vote, VoteResult
 from ft_client.memory.state_reader import identity
 from ft_client.memory.state_writer import CopiedState, StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
@@ -264,7 +264,7 @@ class MemoryCheckpoint:
         if not self._has_voted:
             self._are_at_one_step(save_vote.exchange(self._vote(step, is_saving=False)))
 
-    def _are_at_one_step(self, votes: Votes) -> bool:
+    def _are_at_one_step(self, votes: VoteResult) -> bool:
         """Returns whether all ranks are at the same step. If they never were, no rank saves from now on."""
         if votes.first_step == votes.last_step:
             self._has_voted = True

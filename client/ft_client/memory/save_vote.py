@@ -32,7 +32,7 @@ class Vote:
 
 
 @dataclass(frozen=True)
-class Votes:
+class VoteResult:
     """What follows from the votes of all ranks; the same on all.
 
     Attributes:
@@ -54,9 +54,9 @@ class Votes:
     is_alike: bool
 
 
-def exchange(own: Vote) -> Votes:
+def exchange(own: Vote) -> VoteResult:
     """Returns what follows from the votes of all ranks. Collective."""
     (_, wish), (_, failed), (_, off), (first, last), (low, high) = group.range_over_ranks(
         [own.wish, own.has_failed, own.is_off, own.step, own.checksum]
     )
-    return Votes(int(wish), bool(failed), bool(off), int(first), int(last), low != UNKNOWN, low == high)
+    return VoteResult(int(wish), bool(failed), bool(off), int(first), int(last), low != UNKNOWN, low == high)
