@@ -1,10 +1,12 @@
-"""State in memory: FSDP2 on CPU, whose ranks are killed twice, and which goes on from the last step but a few.
+"""State in memory: FSDP2 on CPU, whose ranks are killed twice, and which goes on from the step that was saved last.
 
     ft_launcher --nproc-per-node=2 --max-restarts=2 scripts/examples/memory_checkpoint.py
 
-Rank 1 is killed by SIGKILL after step 45, and later both ranks after step 80. No checkpoint is on disk: the state lies
-in files of the launcher in /dev/shm. At the end the ranks train once more, without faults and without that state, and
-compare the weights bit for bit. FSDP2 of torch 2.6 does not run on a CPU: this needs a later release.
+Rank 1 is killed by SIGKILL after step 45, and later both ranks after step 80. Each of them says so before, and rank 0
+says from which step the training goes on: what lies between is lost. How much that is depends on the machine, since the
+launcher chooses how often to save (`--ft-memory-interval auto`). No checkpoint is on disk: the state lies in files of
+the launcher in /dev/shm. At the end the ranks train once more, without faults and without that state, and compare the
+weights bit for bit. FSDP2 of torch 2.6 does not run on a CPU: this needs a later release.
 """
 
 from __future__ import annotations
@@ -35,21 +37,21 @@ def train(keep_state: bool) -> list[torch.Tensor]:
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     torch.manual_seed(dist.get_rank())  # each rank has its own data
 
     start = 0
     if keep_state:
-        keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer, schedule=schedule)
+        keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer, scheduler=scheduler)
         start = keep.load()
-        print(f"rank {dist.get_rank()}: goes on from step {start}", flush=True)
+        say(f"begins after step {start}")
     for step in range(start, STEPS):
         data = torch.randn(32, WIDTH)
         loss = (model(data) - data.sum(1, keepdim=True)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        schedule.step()
+        scheduler.step()
         if keep_state:
             keep.step(step + 1)
             be_killed(step + 1)
@@ -57,10 +59,16 @@ def train(keep_state: bool) -> list[torch.Tensor]:
 
 
 def be_killed(step: int) -> None:
-    """Ends this process where it is its turn."""
+    """Kills this process where it is its turn."""
     at, ranks = KILLED.get(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), (0, ()))
     if step == at and dist.get_rank() in ranks:
+        say(f"is killed after step {step}")
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def say(text: str) -> None:
+    """Prints a line with the number of this rank."""
+    print(f"rank {dist.get_rank()}: {text}", flush=True)
 
 
 def main() -> None:
@@ -69,7 +77,7 @@ def main() -> None:
     kept = train(keep_state=True)
     undisturbed = train(keep_state=False)
     same = all(torch.equal(one, other) for one, other in zip(kept, undisturbed, strict=True))
-    print(f"rank {dist.get_rank()}: the weights are {'the same, bit for bit' if same else 'DIFFERENT'}", flush=True)
+    say(f"the weights are {'the same, bit for bit' if same else 'DIFFERENT'}")
     dist.destroy_process_group()
 
 

@@ -293,24 +293,24 @@ class MemorySettings:
     memory_interval: int | str | None = setting(
         kinds.AUTO,
         kinds.MEMORY_INTERVAL,
-        "steps from one copy of the state in memory to the next, once the training makes ft.MemoryCheckpoint; auto: so "
-        "that copies cost about 1 % of the time; none: no copies",
+        "steps from one save in memory to the next, once the training makes ft.MemoryCheckpoint; auto: so that saves "
+        "cost about 1 % of the time; none: no saves",
     )
     # Two: the older one is there while the newer one is being written.
-    memory_keep: int = setting(2, kinds.COUNT_ABOVE_ZERO, "complete copies of the state that are kept")
-    memory_dir: str = setting("/dev/shm", kinds.PATH, "tmpfs that the copies are in")
+    memory_keep: int = setting(2, kinds.COUNT_ABOVE_ZERO, "generations (steps that all ranks have saved) in memory")
+    memory_dir: str = setting("/dev/shm", kinds.PATH, "tmpfs that the state in memory lies in")
     memory_limit: int | None = setting(
         None,
         kinds.BYTES_OR_NONE,
-        "most that all copies of this node may take; none: 40 % of the smaller one of the tmpfs and the memory that "
-        "this launcher's cgroup allows",
+        "most that the state in memory of this node may take; none: 40 % of the smaller one of the tmpfs and the "
+        "memory that this launcher's cgroup allows",
     )
     # A batch script, a scheduler or a container's restart has started the launcher again by then.
     memory_linger: float = setting(
         600.0,
         kinds.SECONDS,
-        "how long the copies outlive a launcher that was killed, for the next start of the same job; 0: such a start "
-        "begins afresh. Background processes of ranks have another option: --ft-linger",
+        "how long the state in memory outlives a launcher that was killed, for the next start of the same job; 0: such "
+        "a start begins afresh. Background processes of ranks have another option: --ft-linger",
     )
 
 
