@@ -3,19 +3,16 @@ large makes the next cycle fail."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests import own_shm
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job, Place
 from tests.faults.training import Plan
 from tests.nodes.conftest import require
-from tests.program import run
 
-OWN_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "-")
 KILLED = """
 import os, signal
 import ft_client as ft
@@ -46,14 +43,9 @@ for step in (1, 2, 3):
 """
 
 
-def start_with_own_shm(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*OWN_SHM, *words], **more)
-
-
 @pytest.fixture(autouse=True)
 def _unshares() -> None:
-    if run([*OWN_SHM, "true"]).returncode:
-        require("this user may not mount a file system")
+    require(own_shm.why_not())
 
 
 def ended(start_job: StartJob, tmp_path: Path, text: str, restarts: int) -> Job:
@@ -61,7 +53,7 @@ def ended(start_job: StartJob, tmp_path: Path, text: str, restarts: int) -> Job:
     script = tmp_path / "script.py"
     script.write_text(text)
     flags = (f"--max-restarts={restarts}", "--ft-memory-limit=64MiB")
-    job = start_job(Plan(), 1, *flags, script=script, place=Place(start=start_with_own_shm))
+    job = start_job(Plan(), 1, *flags, script=script, place=Place(start=own_shm.start_with_own_shm))
     assert job.finish() == 0, job.tail()
     return job
 

@@ -4,21 +4,21 @@ faults, and lose no more steps than since the last save."""
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests import own_shm
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job, Place
 from tests.faults.memory_worker import PLAN_FILE
 from tests.faults.training import Plan
+from tests.nodes.conftest import require
 
 WORKER = Path(__file__).with_name("memory_worker.py")
 STEPS = 40
@@ -167,17 +167,10 @@ def test_a_folder_is_complete_on_all_ranks_or_never_there(start_job: StartJob, t
     assert "step 3 was not saved in memory: RuntimeError: on purpose" in job.output
 
 
-OWN_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "-")
-
-
-def in_small_shm(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
-    """Starts a program with a /dev/shm of 4 MiB of its own."""
-    return subprocess.Popen([*OWN_SHM, *command], **more)
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
 def test_a_memory_that_is_too_small_is_said_and_the_training_goes_on(start_job: StartJob, tmp_path: Path) -> None:
+    require(own_shm.why_not())
     write_plan(tmp_path, width=400)
-    job = start_job(Plan(), 2, *FLAGS, script=WORKER, place=Place(start=in_small_shm))
+    place = Place(start=partial(own_shm.start_with_own_shm, mib=4))
+    job = start_job(Plan(), 2, *FLAGS, script=WORKER, place=place)
     ends(job, 2, start=0)
     assert job.output.count("no state is kept in memory: 3 files of 3.7 MiB do not fit") == 1, job.tail()

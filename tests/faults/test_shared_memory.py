@@ -5,13 +5,12 @@ Each job has a /dev/shm of its own, in a mount namespace.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests import own_shm
 from tests.faults.conftest import StartJob
 from tests.faults.job import Place
 from tests.faults.training import Plan
@@ -19,7 +18,6 @@ from tests.nodes.conftest import require
 from tests.patience import patient
 from tests.program import clean_environment, run
 
-OWN_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "-")
 SCRIPT = """
 import json, os, signal, sys, time
 
@@ -74,14 +72,9 @@ assert not left & there, there
 """
 
 
-def start_with_own_shm(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*OWN_SHM, *words], **more)
-
-
 @pytest.fixture(autouse=True)
 def _unshares() -> None:
-    if run([*OWN_SHM, "true"]).returncode:
-        require("this user may not mount a file system")
+    require(own_shm.why_not())
     if Path("/proc/self/ns/pid").stat().st_ino != 4026531836:
         require("these processes are in a pid namespace")
 
@@ -94,7 +87,7 @@ def test_what_a_killed_rank_left_is_removed(start_job: StartJob, tmp_path: Path)
         1,
         "--max-restarts=1",
         script=script,
-        place=Place(start=start_with_own_shm, environ={"LIMIT_S": str(patient(30))}),
+        place=Place(start=own_shm.start_with_own_shm, environ={"LIMIT_S": str(patient(30))}),
     )
     assert job.finish(90) == 0, job.tail()
     (line,) = [line for line in job.output.splitlines() if "left there" in line]
@@ -157,7 +150,7 @@ print("alone", look_until_removed(file))
 def test_what_is_in_use_or_may_be_anothers_stays() -> None:
     """A process that has a file open or mapped, and one of another namespace of pids that sees the folder."""
     found = run(
-        [*OWN_SHM, sys.executable, "-c", USES, str(patient(30))], environ=clean_environment(), check=True
+        [*own_shm.with_own_shm(), sys.executable, "-c", USES, str(patient(30))], environ=clean_environment(), check=True
     ).stdout
     words = found.split()
     assert dict(zip(words[::2], words[1::2], strict=True)) == {

@@ -24,16 +24,21 @@ from rank_monitor.contract import memory_files
 from tests.client.memory.conftest import Loader, Tell
 
 
-def saved(folder: Path, states: list[Any], present: Any) -> list[Any]:
-    """The states as their files have them, after one object has saved them all. `present`: what the job has then."""
+def save_all(states: list[Any], **others: Any) -> None:
+    """Saves each state by one object, which also has the `others`."""
     loader = Loader({})
-    keep = ft.MemoryCheckpoint(loader=loader)
+    keep = ft.MemoryCheckpoint(loader=loader, **others)
     keep.load()
     for step, state in enumerate(states, start=1):
         loader.state = state
         keep.step(step)
     BACKGROUND.wait()
     assert keep.failures == 0
+
+
+def saved(folder: Path, states: list[Any], present: Any) -> list[Any]:
+    """The states as their files have them, after one object has saved them all. `present`: what the job has then."""
+    save_all(states)
     files = [memory_files.state_file(path.name) for path in folder.glob("step-*")]
     found = []
     for file in sorted((file for file in files if file is not None), key=lambda file: file.step):
@@ -132,14 +137,7 @@ def test_distributed_tensors_of_changing_structure(tell: Tell, mesh: Any) -> Non
         parameter = torch.nn.Parameter(DTensor.from_local(local, mesh, [placement]))
         present.register_parameter(f"{number}", parameter)
     known = {"loader": Loader({}), "present": present}
-    loader = Loader({})
-    keep = ft.MemoryCheckpoint(loader=loader, present=present)
-    keep.load()
-    for step, state in enumerate(states, start=1):
-        loader.state = state
-        keep.step(step)
-    BACKGROUND.wait()
-    assert keep.failures == 0
+    save_all(states, present=present)
     for step, state in enumerate(states, start=1):
         (path,) = folder.glob(f"step-{step}_*")
         file = memory_files.state_file(path.name)
