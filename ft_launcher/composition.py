@@ -262,6 +262,7 @@ def _run_recorded(
             health_watch=health.repeated(),
             memory=MemoryReclaim(job.settings.stop, runtime.tag),
             shared_memory=SharedMemoryCleanup(is_on=not within),
+            state_in_memory=memory,
             injected=Injected(job.settings.start.inject, runtime.folder / "m0", job.no_python),
             cycle_info=CycleInfo(job.settings.record, os.environ),
             limits_set=limits_set(job.settings.monitor, job.sources),
@@ -312,9 +313,9 @@ def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolde
     memory = JobFolder.open(settings, memory_key(job), runtime.tag, runtime.folder)
     if memory.refused:
         is_wanted = bool(declarations(MemorySettings).keys() & keys_set(job.sources))
-        recorder.no_state_in_memory(memory.refused, is_wanted)
+        recorder.memory.no_folder(memory.refused, is_wanted)
     elif memory.found is not None:
-        recorder.state_found_in_memory(memory.found.step, memory.found.reason, asdict(memory.found.left))
+        recorder.memory.found(memory.found.step, memory.found.reason, asdict(memory.found.left))
     return memory
 
 

@@ -104,8 +104,9 @@ ROOMS: dict[str, set[str]] = {
     },
     "ft_launcher.agent": {
         *("agent.cycle", "agent.in_process", "decide.attribution", "decide.health", "decide.policy"),
-        *("job.coordinator", "job.link", "job.rendezvous", "node.health", "node.monitors", "node.processes"),
-        *("node.ranks", "node.zygote", "record", "record.journal", "record.ledger", "record.logs", "settings"),
+        *("job.coordinator", "job.link", "job.rendezvous", "node.health", "node.memory_files", "node.monitors"),
+        *("node.processes", "node.ranks", "node.zygote", "record", "record.events", "record.journal", "record.ledger"),
+        *("record.logs", "settings"),
     },
     "ft_launcher.tools.report": {
         *("record", "record.console", "record.events", "record.journal", "record.journal_reader", "record.ledger"),
@@ -153,7 +154,7 @@ ROOMS: dict[str, set[str]] = {
     "ft_client.rank.saving": {"rank.agreement"},
     "ft_client.rank_monitor_client": {"control", "errors", "rank.monitoring", "rank.saving"},
     "ft_client.short_forms": {"rank.monitoring", "rank_monitor_client"},
-    "ft_client.memory": {"rank.agreement", "rank.rng"},
+    "ft_client.memory": {"rank.agreement", "rank.monitoring", "rank.rng"},
     "ft_client.rerun": {"rank.agreement", "rank.argument_checks", "rank.lazy_names", "rank.monitoring", "rank.rng"},
     "ft_client.straggler": {"rank.agreement", "rank.argument_checks", "rank.lazy_names", "rank.monitoring"},
     "ft_client.inject": {"rank.lazy_names", "rank.monitoring", "rerun", "rank.start"},

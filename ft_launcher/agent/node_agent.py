@@ -171,6 +171,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 job_end = self._membership.after(phase)
             finally:
                 self._ranks.record_times()
+                self._ranks.record_state()
                 self._parts.times.stopped()
             if job_end is not None:
                 return job_end

@@ -15,6 +15,7 @@ from ft_launcher.agent.times import NodeTimes
 from ft_launcher.job.rendezvous.cycle_store import PortHolder
 from ft_launcher.node.health.memory_reclaim import MemoryReclaim
 from ft_launcher.node.health.node_health import NodeHealth
+from ft_launcher.node.memory_files.job_folder import JobFolder
 from ft_launcher.node.processes.shared_memory_cleanup import SharedMemoryCleanup
 from ft_launcher.node.processes.signals import SignalPipe
 from ft_launcher.node.ranks.runtime import Runtime
@@ -46,6 +47,7 @@ class NodeParts:
         health_watch: the checks that are repeated while ranks run; None: none is.
         memory: waits for the memory of GPUs before each cycle.
         shared_memory: removes what dead ranks left in /dev/shm.
+        state_in_memory: the folder in which ranks keep the training's state.
         injected: the faults on purpose that ranks report.
         cycle_info: the files about the present cycle that users' programs read.
         in_process_limits: the limits of in-process restarts that the user set.
@@ -72,6 +74,7 @@ class NodeParts:
     health_watch: NodeHealth | None
     memory: MemoryReclaim
     shared_memory: SharedMemoryCleanup
+    state_in_memory: JobFolder
     injected: Injected
     cycle_info: CycleInfo
     in_process_limits: LimitsSet

@@ -33,6 +33,7 @@ from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.hang_warnings import HangWarnings
 from ft_launcher.agent.in_process.in_process import InProcess
 from ft_launcher.agent.parts import NodeParts
+from ft_launcher.agent.state_in_memory import StateInMemory
 from ft_launcher.decide.attribution.first_failure import what_was_raised
 from ft_launcher.decide.policy.case import RankRequest
 from ft_launcher.decide.policy.restart_policy import is_known
@@ -56,6 +57,7 @@ from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.json_record import write_record
 from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict
 from rank_monitor.contract.wire.messages import (
+    NO_ITERATION,
     ControlRequest,
     GroupMade,
     Message,
@@ -63,6 +65,7 @@ from rank_monitor.contract.wire.messages import (
     ProgramFailed,
     RestartReport,
     ResultInDoubt,
+    StateLoaded,
 )
 
 logger = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ class Ranks(EventSource):
         placement: this node's part in the present cycle.
         monitors: the monitors of these ranks, which live as long as the job.
         nccl: asks NCCL which ranks it reaches.
+        state: what is known of the training's state in memory.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Ranks(EventSource):
         self.placement = placement
         self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, len(placement.ranks), lease)
         self.nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")
+        self.state = StateInMemory(parts.state_in_memory, parts.recorder.memory)
         self.store: CycleStore | None = None
         """The store of the cycle. The agent sets it before the start of the ranks."""
         self.suspect_result: ResultInDoubt | None = None
@@ -235,6 +240,7 @@ class Ranks(EventSource):
         self.parts.shared_memory.cycle_begins()
         self.zombies = Zombies()
         self._warnings.begin_cycle()
+        self.state.cycle_begins()
         self.nccl.begin_cycle()
         self._sessions = set()
         for local_rank in self.monitors.local_ranks:
@@ -407,6 +413,7 @@ class Ranks(EventSource):
             GroupMade             the warnings about hangs learn of a group
             ModulesImported       the zygote learns which modules to import for the next cycle
             RestartReport         in-process restart
+            StateLoaded           from where the training goes on, for journal and console
             Suspected             NCCL is asked now; for a wrapped rank all nodes are asked for stacks
             ControlRequest        the cycle ends by the request
         """
@@ -424,6 +431,8 @@ class Ranks(EventSource):
                 self.parts.zygotes.learn(message.names, message.changed)
             case RestartReport():
                 self.in_process.on_message(local_rank, message)
+            case StateLoaded():
+                self.state.on_loaded(self.cycle, message, self.placement.has_rank0)
             case Suspected(is_wrapped=is_wrapped):
                 self.ask_nccl()
                 if is_wrapped:
@@ -566,6 +575,15 @@ class Ranks(EventSource):
         if found:
             _, cycle, times = min(found, key=lambda entry: entry[0])
             self.parts.times.record(cycle, times)
+
+    @contained("the state in memory is not recorded")
+    def record_state(self) -> None:
+        """Records what the ranks of the cycle have kept in memory. Called once they have ended."""
+        if self._processes is None:
+            return
+        snapshots = [self.monitors.report(local_rank).snapshot for local_rank in self.monitors.local_ranks]
+        iteration = max((seen.iteration for seen in snapshots if seen is not None), default=NO_ITERATION)
+        self.state.cycle_over(self.cycle, self._processes.started_ns, iteration)
 
     def close(self) -> None:
         """Ends the processes of the cycle and the monitors, at the end of the job. Blocks as `stop`.

@@ -40,6 +40,7 @@ from ft_launcher.record.ledger.account import (
     seconds_as_json,
 )
 from ft_launcher.record.logs.logs import KeptFiles, RunFolder
+from ft_launcher.record.memory_recorder import MemoryRecorder
 from ft_launcher.record.placement import Placement
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.settings.config import MonitorSettings, RecordSettings
@@ -71,7 +72,8 @@ _QUOTED = 200
 
 
 class Recorder:
-    """Records the events of a run, one method for each event. Events of restarts in process are at `in_process`.
+    """Records the events of a run, one method for each event. Events of restarts in process are at `in_process`, those
+    of the training's state in memory at `memory`.
 
     Methods that take text of ranks are marked `contained`: an error in them is logged, and the caller goes on.
 
@@ -84,6 +86,7 @@ class Recorder:
         self.files = KeptFiles(run, settings)
         self.journal = self.files.journal
         self.in_process = InProcessRecorder(self.files)
+        self.memory = MemoryRecorder(self.files)
         self._store_reported = False
         self._complaints = Complaints(logger.warning)
         self.shown: Fault | None = None
@@ -287,33 +290,6 @@ class Recorder:
         """Records how often the ranks of the next cycle are to save (`--ft-save-interval auto`)."""
         logger.info("ranks save every %s (--ft-save-interval auto)", chosen.reason)
         self.journal.write(chosen)
-
-    def state_found_in_memory(self, step: int | None, reason: str, left: Mapping[str, Any]) -> None:
-        """Records what a killed launcher of this job left in the memory of this node.
-
-        Args:
-            step: the newest complete step, which is taken over; None: nothing is.
-            reason: why.
-            left: what this was decided by.
-        """
-        if step is not None:
-            console_text.say(f"takes over the state in memory of an earlier start: step {step}; {reason}")
-        elif left["steps"]:
-            console_text.say(
-                f"the state in memory of an earlier start, step {max(left['steps'])}, is removed: {reason}"
-            )
-        self.journal.write(events.StateFoundEvent(step, reason, left))
-
-    def no_state_in_memory(self, reason: str, is_wanted: bool) -> None:
-        """Records that there is no folder for the training's state in memory.
-
-        Args:
-            reason: why, and what to do.
-            is_wanted: the user has given an option for it. Else the ranks say it where the training asks for it.
-        """
-        if is_wanted:
-            logger.warning("no state is kept in memory: %s", reason)
-        self.journal.write(events.NoStateInMemoryEvent(reason))
 
     def no_steps_printed(self, rank: int, watch_log: str, line: str, preset: str) -> None:
         """Warns that `--ft-watch-log` has found no step in a minute of output, or in all output of a cycle.

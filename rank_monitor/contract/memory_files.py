@@ -23,6 +23,8 @@ which steps are there.
 - `LOCK_NAME` is an empty file; a rank holds a lock (`flock`) on it while it makes files or makes them larger.
 - `process_lock_name` is an empty file; a process that the launcher started for a rank holds a lock (`fcntl`) on it, so
   that no program which that process starts takes the rank's files.
+- `processes/rank_progress.py` names one small file for each rank, which says how far the rank is. It outlives the rank,
+  as all files here.
 - A folder of a step, for a user's own files (`ft.memory_folder`), has a name by `StateFolder.name`. It is complete
   when it has this name. Until then its name is that with `UNFINISHED` appended, and its content means nothing.
 
@@ -37,6 +39,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 FOLDER_PREFIX = "ft_memory_"
 """Begins the name of each job's folder, so that sweeps and users recognise them."""
@@ -54,6 +57,21 @@ _STATE_FILE = re.compile(
 _STATE_FOLDER = re.compile(
     r"step-(\d{1,18})_world-(\d{1,9})_ranks-([0-9a-f]{8})_series-([0-9a-f]{8})\.folder", re.ASCII
 )
+
+
+class StateTier(str, Enum):
+    """Where the state lay from which a training goes on."""
+
+    __str__ = str.__str__
+
+    MEMORY = "memory"
+    """In the memory of each rank's own node."""
+    BUDDY = "buddy"
+    """In a copy on another node. For a later release."""
+    FLUSH = "flush"
+    """On shared storage, where the launcher wrote it at the end of an earlier start. For a later release."""
+    NONE = "none"
+    """Nowhere of these: the program loads its own checkpoint, or begins."""
 
 
 @dataclass(frozen=True)

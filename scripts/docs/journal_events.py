@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
-from ft_launcher.record.events import Event, cycle, in_process, job, rank
+from ft_launcher.record.events import Event, cycle, in_process, job, memory, rank
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "journal.md"
 
@@ -22,6 +22,7 @@ _GROUPS: tuple[tuple[str, ModuleType], ...] = (
     ("The job and its nodes", job),
     ("A cycle", cycle),
     ("One rank", rank),
+    ("State in memory", memory),
     ("Restarts in process", in_process),
 )
 

@@ -73,7 +73,27 @@ def test_one_rank_and_then_all_are_killed(start_job: StartJob, tmp_path: Path, k
     write_plan(tmp_path, faults, kind=kind)
     job = start_job(Plan(), nproc, "--max-restarts=2", *FLAGS, script=WORKER)
     ends(job, nproc, start=25)
-    assert "the training goes on from step 10 in memory" in job.output
+    assert "ft_launcher: the training goes on from step 10 in memory; 3 steps are lost" in job.output
+    assert "ft_launcher: the training goes on from step 25 in memory; 2 steps are lost" in job.output
+    assert "ft_client: the training goes on" not in job.output
+    loads = job.journal("memory_loaded")
+    assert [(load["cycle"], load["tier"], load["step"]) for load in loads] == [
+        (0, "none", 0),
+        (1, "memory", 10),
+        (2, "memory", 25),
+    ]
+    assert [(load["reached"], load["steps_lost"], load["refused"]) for load in loads] == [
+        (0, 0, []),
+        (13, 3, []),
+        (27, 2, []),
+    ]
+    saves = job.journal("memory_saved")
+    assert [(save["cycle"], save["newest"], save["reached"], save["saves"], save["failed"]) for save in saves] == [
+        (0, 10, 13, 2, 0),
+        (1, 25, 27, 3, 0),
+        (2, 40, 40, 3, 0),
+    ]
+    assert all(0 < save["first_cost_s"] < save["cost_s"] and 0 < save["size"] < save["in_use"] for save in saves)
 
 
 @pytest.mark.parametrize("what", ["dies_while_it_copies", "dies_before_the_checksum", "dies_before_the_name"])
@@ -93,6 +113,9 @@ def test_a_flipped_byte_costs_one_generation(start_job: StartJob, tmp_path: Path
     assert "step 20 in memory is not used: step-20_rank-1-of-2" in job.output
     assert "the checksum of its content is wrong" in job.output
     assert "step 20 in memory is not used: another rank cannot read its file" in job.output
+    (refused,) = job.journal("memory_loaded")[1]["refused"]
+    assert (refused["step"], refused["rank"]) == (20, 1)
+    assert "the checksum of its content is wrong" in refused["reason"]
 
 
 def test_a_save_that_fails_on_one_rank_is_dropped_by_all(start_job: StartJob, tmp_path: Path) -> None:
@@ -113,7 +136,7 @@ def test_a_launcher_that_was_killed_is_started_again(start_job: StartJob, tmp_pa
     write_plan(tmp_path)
     second = start_job(Plan(), 2, *FLAGS, script=WORKER, name="second")
     ends(second, 2, start=30)
-    assert "the training goes on from step 30 in memory" in second.output
+    assert "the training goes on from step 30 in memory; 3 steps are lost" in second.output
 
 
 def test_state_in_replicas_lies_in_memory_once_per_node(start_job: StartJob, tmp_path: Path) -> None:

@@ -3,17 +3,18 @@
 One exchange over the process group says which steps each node has. Two votes for each candidate follow: whether all
 ranks have verified their files of it, before which no rank changes an object, and whether all objects have taken it.
 `exchange` and `restore` are collective: all ranks call them, in the same order, and none leaves one early, whatever
-fails on it.
+fails on it. Where a vote says no, a third exchange tells all ranks the reasons.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ft_client.memory import kept_state
+from ft_client.memory import kept_state, progress
 from ft_client.memory.agreed_steps import AgreedSteps, Offer, agree
 from ft_client.memory.kept_state import LoadedState
 from ft_client.memory.node_folder import names_in, node_of
@@ -25,11 +26,29 @@ from rank_monitor.contract import memory_files
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.memory_files import AUTO, Generation, MemoryFiles, StateFile
 from rank_monitor.contract.wire.json_record import from_json, to_json
+from rank_monitor.contract.wire.messages import MAX_REASON, StateRefused
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `restore` has done; the same on all ranks.
+
+    Attributes:
+        generation: what the objects were set to; None: there was none.
+        refused: what was tried before, the newest first: each rank that could not use it, and why.
+    """
+
+    generation: Generation | None
+    refused: tuple[StateRefused, ...]
 
 
 class NotRestored(RuntimeError):
     """Objects have refused every state that all ranks could read, and some of them were changed. The same on all
-    ranks."""
+    ranks. `refused`: as in `Restored`."""
+
+    def __init__(self, text: str, refused: Sequence[StateRefused]) -> None:
+        super().__init__(text)
+        self.refused = tuple(refused)
 
 
 def exchange(settings: MemoryFiles, newer_than: int, refused: str) -> AgreedSteps:
@@ -43,7 +62,8 @@ def exchange(settings: MemoryFiles, newer_than: int, refused: str) -> AgreedStep
     # Where the folder is gone, it offers nothing.
     generations = memory_files.complete_generations(names_in(settings.folder))
     node = node_of(settings.folder, group.rank())
-    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), settings.interval, refused)
+    reached = progress.last_step(settings.folder)
+    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), settings.interval, refused, reached)
     values = group.gather_json(to_json(offer))
     return agree([_offer(value, rank) for rank, value in enumerate(values)], group.rank())
 
@@ -53,7 +73,7 @@ def _offer(value: Any, rank: int) -> Offer:
     try:
         return from_json(Offer, value)
     except ProtocolError:
-        return Offer(f"rank {rank}", [], 0, "", AUTO, "it has another release of ft_client")
+        return Offer(f"rank {rank}", [], 0, "", AUTO, "it has another release of ft_client", 0)
 
 
 def restore(
@@ -62,9 +82,9 @@ def restore(
     objects: Mapping[str, Any],
     safe_types: Sequence[Any],
     say: Callable[[str], None],
-) -> Generation | None:
-    """Sets all objects to the newest candidate that every rank can read, and returns it; None: there is none, and no
-    object was changed. Collective.
+) -> Restored:
+    """Sets all objects to the newest candidate that every rank can read, and returns it; if there is none, no object
+    was changed. Collective.
 
     Where an object refuses a state on some rank, all ranks take the next candidate: each object is set as a whole, so
     nothing of the refused one is left.
@@ -80,24 +100,37 @@ def restore(
         NotRestored: an object has refused a state, and there is no older one.
     """
     is_changed = False
+    refused: list[StateRefused] = []
     for generation in agreed.candidates:
         at = f"step {generation.step} in memory is not used"
         state, problem = _read_or_problem(folder, generation, objects, safe_types)
         if not _all(state is not None):
             _say_reason(say, at, problem, "another rank cannot read its file")
+            refused += _reasons(generation.step, problem)
             continue
         assert state is not None
         is_changed = True
         problem = _give_back(objects, state)
         if _all(not problem):
-            return generation
+            return Restored(generation, tuple(refused))
         _say_reason(say, at, problem, "an object of another rank does not take it")
+        refused += _reasons(generation.step, problem)
     if is_changed:
         raise NotRestored(
             "no state in memory could be given back to all objects, some of which were changed. "
-            "The next start begins without state in memory"
+            "The next start begins without state in memory",
+            refused,
         )
-    return None
+    return Restored(None, tuple(refused))
+
+
+def _reasons(step: int, own: str) -> list[StateRefused]:
+    """Returns which ranks could not use a generation, and why; the same on all ranks. Collective.
+
+    `own`: why this rank could not; empty: it could.
+    """
+    reasons = group.gather_json(own[:MAX_REASON])
+    return [StateRefused(step, rank, str(reason)) for rank, reason in enumerate(reasons) if reason]
 
 
 def _say_reason(say: Callable[[str], None], what: str, own: str, of_others: str) -> None:

@@ -20,6 +20,7 @@ class Offer:
         series: of the saves to come. That of rank 0 counts.
         interval: steps between two saves, as the launcher of the rank's node says. That of rank 0 counts.
         refused: why this rank can keep no state; empty: it can.
+        reached: the last step that a rank of the node has reported before; 0: none has.
     """
 
     node: str
@@ -28,6 +29,7 @@ class Offer:
     series: str
     interval: int
     refused: str
+    reached: int
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class AgreedSteps:
         interval: between the saves to come.
         refusing_rank: the first rank that can keep no state. No rank saves or loads then. None: all ranks can.
         refused: why it cannot.
+        reached: the last step that a rank of the job has reported before; 0: none has.
     """
 
     candidates: tuple[Generation, ...]
@@ -58,6 +61,7 @@ class AgreedSteps:
     interval: int
     refusing_rank: int | None
     refused: str
+    reached: int
 
 
 def agree(offers: Sequence[Offer], rank: int) -> AgreedSteps:
@@ -101,4 +105,5 @@ def agree(offers: Sequence[Offer], rank: int) -> AgreedSteps:
         interval=offers[0].interval,
         refusing_rank=refusing_rank,
         refused=refused,
+        reached=max(offer.reached for offer in offers),
     )

@@ -1,13 +1,76 @@
-"""What rank 0 tells the user about a load. Pure."""
+"""What is told about a load: to the launcher, and by rank 0 to the user. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ft_client.memory.agreed_steps import AgreedSteps
-from rank_monitor.contract.memory_files import Generation
+from rank_monitor.contract.memory_files import Generation, StateFolder, StateTier
+from rank_monitor.contract.wire.messages import MAX_REASON, MAX_REFUSED, StateLoaded, StateRefused
+
+ALL_RANKS = -1
+"""In the place of the rank of a refusal: the reason holds for all."""
+_NOT_NEWER = "it is not newer than the checkpoint on disk"
+_NOT_ALL_NODES = "not all nodes have it, or their ranks have moved"
+
+
+def message_of_load(
+    found: Generation | None, refused: Sequence[StateRefused], agreed: AgreedSteps, world: int
+) -> StateLoaded:
+    """Returns what the launcher is told; the same on all ranks.
+
+    Args:
+        found: what was loaded.
+        refused: what was tried before, by rank.
+        agreed: what the ranks have agreed upon.
+        world: how many ranks the job has.
+    """
+    tier, step, series = StateTier.NONE, 0, ""
+    if found is not None:
+        tier, step, series = StateTier.MEMORY, found.step, found.series
+    others = [StateRefused(older, ALL_RANKS, _NOT_NEWER) for older in agreed.older]
+    for generation in agreed.left_out:
+        if generation.step > step:
+            reason = _why_left_out(generation, world)
+            if agreed.refusing_rank is not None:
+                reason = f"rank {agreed.refusing_rank} cannot keep its own: {agreed.refused}"
+            others.append(StateRefused(generation.step, ALL_RANKS, reason[:MAX_REASON]))
+    of_all = sorted([*refused, *others], key=lambda one: (-one.step, one.rank))
+    return StateLoaded(agreed.series, tier, step, series, agreed.newer_than, agreed.reached, of_all[:MAX_REFUSED])
+
+
+def message_of_look(
+    look: str, found: StateFolder | None, offered: Sequence[tuple[int, str]], on_disk: int, reached: int
+) -> StateLoaded:
+    """Returns what the launcher is told where a folder of a step was looked for; the same on all ranks.
+
+    Args:
+        look: digits that tell this look from others.
+        found: the folder; None: there is none.
+        offered: step and series of all folders that a node has.
+        on_disk: the step of the checkpoint on disk.
+        reached: the last step that a rank has reported before.
+    """
+    tier, step, series = StateTier.NONE, 0, ""
+    if found is not None:
+        tier, step, series = StateTier.MEMORY, found.step, found.series
+    refused = []
+    for other, _ in sorted(offered, reverse=True):
+        if other > max(step, on_disk):
+            refused.append(StateRefused(other, ALL_RANKS, _NOT_ALL_NODES))
+        elif step < other <= on_disk:
+            refused.append(StateRefused(other, ALL_RANKS, _NOT_NEWER))
+    return StateLoaded(look, tier, step, series, on_disk, reached, refused[:MAX_REFUSED])
+
+
+def line_of_step(step: int, newer_than: int) -> str:
+    """Returns where the training goes on. The launcher shows this itself, with the steps that were lost; rank 0 only
+    where it could not tell the launcher."""
+    return f"the training goes on from step {step} in memory{_on_disk(newer_than)}"
 
 
 def lines_of_load(found: Generation | None, agreed: AgreedSteps, world: int) -> list[str]:
-    """Returns where the training goes on, and what in memory is newer than that.
+    """Returns which state in memory was not used, and why.
 
     Args:
         found: what was loaded.
@@ -15,22 +78,29 @@ def lines_of_load(found: Generation | None, agreed: AgreedSteps, world: int) -> 
         world: how many ranks the job has.
     """
     lines = []
-    on_disk = ""
-    if agreed.newer_than:
-        on_disk = f" (the checkpoint on disk has step {agreed.newer_than})"
+    on_disk = _on_disk(agreed.newer_than)
     start = 0
     if found is not None:
         start = found.step
-        lines.append(f"the training goes on from step {start} in memory{on_disk}")
     elif agreed.older:
         lines.append(f"step {agreed.older[0]} in memory is not newer than the checkpoint on disk{on_disk}")
     if agreed.left_out and agreed.left_out[0].step > start:
         other = agreed.left_out[0]
-        where = f"it is of {other.world} ranks and not on all nodes of a job of {world}"
-        if other.world == world:
-            where = "not all nodes have it, or their ranks have moved"
-        lines.append(f"step {other.step} in memory cannot be used: {where}{on_disk}")
+        lines.append(f"step {other.step} in memory cannot be used: {_why_left_out(other, world)}{on_disk}")
     return lines
+
+
+def _on_disk(step: int) -> str:
+    if not step:
+        return ""
+    return f" (the checkpoint on disk has step {step})"
+
+
+def _why_left_out(generation: Generation, world: int) -> str:
+    """Returns why not all nodes have a generation. `world`: how many ranks the job has."""
+    if generation.world == world:
+        return _NOT_ALL_NODES
+    return f"it is of {generation.world} ranks and not on all nodes of a job of {world}"
 
 
 def lines_of_refusal(agreed: AgreedSteps, has_folder: bool) -> list[str]:

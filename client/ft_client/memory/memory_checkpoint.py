@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from ft_client.memory import agreed_load, checksum, kept_state, replicas, save_vote
+from ft_client.memory import agreed_load, checksum, kept_state, progress, replicas, save_vote
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
-from ft_client.memory.load_report import lines_of_load, lines_of_refusal
+from ft_client.memory.load_report import line_of_step, lines_of_load, lines_of_refusal, message_of_load
 from ft_client.memory.node_folder import claim, read_settings, read_settings_in_group, say, say_on_rank_0, why_not
+from ft_client.memory.progress import StepNotes
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
@@ -24,9 +25,11 @@ from ft_client.memory.save_vote import NOT_COMPARED, UNKNOWN, Vote, VoteResult
 from ft_client.memory.state_reader import identity
 from ft_client.memory.state_writer import CopiedState, StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
+from ft_client.memory.to_launcher import tell
 from ft_client.rank.agreement import group
 from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
 from rank_monitor.contract.memory_room import size_in_words
+from rank_monitor.contract.wire.messages import StateRefused
 
 MAX_FAILURES = 3
 """Saves in a row that may fail. What fails so often will go on to, and each try costs time."""
@@ -93,6 +96,8 @@ class MemoryCheckpoint:
         self._has_saved = False
         self._settings: MemoryFiles | None = None
         self._agreed: AgreedSteps | None = None
+        self._progress = StepNotes()
+        """Where this rank notes each step, for the next `load` and for the launcher."""
         self._steps = SaveSteps(1, 0)
         self._replicated: frozenset[str] = frozenset()
         """The names of the objects that should be the same on all ranks."""
@@ -128,6 +133,7 @@ class MemoryCheckpoint:
         """
         on_disk = operator.index(newer_than or 0)
         self._is_loaded = self._is_load_missing = False
+        self._progress = StepNotes()
         self._settings = read_settings_in_group("MemoryCheckpoint.load()")
         if self._settings is None:
             return 0
@@ -139,11 +145,14 @@ class MemoryCheckpoint:
             self._keep_nothing(agreed)
             return 0
         try:
-            found = agreed_load.restore(self._settings.folder, agreed, self._objects, self._safe_types, say)
-        except NotRestored:
+            restored = agreed_load.restore(self._settings.folder, agreed, self._objects, self._safe_types, say)
+        except NotRestored as problem:
             self._forget_all()
+            self._tell(None, problem.refused)
             raise
+        found = restored.generation
         self._start_saving(found)
+        self._tell(found, restored.refused)
         for line in lines_of_load(found, agreed, group.size()):
             say_on_rank_0(line)
         if found is None:
@@ -161,6 +170,7 @@ class MemoryCheckpoint:
             TypeError: the step is no whole number.
         """
         step = operator.index(step)
+        self._progress.reached(step)
         if not self._is_loaded:
             self._say_load_is_missing()
             return
@@ -179,7 +189,9 @@ class MemoryCheckpoint:
         if may_save:
             self._save(step)
         ended = time.monotonic()
-        self._steps.saved(step, began, ended, ended - agreed + ready - began)
+        cost_s = ended - agreed + ready - began
+        self._steps.saved(step, began, ended, cost_s)
+        self._progress.cost(cost_s)
 
     def _say_load_is_missing(self) -> None:
         """Says on rank 0, once, that `step` does nothing before `load`."""
@@ -189,6 +201,24 @@ class MemoryCheckpoint:
         settings = read_settings()
         if settings is not None and settings.folder:
             say_on_rank_0("no state is kept in memory: step() was called before load(), with which it begins")
+
+    def _tell(self, found: Generation | None, refused: Sequence[StateRefused] = ()) -> None:
+        """Tells the launcher what `load` came to, and from where on the steps of this rank count.
+
+        Called when all ranks have agreed: each has read what the others had reported before.
+
+        Args:
+            found: what was loaded.
+            refused: what was tried before.
+        """
+        assert self._settings is not None and self._agreed is not None
+        agreed = self._agreed
+        message = message_of_load(found, refused, agreed, group.size())
+        if not why_not(self._settings) and not claim(self._settings.folder):
+            start = max(message.step, agreed.newer_than)
+            self._progress = progress.begin(self._settings.folder, group.rank(), agreed.node_ranks, start)
+        if not tell(message) and found is not None:
+            say_on_rank_0(line_of_step(found.step, agreed.newer_than))
 
     def _take_over(self) -> None:
         """Makes this object the one that uses the rank's files."""
@@ -210,6 +240,7 @@ class MemoryCheckpoint:
         if not why_not(self._settings) and not claim(self._settings.folder):
             with suppress(OSError):
                 RankFiles(self._settings, group.rank()).remove_useless()
+        self._tell(None)
         for line in lines_of_refusal(agreed, bool(self._settings.folder)):
             say_on_rank_0(line)
 
@@ -370,6 +401,7 @@ class MemoryCheckpoint:
         assert self._writer is not None
         self._writer.finish(copied)
         self._failed_in_a_row = 0
+        self._progress.saved(copied.layout.size)
         if not self._has_saved and copied.name.rank == 0 and self._settings is not None:
             files = f"{self._settings.keep + 1} files of {size_in_words(copied.layout.size)}"
             say(f"rank 0 keeps its state in memory: {files}, with checksums by {checksum.LIBRARY}")
@@ -380,6 +412,7 @@ class MemoryCheckpoint:
         self.failures += 1
         self._failed_in_a_row += 1
         self._has_failed = True
+        self._progress.failed()
         if isinstance(problem, (CannotBeKept, NoRoom)):
             self._reason_off = str(problem)
             say(f"no state is kept in memory: {problem}")

@@ -10,17 +10,22 @@ import operator
 import os
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
+from ft_client.memory import progress
+from ft_client.memory.load_report import line_of_step, message_of_look
 from ft_client.memory.node_folder import claim, names_in, node_of, read_settings_in_group, say, why_not
 from ft_client.memory.step_folders import free, is_freed, remove, too_large, unfinished, why_off
+from ft_client.memory.to_launcher import tell
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
 from rank_monitor.contract.memory_files import MemoryFiles, StateFolder
+from rank_monitor.contract.processes import tmpfs
 
 _TEMPORARY = "ft_temporary_"
 """Begins the name of a temporary folder. Launchers remove what has the prefix of a job's folder."""
@@ -71,6 +76,8 @@ class memory_folder:
         self._is_temporary = True
         self._is_first = False
         """Whether this is the first rank of its node, which renames and removes."""
+        self._began = 0.0
+        """When the block was entered (monotonic seconds)."""
 
     @staticmethod
     def is_on() -> bool:
@@ -87,6 +94,7 @@ class memory_folder:
         return not exchanged.reason_off
 
     def __enter__(self) -> Path:
+        self._began = time.monotonic()
         exchanged = None
         if self._settings is not None:
             exchanged = _exchange(self._settings)
@@ -132,7 +140,22 @@ class memory_folder:
             self._remove_useless(self._settings.keep)
         elif self._is_first:
             self._take_back()
+        self._note(self._settings.folder, is_whole)
         return True
+
+    def _note(self, folder: str, is_whole: bool) -> None:
+        """Notes the save for the launcher. The first rank of the node notes the size of the folder, which is of all its
+        ranks."""
+        noted = progress.current(folder, group.rank())
+        noted.reached(self._step)
+        noted.cost(time.monotonic() - self._began)
+        if not is_whole:
+            noted.failed()
+            return
+        size = 0
+        if self._is_first:
+            size = tmpfs.bytes_in(str(self._path.with_name(self._name)))
+        noted.saved(size)
 
     def _say_not_saved(self, problem: BaseException) -> None:
         say(f"step {self._step} was not saved in memory: {type(problem).__name__}: {problem}")
@@ -197,7 +220,8 @@ def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
         say(f"no folder in memory is used: {refused}")
     node = node_of(settings.folder, group.rank())
     listed = [[found.step, found.world, found.ranks, found.series] for found in own]
-    offers = group.gather_json([node, newest_on_disk, listed])
+    reached = progress.last_step(settings.folder)
+    offers = group.gather_json([node, newest_on_disk, listed, reached, os.urandom(4).hex()])
     nodes = [offer[0] for offer in offers]
     on_disk = max(offer[1] for offer in offers)
 
@@ -209,15 +233,22 @@ def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
         }
 
     common = set.intersection(*(fitting(rank) for rank in range(len(offers))))
-    in_name = memory_files.ranks_in_name(_ranks_of(nodes, group.rank()))
-    for found in own:
-        if found.ranks == in_name and found.world == len(offers) and (found.step, found.series) in common:
-            if found.step <= on_disk:
-                return None
-            if group.rank() == 0:
-                say(f"the newest folder in memory is of step {found.step} (the checkpoint on disk has step {on_disk})")
-            return Path(settings.folder) / found.name
-    return None
+    here = _ranks_of(nodes, group.rank())
+    newest = max(common, default=(0, ""))
+    found = None
+    if newest[0] > on_disk:
+        found = StateFolder(newest[0], len(offers), memory_files.ranks_in_name(here), newest[1])
+    offered = sorted({(step, series) for offer in offers for step, _, _, series in offer[2]})
+    message = message_of_look(offers[0][4], found, offered, on_disk, max(offer[3] for offer in offers))
+    # Where no monitor takes the message, this may be a program that a rank has started.
+    is_told = tell(message)
+    if is_told and not refused:
+        progress.begin(settings.folder, group.rank(), here, max(message.step, on_disk))
+    if found is None:
+        return None
+    if not is_told and group.rank() == 0:
+        say(line_of_step(found.step, on_disk))
+    return Path(settings.folder) / found.name
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from ft_client.memory import room
 from rank_monitor.contract import memory_files
 from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
-from rank_monitor.contract.processes import tmpfs
+from rank_monitor.contract.processes import rank_progress, tmpfs
 from rank_monitor.contract.processes.cgroup import memory_room
 
 _PERMISSIONS = 0o600
@@ -267,6 +267,8 @@ class RankFiles:
         """Raises NoRoom unless all files of this rank fit. Called under the lock."""
         promised = allocated = own = 0
         for name in self._names():
+            if rank_progress.rank_of(name) is not None:
+                continue  # a page for each rank is nothing beside a state
             try:
                 status = (self._folder / name).lstat()
             except FileNotFoundError:

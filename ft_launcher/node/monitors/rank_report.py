@@ -40,6 +40,7 @@ from rank_monitor.contract.wire.messages import (
     RankException,
     ResultInDoubt,
     Returned,
+    StateLoaded,
 )
 from rank_monitor.contract.wire.rank_times import RankTimes, rank_times
 
@@ -77,6 +78,7 @@ class RankReport:
         before_group: the rank had certainly made no process group when it sent `last_output`.
         returned_at: when the rank returned from its program: when the message was sent, not when it arrived.
         suspect_result: the unexpected result that the rank reported.
+        loaded: what the rank's last look for state in memory came to; None: it has not looked, or not yet.
         snapshot: the last answer to `NodeMonitors.snapshots`: where the rank was.
         at_decision: the snapshot by which the launcher decided that the job hangs. After that the rank may have lost
             the rank that is ended for the hang, and would be taken for a failed one.
@@ -105,6 +107,7 @@ class RankReport:
     before_group: bool = False
     returned_at: float | None = None
     suspect_result: ResultInDoubt | None = None
+    loaded: StateLoaded | None = None
     snapshot: Snapshot | None = None
     at_decision: Snapshot | None = None
     stood_still: Snapshot | None = None
@@ -147,6 +150,9 @@ class RankReport:
                 self.returned_at = sent_ns / 1e9
             case ResultInDoubt():
                 self.suspect_result = message
+                return message
+            case StateLoaded():
+                self.loaded = message
                 return message
             case Suspected():
                 self.suspected_at = now

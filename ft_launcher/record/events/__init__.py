@@ -9,4 +9,5 @@ from ft_launcher.record.events.cycle import *
 from ft_launcher.record.events.event import *
 from ft_launcher.record.events.in_process import *
 from ft_launcher.record.events.job import *
+from ft_launcher.record.events.memory import *
 from ft_launcher.record.events.rank import *

@@ -112,29 +112,6 @@ class LedgerEvent(Event, name="ledger"):
 
 
 @dataclass(frozen=True)
-class StateFoundEvent(Event, name="memory_found"):
-    """An earlier start of this job, whose launcher was killed, left state in the memory of this node."""
-
-    step: Shared[int | None]
-    """The newest step that is complete on this node, which the ranks may load; null: what was left is not taken over,
-    and is removed."""
-    reason: Shared[str]
-    """Why, in words."""
-    left: Shared[Mapping[str, Any]]
-    """What this was decided by: `steps` that are complete, `age_s` since the launcher was last known to live (null:
-    there is no record of it), `is_of_this_boot` of the machine, and `linger_s`, the option `--ft-memory-linger`.
-    `ft_launcher replay` decides by it again."""
-
-
-@dataclass(frozen=True)
-class NoStateInMemoryEvent(Event, name="memory_refused"):
-    """This node has no folder for the training's state in memory, and the training goes on without."""
-
-    reason: FreeText[str]
-    """Why, and what to do."""
-
-
-@dataclass(frozen=True)
 class HealthEvent(Event, name="health"):
     """This node was checked, and a check found something to report; other checks leave no line."""
 

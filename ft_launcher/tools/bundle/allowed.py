@@ -315,6 +315,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "process": _process,
     "ranks": _ranks,
     "readings": _each(_OF_READING),
+    "refused": _each(frozenset({"step", "rank"})),
     "traceback": _traceback,
     "type": _name,
     "versions": _names,

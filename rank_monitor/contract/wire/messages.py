@@ -17,6 +17,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rank_monitor.contract.memory_files import StateTier
 from rank_monitor.contract.restart_phase import RestartPhase
 
 NO_ITERATION = -1
@@ -302,6 +303,49 @@ class ResultInDoubt(Message, kind=26):
     device: str
 
 
+MAX_REFUSED = 16
+"""Entries of `StateLoaded.refused`. A node keeps two or three generations."""
+MAX_REASON = 300
+"""Characters of a reason: with 16 of them a message has 30 KB at most, as JSON."""
+
+
+@dataclass(frozen=True)
+class StateRefused:
+    """Why a generation in memory was not used.
+
+    `step` names the generation. `rank` could not use it, for a reason of its own; -1: the reason holds for all ranks.
+    """
+
+    step: int
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class StateLoaded(Message, kind=99):
+    """What a look for state in memory came to: `MemoryCheckpoint.load()` or `latest_memory_folder()`. It is a decision
+    of all ranks, and each of them sends the same message. Saves send none: the launcher reads these off the names of
+    the files, and off `processes/rank_progress.py`.
+
+    Attributes:
+        load: tells this look from others: the series of the saves that follow, or digits of its own.
+        tier: where the training goes on from.
+        step: how many steps the loaded state has; 0: none was loaded.
+        series: of the loaded generation, which step and series name; empty: none was loaded.
+        newer_than: the step of the checkpoint on disk, as the program says; 0: it named none.
+        reached: the last step that a rank of the job had reported before; 0: none had.
+        refused: generations that were not used, the newest first, at most `MAX_REFUSED`.
+    """
+
+    load: str
+    tier: StateTier
+    step: int
+    series: str
+    newer_than: int
+    reached: int
+    refused: list[StateRefused] = dataclasses.field(default_factory=list)
+
+
 FROM_RANK_TO_LAUNCHER = (
     ProgramFailed,
     RankException,
@@ -315,6 +359,7 @@ FROM_RANK_TO_LAUNCHER = (
     RestartReport,
     SectionTimes,
     ResultInDoubt,
+    StateLoaded,
 )
 """Messages of a rank that its monitor passes on to the launcher unchanged."""
 

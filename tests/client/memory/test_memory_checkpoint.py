@@ -25,6 +25,7 @@ from ft_client.memory.background_work import BACKGROUND
 from ft_client.memory.rank_files import RankFiles
 from rank_monitor.contract import env, memory_files
 from rank_monitor.contract.memory_files import MemoryFiles, StateFile
+from rank_monitor.contract.processes.rank_progress import progress_name
 from rank_monitor.contract.wire.json_record import write_record
 from tests.client.memory.conftest import Loader, Tell
 from tests.program import clean_environment, run
@@ -74,9 +75,9 @@ def undisturbed() -> list[Any]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """All files but the locks."""
-    locks = (memory_files.LOCK_NAME, memory_files.process_lock_name(""))
-    return [path.name for path in folder.iterdir() if path.name not in locks]
+    """All files but the locks and the rank's progress."""
+    others = (memory_files.LOCK_NAME, memory_files.process_lock_name(""), progress_name(0))
+    return [path.name for path in folder.iterdir() if path.name not in others]
 
 
 def steps_in(folder: Path) -> list[int]:

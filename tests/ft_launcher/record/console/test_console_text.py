@@ -13,7 +13,7 @@ from ft_client.inprocess.attribution import Interruption
 from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.decide.policy.restart_policy import Action, Decision
 from ft_launcher.record.console import console_text
-from ft_launcher.record.console.console_text import block, failed_ranks, in_colour
+from ft_launcher.record.console.console_text import block, failed_ranks, goes_on, in_colour
 
 FAULT = Fault(
     FaultKind.HANG, 3, 1, 4711, -9, "hangs: section step open for 5.0 s", "in section step at iteration 9",
@@ -59,6 +59,31 @@ def test_the_headline_and_a_restart_are_coloured(decision: Decision) -> None:
     assert "\033" not in "".join(plain) and coloured[0] == f"\033[1;31m{plain[0]}\033[0m"
     restart = [line for line in coloured[1:] if "\033" in line]
     assert restart == [f"\033[1;32m{plain[-2]}\033[0m"] * (decision.action is Action.RESTART)
+
+
+@pytest.mark.parametrize(
+    ("tier", "step", "on_disk", "lost", "says"),
+    [
+        ("none", 0, 0, 0, ""),
+        ("none", 0, 1000, 0, ""),
+        ("memory", 21, 0, 24, "the training goes on from step 21 in memory; 24 steps are lost"),
+        ("memory", 21, 0, 1, "the training goes on from step 21 in memory; 1 step is lost"),
+        ("memory", 21, 0, 0, "the training goes on from step 21 in memory; no step is lost"),
+        (
+            *("memory", 12000, 10000, 1500),
+            "the training goes on from step 12000 in memory (the checkpoint on disk has step 10000); "
+            "1,500 steps are lost",
+        ),
+        ("none", 0, 1000, 45, "the training goes on from its checkpoint on disk, step 1000; 45 steps are lost"),
+        (
+            *("none", 0, 0, 45),
+            "the training goes on without state in memory, and names no checkpoint on disk; "
+            "without one 45 steps are lost",
+        ),
+    ],
+)
+def test_where_a_training_goes_on(tier: str, step: int, on_disk: int, lost: int, says: str) -> None:
+    assert goes_on(tier, step, on_disk, lost) == says
 
 
 def failure(local_rank: int, exit_code: int) -> ProcessFailure:

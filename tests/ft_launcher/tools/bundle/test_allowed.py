@@ -47,6 +47,12 @@ def test_what_is_never_passed_on(event: str, facts: dict[str, Any], passed_on: d
         ("health_change", {"check": "nic", "reason": URL}, {"check": "nic"}),
         ("health", {"readings": [{"check": "nic", "reason": URL}]}, {"readings": [{"check": "nic"}]}),
         ("in_process_restart", {"why": [{"rank": 1, "message": URL}]}, {"why": [{"rank": 1}]}),
+        (
+            "memory_loaded",
+            {"step": 1, "refused": [{"step": 2, "rank": 1, "reason": URL}]},
+            {"step": 1, "refused": [{"step": 2, "rank": 1}]},
+        ),
+        ("memory_refused", {"reason": URL}, {}),
         ("modules_preloaded", {"modules": 3, "packages": [SECRET], "left_out": {SECRET: "x"}}, {"modules": 3}),
     ],
 )

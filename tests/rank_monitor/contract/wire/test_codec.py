@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.memory_files import StateTier
 from rank_monitor.contract.wire import codec, messages
 from rank_monitor.contract.wire.launcher_messages import (
     Bye,
@@ -34,6 +35,8 @@ from rank_monitor.contract.wire.launcher_messages import (
     Verdict,
 )
 from rank_monitor.contract.wire.messages import (
+    MAX_REASON,
+    MAX_REFUSED,
     Attach,
     ControlRequest,
     Detach,
@@ -57,6 +60,8 @@ from rank_monitor.contract.wire.messages import (
     Returned,
     Sections,
     SectionTimes,
+    StateLoaded,
+    StateRefused,
     Welcome,
 )
 from tests.restart_reports import report
@@ -90,6 +95,17 @@ MESSAGES: list[Message] = [
     InterruptAsked("soft_timeout", "no progress"),
     SectionTimes({"work": {"med_ms": 1.5, "num": 3, "relative": 0.5, "individual": None}}, {"relative": None}),
     ResultInDoubt("reproducible", 3, 7, "a", "cpu"),
+    StateLoaded("0a1b2c3d", StateTier.NONE, 0, "", 0, 0),
+    StateLoaded(
+        "0a1b2c3d",
+        StateTier.MEMORY,
+        2**62,
+        "aaaaaaaa",
+        3,
+        2**62,
+        [StateRefused(9, -1, "\udcff"), StateRefused(8, 1, "")],
+    ),
+    StateLoaded("0", StateTier.BUDDY, 1, "", 0, 1, [StateRefused(9, 1, "\0" * MAX_REASON)] * MAX_REFUSED),
     Welcome({"any": [1, "x"]}, 3),
     Refused("no"),
     CycleStart(1, 2, 3, 4, "/tmp/x"),

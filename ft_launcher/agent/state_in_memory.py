@@ -1,0 +1,123 @@
+"""The training's state in memory, as this launcher sees it cycle after cycle: what the ranks went on from, what they
+have kept, and how many steps a fault has cost.
+
+`ranks.py` makes one object, and calls it in the agent's thread; nothing here blocks. What was loaded the ranks say
+(`StateLoaded`), all of them the same. What was saved is read off the node's folder once the ranks have ended
+(`node/memory_files/node_memory.py`): a rank that was killed could not say it any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict
+
+from ft_launcher.node.memory_files.job_folder import JobFolder
+from ft_launcher.node.memory_files.node_memory import NodeMemory
+from ft_launcher.record import events
+from ft_launcher.record.memory_recorder import MemoryRecorder
+from rank_monitor.contract.wire.messages import StateLoaded
+
+_MAX_LOOKS = 64
+"""Looks that are kept: a training has one or two in each of its restarts in process."""
+
+
+class StateInMemory:
+    """What this launcher knows of the state in memory.
+
+    Args:
+        folder: of this node.
+        recorder: writes its events.
+
+    Attributes:
+        loaded: the last look of the ranks for state in the present cycle, between two cycles in the last one; None:
+            they have not looked.
+        kept: what the folder had when the ranks of the last cycle had ended; None: there was no such cycle, or no
+            folder.
+    """
+
+    def __init__(self, folder: JobFolder, recorder: MemoryRecorder) -> None:
+        self.loaded: StateLoaded | None = None
+        self.kept: NodeMemory | None = None
+        self._looks: deque[str] = deque(maxlen=_MAX_LOOKS)
+        """The looks of this cycle that are recorded. Of two that follow each other closely, some ranks report the
+        second before others report the first."""
+        self._folder = folder
+        self._recorder = recorder
+        self._iteration = 0
+        """The last iteration that the ranks of the last cycle reported to their monitors."""
+
+    def cycle_begins(self) -> None:
+        """Notes that the ranks of a cycle are about to start."""
+        self.loaded = None
+        self._looks.clear()
+
+    def on_loaded(self, cycle: int, message: StateLoaded, has_rank0: bool) -> None:
+        """Records a look for state in memory, by the first of the ranks that report it.
+
+        Args:
+            cycle: the present one.
+            message: of a rank.
+            has_rank0: whether this node tells the user.
+        """
+        if message.load in self._looks:
+            return
+        self._looks.append(message.load)
+        self.loaded = message
+        reached = max(message.reached, self._iteration)
+        self._iteration = 0
+        self._recorder.loaded(
+            events.StateLoadedEvent(
+                cycle,
+                tier=str(message.tier),
+                step=message.step,
+                series=message.series,
+                newer_than=message.newer_than,
+                reached=reached,
+                steps_lost=steps_lost(message, reached),
+                refused=[asdict(refused) for refused in message.refused],
+            ),
+            has_rank0,
+        )
+
+    def cycle_over(self, cycle: int, started_ns: int, iteration: int) -> None:
+        """Notes what the ranks have kept, once all of them have ended.
+
+        Args:
+            cycle: the one that is over.
+            started_ns: when its ranks were started (monotonic nanoseconds).
+            iteration: the last one that a rank of this node has reported to its monitor; below 0: none has.
+        """
+        self._iteration = max(self._iteration, iteration)
+        kept = self.kept = self._folder.state(started_ns)
+        if kept is None or kept.reached is None:
+            return
+        share = None
+        if kept.share is not None:
+            share = round(kept.share, 6)
+        self._recorder.saved(
+            events.StatesSavedEvent(
+                cycle,
+                newest=kept.newest,
+                reached=kept.reached,
+                saves=kept.saves,
+                failed=kept.failed,
+                size=kept.size,
+                cost_s=round(kept.cost_s, 6),
+                first_cost_s=round(kept.first_cost_s, 6),
+                share=share,
+                in_use=kept.in_use,
+                limit=kept.limit,
+            )
+        )
+
+
+def steps_lost(message: StateLoaded, reached: int) -> int:
+    """Returns how many steps are computed again after a look for state in memory.
+
+    A program that goes on from a checkpoint on disk without naming it is taken to begin anew.
+
+    Args:
+        message: what the ranks found.
+        reached: the last step that was reported before.
+    """
+    return max(0, reached - max(message.step, message.newer_than))

@@ -1,0 +1,84 @@
+"""Events of the training's state in memory (docs/memory_checkpoint.md). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ft_launcher.record.events.event import Event, OfCycle
+from ft_launcher.record.events.sharing import FreeText, InPartOrText, Shared
+
+
+@dataclass(frozen=True)
+class StateFoundEvent(Event, name="memory_found"):
+    """An earlier start of this job, whose launcher was killed, left state in the memory of this node."""
+
+    step: Shared[int | None]
+    """The newest step that is complete on this node, which the ranks may load; null: what was left is not taken over,
+    and is removed."""
+    reason: Shared[str]
+    """Why, in words."""
+    left: Shared[Mapping[str, Any]]
+    """What this was decided by: `steps` that are complete, `age_s` since the launcher was last known to live (null:
+    there is no record of it), `is_of_this_boot` of the machine, and `linger_s`, the option `--ft-memory-linger`.
+    `ft_launcher replay` decides by it again."""
+
+
+@dataclass(frozen=True)
+class NoStateInMemoryEvent(Event, name="memory_refused"):
+    """This node has no folder for the training's state in memory, and the training goes on without."""
+
+    reason: FreeText[str]
+    """Why, and what to do."""
+
+
+@dataclass(frozen=True)
+class StateLoadedEvent(OfCycle, Event, name="memory_loaded"):
+    """The ranks have looked for state in memory, and the training goes on from what they found. Each node writes it; a
+    restart in process is a look of its own."""
+
+    tier: Shared[str]
+    """Where the training goes on from: `memory`, that of the ranks' own nodes; `none`: the program's checkpoint on
+    disk, or the beginning. Later releases may add `buddy` (a copy on another node) and `flush` (shared storage)."""
+    step: Shared[int]
+    """How many steps the loaded state has; 0: none was loaded."""
+    series: Shared[str]
+    """With `step`, which generation was loaded: two of one step may be of different series. Empty: none was loaded."""
+    newer_than: Shared[int]
+    """The step of the checkpoint on disk, as the program says; 0: it named none."""
+    reached: Shared[int]
+    """The last step that a rank had reported before, by `step()`, a folder of that step or `report_iteration`; 0: none
+    had."""
+    steps_lost: Shared[int]
+    """How many steps are computed again: `reached` without the larger of `step` and `newer_than`."""
+    refused: InPartOrText[Sequence[Mapping[str, Any]]]
+    """Generations that were not used, the newest first, at most 16: each `step`, `rank` (-1: it holds for all ranks)
+    and `reason`."""
+
+
+@dataclass(frozen=True)
+class StatesSavedEvent(OfCycle, Event, name="memory_saved"):
+    """What the ranks of this node have kept in memory in a cycle that is over. Written if one of them looked for state
+    in it. A restart of the launcher loses it; the files in memory say the same."""
+
+    newest: Shared[int | None]
+    """The newest step that is complete on this node; null: none is."""
+    reached: Shared[int]
+    """The last step that a rank of this node has reported."""
+    saves: Shared[int]
+    """How many saves each of the ranks has finished, since its process began."""
+    failed: Shared[int]
+    """How many have failed, on the rank with the most."""
+    size: Shared[int]
+    """Bytes of the last save, of all ranks of the node."""
+    cost_s: Shared[float]
+    """For how long the saves have held up the training in all (seconds): that of the slowest rank."""
+    first_cost_s: Shared[float]
+    """The part of the first save, which also makes the files."""
+    share: Shared[float | None]
+    """The share of the time that the saves took, without the first one; null: there were fewer than two."""
+    in_use: Shared[int]
+    """Bytes that all files of the node take."""
+    limit: Shared[int]
+    """Bytes that they may take (`--ft-memory-limit`)."""

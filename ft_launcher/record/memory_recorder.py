@@ -1,0 +1,70 @@
+"""Records what becomes of the training's state in memory: events of the journal, lines on the console.
+
+`agent/state_in_memory.py` calls it in the agent's thread, `composition.py` at the start. Recording decides nothing and
+must never end a training.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ft_launcher.record import events
+from ft_launcher.record.console import console_text
+from ft_launcher.record.journal.contained import contained
+from ft_launcher.record.logs.logs import KeptFiles
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryRecorder:
+    """Records the events of state in memory, one method for each; `Recorder.memory` is the only one."""
+
+    def __init__(self, files: KeptFiles) -> None:
+        self._journal = files.journal
+
+    def found(self, step: int | None, reason: str, left: Mapping[str, Any]) -> None:
+        """Records what a killed launcher of this job left in the memory of this node.
+
+        Args:
+            step: the newest complete step, which is taken over; None: nothing is.
+            reason: why.
+            left: what this was decided by.
+        """
+        if step is not None:
+            console_text.say(f"takes over the state in memory of an earlier start: step {step}; {reason}")
+        elif left["steps"]:
+            console_text.say(
+                f"the state in memory of an earlier start, step {max(left['steps'])}, is removed: {reason}"
+            )
+        self._journal.write(events.StateFoundEvent(step, reason, left))
+
+    def no_folder(self, reason: str, is_wanted: bool) -> None:
+        """Records that there is no folder for the training's state in memory.
+
+        Args:
+            reason: why, and what to do.
+            is_wanted: the user has given an option for it. Else the ranks say it where the training asks for it.
+        """
+        if is_wanted:
+            logger.warning("no state is kept in memory: %s", reason)
+        self._journal.write(events.NoStateInMemoryEvent(reason))
+
+    @contained("an event cannot be recorded")
+    def loaded(self, loaded: events.StateLoadedEvent, is_shown: bool) -> None:
+        """Records where the training goes on from.
+
+        Args:
+            is_shown: whether this node tells the user: one of the job does.
+        """
+        # `report` and not `write`: ranks choose the contents.
+        self._journal.report(loaded)
+        line = console_text.goes_on(loaded.tier, loaded.step, loaded.newer_than, loaded.steps_lost)
+        if is_shown and line:
+            console_text.say(line)
+
+    @contained("an event cannot be recorded")
+    def saved(self, saved: events.StatesSavedEvent) -> None:
+        """Records what the ranks of this node have kept in a cycle that is over."""
+        self._journal.write(saved)
