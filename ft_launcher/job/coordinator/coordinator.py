@@ -122,7 +122,9 @@ class Coordinator:
         self._term = 1
         self._preempted_by = 0
         self._ignored: set[str] = set()
-        self._notified: set[str] = set()
+        self._leaving: set[str] = set()
+        """Nodes that leave and have not said so yet (`Left`): they are preempted, leave as a rank has asked, were
+        refused, or are told that the job is over."""
         self._over = JobOver(int(ExitCode.OK), "")
         if previous is not None:
             self._take_over(previous)
@@ -139,8 +141,11 @@ class Coordinator:
     @property
     def nodes(self) -> set[str]:
         """The nodes whose beats are to be watched: they take part, wait, or have still to leave. Without those that are
-        known to be gone."""
-        return {arrival.node for arrival in self._roster.present()} | self.to_leave
+        known to be gone.
+
+        A preempted node is among them while its ranks save, after other nodes have formed the next cycle without it.
+        """
+        return {arrival.node for arrival in self._roster.present()} | self._leaving
 
     @property
     def size(self) -> int:
@@ -149,12 +154,13 @@ class Coordinator:
 
     @property
     def to_leave(self) -> set[str]:
-        """Once the job is over: the other nodes that were notified of it and have not left yet.
+        """Once the job is over: the other nodes that have not left yet, except those that are lost.
 
-        The coordinator's node stays until this is empty, so that all of them can read how the job ended.
+        The coordinator's node stays until this is empty, so that all of them can read how the job ended. A preempted
+        node does not read that, but sends its `Left`, and would try in vain where the store had ended with this node.
         """
         if self.phase is Phase.OVER:
-            return self._notified - {self._me}
+            return self._leaving - {self._me}
         return set()
 
     def standing(self) -> tuple[int, frozenset[str], frozenset[str]] | None:
@@ -233,11 +239,13 @@ class Coordinator:
                 return self._ended(message, now)
             case Left():
                 self._fault_decision.drop(message.node)
+                self._leaving.discard(message.node)
                 return [*self._ranks_ended([message.node]), *self._left(message, now)]
 
     def on_lost(self, node: str, now: float) -> list[Work]:
         """Processes the loss of a node: it has made no beat for the node timeout, so its own lease has run out."""
         self._fault_decision.drop(node)
+        self._leaving.discard(node)
         ended = self._ranks_ended([node])
         return [*ended, *self._node_gone(node, EndReason.LOST, "gave no sign of life", now)]
 
@@ -275,13 +283,15 @@ class Coordinator:
             gone = self._ranks_ended([arrival.node])
         dismissal = self._fault_decision.dismissal(arrival.node)
         if dismissal is not None:
+            self._leaving.add(arrival.node)
             return [*gone, Reply(arrival.node, arrival.seq, dismissal)]
         if self.phase is Phase.OVER:
-            self._notified.add(arrival.node)
+            self._leaving.add(arrival.node)
             return [*gone, *self._answer({arrival.node: arrival}, self._over)]
         if is_repeated:
             return []
         if arrival.rank >= self._rules.size.maximum:
+            self._leaving.add(arrival.node)
             reason = f"node rank {arrival.rank} is not below the number of nodes, {self._rules.size.maximum}"
             return [Reply(arrival.node, arrival.seq, JobOver(int(ExitCode.BAD_CONFIG), reason))]
         if holder_of(arrival, self._roster.present()) is not None:
@@ -299,6 +309,7 @@ class Coordinator:
         time is up."""
         let_in, refused = self._rank_claims.settle(self._roster.present(), now)
         self._roster.waiting |= {arrival.node: arrival for arrival in let_in}
+        self._leaving |= {reply.node for reply in refused}
         return list(refused)
 
     def _ended(self, ended: Ended, now: float) -> list[Work]:
@@ -313,6 +324,7 @@ class Coordinator:
         if ended.reason in (EndReason.FAILED, EndReason.HUNG, EndReason.STOOD_STILL, EndReason.AGREED):
             self._roster.failed.append(ended.node)
         if ended.reason is EndReason.PREEMPTED:
+            self._leaving.add(ended.node)
             return self._preempted(ended.node, ended.signal, ended.text, now)
         if ended.request is not None:
             return self._asked(ended.node, ended.request, ended.text, now)
@@ -351,12 +363,13 @@ class Coordinator:
             case Action.RESTART:
                 return []
             case Action.LEAVE:
+                self._leaving.add(node)
                 return [*self._ranks_ended([node]), *self._node_gone(node, EndReason.LEFT, text, now)]
             case Action.GIVE_UP:
                 code = decision.exit_code or int(ExitCode.JOB_STOPPED)
                 if self.phase is Phase.RUNNING:
                     return self._finish(EndReason.STOP, code, text)
-                self._notified |= self._roster.expected
+                self._leaving |= self._roster.expected
                 return self._give_up(JobOver(code, text))
 
     def _left(self, left: Left, now: float) -> list[Work]:
@@ -419,7 +432,6 @@ class Coordinator:
         A member that had succeeded is not missed. Where a node was only waiting, another look at what can form is all.
         """
         roster = self._roster
-        self._notified.discard(node)
         roster.waiting.pop(node, None)
         self._rank_claims.remove(node)
         if self._rules.hosts and node == self._me and self.phase is not Phase.OVER:
@@ -471,7 +483,7 @@ class Coordinator:
 
     def _finish(self, end_reason: EndReason, exit_code: int, reason: str) -> list[Work]:
         """Ends cycle and job: members receive a `CycleEnd` with the exit code, nodes that wait a `JobOver`."""
-        self._notified |= self._roster.expected
+        self._leaving |= self._roster.expected
         return [self._cycle_end(end_reason, reason, exit_code), *self._give_up(JobOver(exit_code, reason))]
 
     def _give_up(self, over: JobOver) -> list[Work]:
@@ -485,7 +497,7 @@ class Coordinator:
         formed = self.formed()
         waiting = self._roster.waiting
         self._roster.waiting = {}
-        self._notified |= waiting.keys()
+        self._leaving |= waiting.keys()
         return [formed, *self._answer(waiting, over)]
 
     def _answer(self, nodes: dict[str, JoinRequest], over: JobOver) -> list[Work]:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -77,7 +78,8 @@ logger = logging.getLogger(__name__)
 # Where no host of the store is known yet, another node gets this long to open the attempt before this one does: with
 # c10d the node that hosts the store should coordinate, and it may have started a moment later.
 _FIRST_S = 0.5
-# The record of a new attempt and a due look at the coordinator are polled, since neither has a key to wait for.
+# The record of a new attempt, a due look at the coordinator and an error of the store while the last message is sent
+# are polled, since none of them has something to wait for.
 _LOOK_S = 0.02
 # A thread that hangs in the store delays the end of the launcher by no more than this (seconds).
 _END_S = 0.5
@@ -322,18 +324,14 @@ class NodeLink:
         After that message this node writes nothing more, since the last node that leaves removes all that the job has
         written. So first of all beats and questions end; the coordinator's node goes on beating, for it must not be
         replaced while it waits. Blocks for `limit_s` (seconds), on the coordinator's node for twice that, and longer
-        where the store does not answer.
+        where the store does not answer. Where the store refuses the message it is tried again for a beat only.
         """
         self.questions.close()
         if not self._coordinates():
             self._stop_beats()
         self._outbox.put(last)
         self._outbox.put(None)
-        if self._connections.trouble is None:
-            send_s = self._timeout_s
-        else:
-            send_s = self._beat_s
-        self._speaker.join(min(limit_s, send_s))
+        self._await_sent(limit_s)
         if self.coordination is not None:
             self.coordination.wait_for_leavers(is_heard=not self._speaker.is_alive(), limit_s=limit_s)
             self._stop_beats()
@@ -345,6 +343,20 @@ class NodeLink:
             threading.Thread(target=self._wake, daemon=True, name="ft_wake").start()
             for thread in (self._speaker, self._beater, self._awaited.thread):
                 thread.join(_END_S)
+
+    def _await_sent(self, limit_s: float) -> None:
+        """Waits until all messages are in the store: `limit_s` (seconds) and the node timeout at most.
+
+        From the first error of the store on, also one from before, it waits for one beat: the host of the store may
+        have ended, and a scheduler kills a launcher that takes long to end.
+        """
+        now = time.monotonic()
+        deadline, tries_until = now + min(limit_s, self._timeout_s), math.inf
+        while self._speaker.is_alive() and now < min(deadline, tries_until):
+            if self._connections.trouble is not None:
+                tries_until = min(tries_until, now + self._beat_s)
+            self._speaker.join(min(_LOOK_S, max(0.0, min(deadline, tries_until) - now)))
+            now = time.monotonic()
 
     def _stop_beats(self) -> None:
         """Ends the thread that beats. One that hangs in the store is left behind."""

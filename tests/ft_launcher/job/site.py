@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
+from ft_launcher.job.coordinator.coordinator import Coordinator
 from ft_launcher.job.coordinator.formation import Rules, Size
 from ft_launcher.job.coordinator.node_messages import CycleEnd
 from ft_launcher.job.link.attempt import NodeSettings, enter_current
@@ -102,10 +103,14 @@ class Site:
 
     def until_known(self, count: int) -> None:
         """Waits until the coordinator knows so many nodes."""
+        machine = self.machine()
+        until(lambda: len(machine.nodes) == count)
+
+    def machine(self) -> Coordinator:
+        """The coordinator's machine."""
         link = self.link(self.coordinator())
         assert link.coordination is not None
-        machine = link.coordination._machine
-        until(lambda: len(machine.nodes) == count)
+        return link.coordination._machine
 
     def coordinator(self) -> str:
         """Who coordinates."""

@@ -359,6 +359,57 @@ def test_a_node_without_a_place_that_leaves_ends_nothing(signal: int) -> None:
     assert story.left("c", signal) == []
 
 
+LEAVING: dict[str, tuple[dict[str, object], Setup]] = {
+    "all are preempted": (
+        {"hosts": True},
+        lambda story: story.ended("b", EndReason.PREEMPTED) + story.ended("a", EndReason.PREEMPTED),
+    ),
+    "it is preempted and the others end": (
+        {"minimum": 1},
+        lambda story: story.ended("b", EndReason.PREEMPTED) + story.come("a") + story.ended("a", EndReason.SUCCEEDED),
+    ),
+    "it leaves as its rank has asked": (
+        {"hosts": True},
+        lambda story: story.asked("b", "exclude_this_node") + story.left("a"),
+    ),
+}
+"""How the job ends while node b of a and b is still to leave, and does not wait to be told of that end."""
+
+
+@pytest.mark.parametrize("how", LEAVING)
+@pytest.mark.parametrize("goes", ["leaves", "is lost"])
+def test_who_is_leaving_when_the_job_ends_is_waited_for(how: str, goes: str) -> None:
+    """Its last message would meet a store that is gone, and a scheduler kills a launcher that takes long to end."""
+    rules, happens = LEAVING[how]
+    story = running("ab", **rules)  # type: ignore[arg-type]
+    happens(story)
+    assert story.machine.phase is Phase.OVER
+    assert story.machine.to_leave == {"b"} and "b" in story.machine.nodes, "its loss is noticed, too"
+    if goes == "leaves":
+        story.left("b")
+    else:
+        story.lost("b")
+    assert story.machine.to_leave == set() and "b" not in story.machine.nodes
+
+
+def test_who_was_refused_just_before_the_end_is_waited_for() -> None:
+    story = running("ab", hosts=True)
+    assert story.come("s", rank=7) == ["over for s: 2"]
+    story.ended("ab", EndReason.SUCCEEDED)
+    story.left("b")
+    assert story.machine.to_leave == {"s"}
+    story.left("s")
+    assert story.machine.to_leave == set()
+
+
+@pytest.mark.parametrize("signal", [0, 15])
+def test_who_has_left_before_the_end_is_not_waited_for(signal: int) -> None:
+    story = running("ab", minimum=1, hosts=True)
+    story.left("b", signal)
+    story.ended("a", EndReason.PREEMPTED, cycle=0)
+    assert story.machine.phase is Phase.OVER and story.machine.to_leave == set()
+
+
 GONE: dict[str, Setup] = {
     "it is lost": lambda story: story.lost("b"),
     "it leaves": lambda story: story.left("b"),

@@ -262,6 +262,11 @@ def test_what_always_holds(seed: int) -> None:
     match world.machine.phase:
         case Phase.OVER:
             assert waiting == [], "all have their answer"
+            for one in world.nodes:
+                world.leave(one)
+            for name in [*world.dead, *(one.name for one in world.nodes)]:
+                world.heed(world.machine.on_lost(name, world.now))
+            assert world.machine.to_leave == set(), "nobody is waited for in vain"
         case Phase.RUNNING:
             assert not world.ended
             members = [one for one in world.nodes if one.state in ("in", "done") and one.cycle == world.cycle]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,6 +17,7 @@ from ft_launcher.job.link.coordinator_service import BEAT, end_key, reply_key
 from ft_launcher.job.link.lease import Lease
 from ft_launcher.job.link.node_link import NodeLink
 from ft_launcher.job.store.job_store import JobStore
+from rank_monitor.contract.errors import StoreLost
 from rank_monitor.contract.processes.wait import readable
 from tests.ft_launcher.job.nodes_of_a_test import judge, node, place
 from tests.ft_launcher.job.store.test_job_store import PATIENT_S, opened, server
@@ -80,6 +82,28 @@ def test_an_end_that_the_agent_does_not_take_lets_the_lease_run_out(
     assert readable([lease.fileno()], PATIENT_S), "nobody could end the ranks"
     before = store.counters(["a"], ())[0]["a"]
     until(lambda: store.counters(["a"], ())[0]["a"] != before, "a beat")
+
+
+def test_a_store_that_refuses_the_last_message_holds_up_nobody(store: JobStore, lease: Lease) -> None:
+    """It may have ended with its host. Until then it had answered, and the node timeout is an hour here."""
+
+    class RefusingStore(JobStore):
+        """Refuses the message by which a node leaves."""
+
+        def post(self, text: str) -> None:
+            if '"Left"' in text:
+                raise StoreLost("connection refused")
+            super().post(text)
+
+    store.set_head(encode(Formed(NO_CYCLE, "b", 1, 0, [])), None)
+    store.publish({BEAT: "b"})
+    refusing = RefusingStore(store.backend, store.raw, store.connect, store.run_id, False)
+    link = NodeLink("a", refusing, NodeSettings(Rules(Size(2, 2)), judge, 0.2, 3600.0), lease)
+    assert link.trouble() is None
+    closing = threading.Thread(target=link.close, args=(Left("a", "told to end", 15), 3600.0), daemon=True)
+    closing.start()
+    closing.join(PATIENT_S)
+    assert not closing.is_alive()
 
 
 def break_sender(link: NodeLink, lease: Lease, store: JobStore) -> None:

@@ -146,6 +146,25 @@ def test_the_job_ends_when_the_host_of_the_store_leaves() -> None:
         assert not leaving.is_alive(), "the host waits no longer than for the last of the others"
 
 
+@both
+def test_where_all_are_preempted_the_coordinators_node_leaves_last(hosted: bool) -> None:
+    with site(2, 2, hosted) as made:
+        made.form("ab", begin=True)
+        last, machine = made.coordinator(), made.machine()
+        other = "b" if last == "a" else "a"
+        made.nodes[other].report_end(EndReason.PREEMPTED, "told to end", number=15)
+        until(lambda: len(machine.members().gone) == 1)
+        made.nodes[last].report_end(EndReason.PREEMPTED, "told to end", number=15)
+        until(lambda: len(machine.members().gone) == 2)
+        leaving = threading.Thread(target=made.nodes[last].leave, args=("told to end", PATIENT_S, 15))
+        leaving.start()
+        until(lambda: machine.has_left, "the last message of the coordinator's node")
+        assert machine.to_leave == {other} and leaving.is_alive()
+        made.nodes[other].leave("told to end", PATIENT_S, 15)
+        leaving.join(PATIENT_S)
+        assert not leaving.is_alive() and machine.to_leave == set()
+
+
 def test_a_store_of_the_cycle_that_nobody_reaches_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others cannot reach the address of the node of rank 0: not again and again without an end."""
     monkeypatch.setattr("ft_launcher.job.rendezvous.handler._CONNECT_S", 0.1)
