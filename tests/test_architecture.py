@@ -212,6 +212,7 @@ IMPURE_CALLS = {
 }
 
 ADAPT_TORCH = {
+    "ft_client.rank.agreement.roll_call",
     "ft_client.straggler.kernels",
     "ft_client.inprocess.abort",
     "ft_launcher.agent.node_agent",

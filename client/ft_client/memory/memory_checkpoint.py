@@ -26,7 +26,7 @@ from ft_client.memory.state_reader import identity
 from ft_client.memory.state_writer import CopiedState, StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
 from ft_client.memory.to_launcher import tell
-from ft_client.rank.agreement import group
+from ft_client.rank.agreement import group, roll_call
 from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
 from rank_monitor.contract.memory_room import size_in_words
 from rank_monitor.contract.wire.messages import StateRefused
@@ -36,6 +36,7 @@ MAX_FAILURES = 3
 _COMPARED = 10
 """Saves from one comparison of the whole replicated state to the next; the first save has one. It takes the time of a
 checksum: half of a copy's with isal, three of a copy's with zlib. Before each other save a sample is compared."""
+_LOAD, _STEP = "MemoryCheckpoint.load()", "MemoryCheckpoint.step()"
 
 
 class MemoryCheckpoint:
@@ -128,15 +129,17 @@ class MemoryCheckpoint:
 
         Raises:
             TypeError: the step is no whole number.
-            RuntimeError: the job has several ranks and no process group yet. Or objects have refused each state that
-                the ranks could read, and some of them were changed: the next start begins without state in memory.
+            RuntimeError: the job has several ranks and no process group yet. Or some ranks do not call this method:
+                the error names them. Or objects have refused each state that the ranks could read, and some of them
+                were changed: the next start begins without state in memory.
         """
         on_disk = operator.index(newer_than or 0)
         self._is_loaded = self._is_load_missing = False
         self._progress = StepNotes()
-        self._settings = read_settings_in_group("MemoryCheckpoint.load()")
+        self._settings = read_settings_in_group(_LOAD)
         if self._settings is None:
             return 0
+        roll_call.await_all(_LOAD)
         self._take_over()
         # From here to the last vote no rank may leave by what it alone knows: the others wait for it.
         refused = self._refused or why_not(self._settings) or claim(self._settings.folder)
@@ -194,12 +197,15 @@ class MemoryCheckpoint:
         self._progress.cost(cost_s)
 
     def _say_load_is_missing(self) -> None:
-        """Says on rank 0, once, that `step` does nothing before `load`."""
+        """Says once that `step` does nothing before `load`: to the user, on rank 0, and to ranks that are in `load`."""
         if not self._is_load_missing:
             return
         self._is_load_missing = False
         settings = read_settings()
-        if settings is not None and settings.folder:
+        if settings is None:
+            return
+        roll_call.say_absent(_LOAD, instead=_STEP)
+        if settings.folder:
             say_on_rank_0("no state is kept in memory: step() was called before load(), with which it begins")
 
     def _tell(self, found: Generation | None, refused: Sequence[StateRefused] = ()) -> None:

@@ -24,7 +24,7 @@ from ft_client.memory import kept_state
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.background_work import BACKGROUND
 from ft_client.memory.tensor_parts import CannotBeKept
-from ft_client.rank.agreement import group
+from ft_client.rank.agreement import group, roll_call
 from rank_monitor.contract import env, memory_files
 from rank_monitor.contract.memory_files import MemoryFiles
 from rank_monitor.contract.wire.json_record import read_record, write_record
@@ -159,6 +159,35 @@ def one_save(rank: int) -> Any:
     start = keep.load()
     keep.step(1)
     return {"start": start, "is_in_order": is_in_order()}
+
+
+def load_on_rank_0_only(rank: int, limit_s: float = 3600.0, goes_on: bool = True) -> Any:
+    """Rank 1 goes on without `load()`; in one case it never comes to `step()` either."""
+    roll_call.limit_s = lambda timeout_s: limit_s
+    keep = ft.MemoryCheckpoint(loader=Loader({"step": 0}))
+    raised = ""
+    if rank == 0:
+        try:
+            keep.load()
+        except RuntimeError as problem:
+            raised = str(problem)
+    elif goes_on:
+        keep.step(1)
+    return {"raised": raised, "is_in_order": is_in_order()}
+
+
+def load_on_rank_0_only_and_no_step(rank: int) -> Any:
+    return load_on_rank_0_only(rank, limit_s=0.5, goes_on=False)
+
+
+def steps_before_load(rank: int) -> Any:
+    """On all ranks: a line says that nothing is saved before `load()`."""
+    keep = ft.MemoryCheckpoint(loader=Loader({"step": 0}))
+    for step in (1, 2):
+        keep.step(step)
+    start = keep.load()
+    keep.step(3)
+    return {"start": start, "steps": saved_steps()}
 
 
 def one_of_two_groups(rank: int) -> Any:

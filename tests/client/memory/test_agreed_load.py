@@ -121,6 +121,26 @@ def test_a_rank_of_another_release_ends_no_training(tmp_path: Path) -> None:
     assert "rank 1 cannot keep its own: it has another release" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("load_on_rank_0_only", "rank 1 has "),
+        ("load_on_rank_0_only_and_no_step", "these did not call it within 0.5 s"),
+    ],
+)
+def test_load_on_some_ranks_only_names_those_that_did_not_come(tmp_path: Path, what: str, reason: str) -> None:
+    """Before any collective: the collectives of the training are still paired on all ranks."""
+    (first, second), _ = found(tmp_path, what)
+    assert first["raised"].startswith(f"MemoryCheckpoint.load() was called by rank 0 and not by rank 1: {reason}")
+    assert second["raised"] == "" and first["is_in_order"] and second["is_in_order"]
+
+
+def test_steps_before_load_on_all_ranks_are_only_said(tmp_path: Path) -> None:
+    results, said = found(tmp_path, "steps_before_load")
+    assert results == [{"start": 0, "steps": [3]}] * 2
+    assert said[0].count("no state is kept in memory: step() was called before load()") == 1
+
+
 def test_two_process_groups_of_one_job_share_no_files(tmp_path: Path) -> None:
     """The ranks of both have the same numbers: one would load the state of the other."""
     results, said = found(tmp_path, "one_of_two_groups", *[files(tmp_path / "node")] * 4)
