@@ -70,20 +70,19 @@ class JobFolder:
     Attributes:
         refused: why there is no folder, in one line; empty: there is one.
         found: what became of an earlier start's folder; None: there was none.
-        left: what `close` has renamed, until its memory is freed; None: there is nothing.
     """
 
     def __init__(self, settings: MemorySettings, tag: str) -> None:
         self.refused = ""
         self.found: Adoption | None = None
-        self.left: Path | None = None
         self._settings = settings
         self._tag = tag
         self._owned: OwnedFolder | None = None
         self._limit = 0
         self._aside: list[Path] = []
         """Folders that are renamed already, and whose memory is to be freed."""
-        self._runtime = Path()
+        self._left: Path | None = None
+        """What `close` has renamed, until its memory is freed; None: there is nothing."""
         self._is_closed = threading.Event()
         self._notes: threading.Thread | None = None
 
@@ -100,10 +99,9 @@ class JobFolder:
             runtime: the runtime folder, by which the monitors find the folder after this launcher's death.
         """
         folder = cls(settings, tag)
-        folder._runtime = runtime
         top = Path(settings.memory_dir).absolute()
         try:
-            folder._open(top, key)
+            folder._open(top, key, runtime)
             folder._begin_notes()
         except OSError as error:
             folder.refused = f"{error.filename or top}: {_words(error)}. {_NAME_ANOTHER}"
@@ -164,8 +162,8 @@ class JobFolder:
             return
         owned, self._owned = self._owned, None
         with suppress(OSError):
-            self.left = owned.set_aside()
-            if tmpfs.bytes_in(str(self.left)) <= REMOVED_AT_ONCE:
+            self._left = owned.set_aside()
+            if tmpfs.bytes_in(str(self._left)) <= REMOVED_AT_ONCE:
                 self.free(lambda: False)
 
     def free(self, is_told_to_end: Callable[[], bool]) -> None:
@@ -176,25 +174,25 @@ class JobFolder:
             is_told_to_end: whether this launcher has got a signal to end: what is left then is left to the sweeper.
                 Asked before each file.
         """
-        if self.left is None:
+        if self._left is None:
             return
-        for top, _, names in os.walk(self.left):
+        for top, _, names in os.walk(self._left):
             for name in names:
                 if is_told_to_end():
                     return
                 with suppress(OSError):
                     Path(top, name).unlink()
-        memory_folder.remove_aside(self.left)
-        self.left = None
+        memory_folder.remove_aside(self._left)
+        self._left = None
 
     def goodbye(self) -> bytes:
         """Returns the goodbye to the sweeper, which frees what is left."""
-        if self.left is None:
+        if self._left is None:
             return NOTHING_LEFT
-        return os.fsencode(self.left)
+        return os.fsencode(self._left)
 
-    def _open(self, top: Path, key: str) -> None:
-        """Does what `open` says.
+    def _open(self, top: Path, key: str, runtime: Path) -> None:
+        """Does what `open` says, whose arguments `key` and `runtime` are. `top`: where the folder is to be.
 
         Raises:
             OSError: there can be no folder. `filename` says which one is meant.
@@ -209,7 +207,7 @@ class JobFolder:
         self._owned = self._claim(top, names_for(key))
         self._owned.write(self._record())
         with suppress(OSError):  # without the link nobody removes the folder in time after a death
-            runtime_folder.link_state_in_memory(self._runtime, self._owned.path)
+            runtime_folder.link_state_in_memory(runtime, self._owned.path)
 
     def _claim(self, top: Path, names: Sequence[str]) -> OwnedFolder:
         """Returns the first folder of `names` that no living launcher owns, with what is taken over in it, else empty.
