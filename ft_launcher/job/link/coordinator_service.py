@@ -254,9 +254,11 @@ class CoordinatorService:
         waker.start()
         for thread in self._threads:
             thread.join(_END_S)
-        if self._is_last:
-            waker.join(_WAKE_S)
-            self._is_last = not waker.is_alive()  # else it would write into what was removed
+        if not self._is_last:
+            waker.join(_END_S)  # a thread that is in torch's code when Python ends aborts the process
+            return
+        waker.join(_WAKE_S)
+        self._is_last = not waker.is_alive()  # else it would write into what was removed
 
     def _wake(self) -> None:
         """Wakes the thread that reads the inbox: one that waits in torch when Python ends would abort the process."""

@@ -339,9 +339,10 @@ class NodeLink:
             self.coordination.remove_records(self._connections.shared.open)
         self._connections.closed.set()
         self._awaited.close()
-        if self._connections.trouble is None:  # a thread that waits in torch when Python ends would abort the process
-            threading.Thread(target=self._wake, daemon=True, name="ft_wake").start()
-            for thread in (self._speaker, self._beater, self._awaited.thread):
+        if self._connections.trouble is None:  # a thread that is in torch's code when Python ends aborts the process
+            waker = threading.Thread(target=self._wake, daemon=True, name="ft_wake")
+            waker.start()
+            for thread in (self._speaker, self._beater, self._awaited.thread, waker):
                 thread.join(_END_S)
 
     def _await_sent(self, limit_s: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -53,6 +55,22 @@ def test_it_writes_nothing_at_a_deadline_once_another_one_took_over(server: TCPS
         assert sender.receive(reply_key("a", request.seq), limit_s=0) is None
     finally:
         service.close()
+
+
+def test_its_end_waits_for_the_thread_that_wakes_the_inbox(server: TCPStore) -> None:
+    """A thread that is in torch's code when Python ends would abort the process."""
+
+    class SlowStore(JobStore):
+        """The thread is still there for a moment after its message is written."""
+
+        def post(self, text: str) -> None:
+            super().post(text)
+            time.sleep(0.2)
+
+    service = coordinator(SlowStore(*opened(f"127.0.0.1:{server.port}")), ALONE)
+    until(service.has_read, "the first reading of the beats")
+    service.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "ft_wake"]
 
 
 def test_messages_that_could_not_be_removed_are_removed_later(server: TCPStore) -> None:

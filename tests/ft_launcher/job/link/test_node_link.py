@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from torch.distributed import TCPStore
@@ -104,6 +104,25 @@ def test_a_store_that_refuses_the_last_message_holds_up_nobody(store: JobStore, 
     closing.start()
     closing.join(PATIENT_S)
     assert not closing.is_alive()
+
+
+def test_its_end_waits_for_the_thread_that_wakes_the_others(store: JobStore, lease: Lease) -> None:
+    """A thread that is in torch's code when Python ends would abort the process."""
+
+    class SlowStore(JobStore):
+        """The thread is still there for a moment after the key is written."""
+
+        def publish(self, texts: Mapping[str, str]) -> None:
+            super().publish(texts)
+            time.sleep(0.2)
+
+    store.set_head(encode(Formed(NO_CYCLE, "b", 1, 0, [])), None)
+    store.publish({BEAT: "b"})
+    slow = SlowStore(store.backend, store.raw, store.connect, store.run_id, False)
+    link = NodeLink("a", slow, NodeSettings(Rules(Size(2, 2)), judge, 0.2, 60.0), lease)
+    link.ask(node("a", 1))
+    link.close(Left("a", "the test ends"), PATIENT_S)
+    assert not [thread for thread in threading.enumerate() if thread.name == "ft_wake"]
 
 
 def break_sender(link: NodeLink, lease: Lease, store: JobStore) -> None:
