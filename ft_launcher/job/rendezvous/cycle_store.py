@@ -166,18 +166,18 @@ class PortHolder:
         if self._range is not None:
             low, high = self._range
             # At random: launchers of several jobs on one host look for ports in the same range at once.
-            candidates = random.sample(range(low, high + 1), min(_TRIES, high - low + 1))
+            ports = random.sample(range(low, high + 1), min(_TRIES, high - low + 1))
             where = f"ports {low} to {high}"
         else:
-            candidates = [0] * _TRIES
+            ports = local_address.candidates(_TRIES)
             where = "any port"
         try:
-            return local_address.listening_before_free_ports(self._address, candidates, FREE_AFTER)
+            return local_address.listening_before_free_ports(self._address, ports, FREE_AFTER)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 text = f"no free port found among {where} (--ft-port-range)"
             else:  # the same at every port: no such address, no permission
-                text = _no_server(self._address, int(candidates[0]), error)
+                text = _no_server(self._address, ports[0], error)
             raise OSError(error.errno, text) from error
 
 

@@ -16,6 +16,10 @@ from collections.abc import Iterable
 _IPV4, _IPV6 = "127.0.0.1", "::1"
 _LOCAL = "localhost"
 _LAST_PORT = 65535
+_ASIDE = range(20000, 27000)
+"""Ports that Linux gives to nobody by itself (net.ipv4.ip_local_port_range: from 32768 on), and below those on which
+common services listen: MongoDB (27017), NCCL's RAS (28028), torch's rendezvous and MASTER_PORT (29400, 29500),
+Kubernetes' services (30000 to 32767)."""
 _EVERYWHERE = {4: "0.0.0.0", 6: "::"}
 
 
@@ -72,6 +76,18 @@ def listening(address: str, port: int) -> socket.socket:
     )
 
 
+def candidates(tries: int) -> list[int]:
+    """Returns ports to try where any port will do, each but the last `tries` of them 0, which stands for a free one.
+
+    The kernel gives port 0 and outgoing connections ports of one range. After tens of thousands of connections that
+    have just ended, nearly each second port of that range is in use for a minute (TIME_WAIT), or each. So ports follow
+    that are outside of that range unless the system was told otherwise, at random: several launchers look at once.
+    """
+    import random  # here: a forked rank, which has this module from its zygote, would find `random` imported
+
+    return [0] * tries + random.sample(_ASIDE, tries)
+
+
 def listening_before_free_ports(address: str, candidates: Iterable[int], free_after: int) -> socket.socket:
     """Returns a socket that listens at the first of these ports whose next `free_after` ports are free, too.
 
@@ -79,7 +95,8 @@ def listening_before_free_ports(address: str, candidates: Iterable[int], free_af
 
     Args:
         address: to listen at.
-        candidates: the ports to try, in order. Port 0 is a free one, another each time.
+        candidates: the ports to try, in order. Port 0 is a free one, another each time. Where any will do: as the
+            function `candidates` returns them.
         free_after: how many ports after it must be free.
 
     Raises:

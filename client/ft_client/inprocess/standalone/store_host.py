@@ -73,7 +73,7 @@ def serve_anywhere(host: str) -> tuple[Any, int]:
         OSError: no such port was found.
     """
     address = local_address.where_to_listen(host)
-    listener = local_address.listening_before_free_ports(address, [0] * _TRIES, _FREE_AFTER)
+    listener = local_address.listening_before_free_ports(address, local_address.candidates(_TRIES), _FREE_AFTER)
     port = listener.getsockname()[1]
     return serve(listener), port
 

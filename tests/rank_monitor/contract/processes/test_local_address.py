@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
 from rank_monitor.contract.processes import local_address
+from tests.nodes.conftest import require
+from tests.program import clean_environment, run
 
 BOTH = [(socket.AF_INET6,), (socket.AF_INET,)]
 
@@ -59,3 +62,37 @@ def test_a_port_in_words() -> None:
 def test_a_server_of_all_addresses_of_ipv6_takes_connections_of_ipv4() -> None:
     with local_address.listening("::", 0) as server, socket.create_connection(("127.0.0.1", server.getsockname()[1])):
         server.accept()[0].close()
+
+
+SEARCH = """
+import errno, fcntl, socket, struct, sys
+from pathlib import Path
+from rank_monitor.contract.processes import local_address
+
+with socket.socket() as probe:  # as `ip link set lo up`
+    fcntl.ioctl(probe, 0x8914, struct.pack("16sh", b"lo", 1))
+Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("40000 40099")
+server = socket.create_server(("127.0.0.1", 39999))
+for _ in range(int(sys.argv[1])):
+    with socket.create_connection(("127.0.0.1", 39999)):
+        accepted, _ = server.accept()
+    accepted.close()  # after the client, whose port is in TIME_WAIT now
+try:
+    local_address.listening_before_free_ports("127.0.0.1", [0] * 100, 2)
+except OSError as error:
+    assert error.errno == errno.EADDRINUSE, error
+else:
+    sys.exit("the premise: no three free ports in a row are left in the range")
+with local_address.listening_before_free_ports("127.0.0.1", local_address.candidates(100), 2) as found:
+    print(found.getsockname()[1])
+"""
+"""In a network of its own, with a hundred ports in the place of 28,000."""
+
+
+@pytest.mark.parametrize("connections", [50, 100], ids=["every second port", "every port"])
+def test_a_port_is_found_where_connections_that_have_ended_have_the_ports(connections: int) -> None:
+    words = ["unshare", "--net", sys.executable, "-c", SEARCH, str(connections)]
+    if run(["unshare", "--net", "true"]).returncode:
+        require("this user may not make a network")
+    found = run(words, check=True, environ=clean_environment()).stdout
+    assert 20000 <= int(found) < 27000
