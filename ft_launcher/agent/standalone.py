@@ -99,13 +99,18 @@ class StandaloneCall:
         self._loss_notifier.notify(order, member, interruption)
 
     def wait_for_notice(self, wait_for_all: Callable[[Keys], None]) -> None:
-        """Blocks until a report of a loss has ended, or `wait_for_all` has: it waits until all members have ended."""
+        """Blocks until a report of a loss has ended, or `wait_for_all` has: it waits until all members have ended.
+
+        An error that ends `wait_for_all` says nothing about the others, which may wait for the report.
+        """
         ended: EventQueue[str] = EventQueue()
         self._loss_threads.start("ft_all_ended", self._prefix, wait_for_all, ended.put)
         readable({*self.descriptors(), ended.fileno()}, None)
-        self.poll()
         for problem in ended.drain():
             self._note_problem(problem)
+            if problem:
+                readable(self.descriptors(), None)
+        self.poll()
         ended.close()
 
     def end(self) -> None:

@@ -32,7 +32,7 @@ from ft_client.inprocess.state import FrozenState
 from ft_client.inprocess.store import TCPStore
 from ft_client.inprocess.wrapper import Wrapper
 from tests.client.inprocess.job import QUICK, seconds
-from tests.client.inprocess.mains import LONG_S, Note, me, wait
+from tests.client.inprocess.mains import INSIDE, LONG_S, Note, me, of_iteration, wait
 
 
 def fails_once(call: CallWrapper, fails: bool) -> tuple[int, int, int]:
@@ -168,13 +168,26 @@ def hangs_in(note: Note, where: str, how: str, times: int = 99) -> Any:
 
 
 def swallows_for_ever(note: Note, aborts: bool) -> Any:
-    """Rank 1 (at entry) works in a loop that lets nothing through; rank 0 fails."""
+    """Rank 1 (at entry) works in a loop that lets nothing through; rank 0 fails once rank 1 is in it.
+
+    The loop is in another one: an interruption between two turns of the inner one ends that only. A rank 1 that came to
+    the next round would be in its loop there, in which nobody fails, and all would wait for it.
+    """
     entry = me()[0]
 
-    def function(call: CallWrapper) -> tuple[int, int, int]:
-        while entry == 1:
+    def swallow(call: CallWrapper) -> None:
+        while True:
             with contextlib.suppress(BaseException), call.disable_hang_protection():
                 time.sleep(0.01)
+
+    def function(call: CallWrapper) -> tuple[int, int, int]:
+        if entry == 1:
+            of_iteration().set(INSIDE, "")
+            while True:
+                with contextlib.suppress(BaseException):
+                    swallow(call)
+        if entry == 0 and call.iteration == 0:
+            of_iteration().get(INSIDE)
         return fails_once(call, entry == 0)
 
     short: dict[str, Any] = {"soft_timeout": seconds(2), "hard_timeout": seconds(3)}

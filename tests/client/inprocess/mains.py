@@ -223,7 +223,7 @@ FAULTS: dict[str, Callable[[CallWrapper, Note], None]] = {
 }
 
 
-_INSIDE = "the other rank is where it is to be interrupted"
+INSIDE = "the other rank is where it is to be interrupted"
 
 
 def of_iteration() -> distributed.TCPStore:
@@ -239,10 +239,10 @@ def swallowing(note: Note) -> Any:
         if call.iteration:
             return call.iteration
         if entry:
-            of_iteration().get(_INSIDE)
+            of_iteration().get(INSIDE)
             raise ValueError("the function failed")
         try:
-            of_iteration().set(_INSIDE, "")
+            of_iteration().set(INSIDE, "")
             time.sleep(LONG_S)
         except BaseException as swallowed:
             note(type(swallowed).__name__)
@@ -260,11 +260,11 @@ def atomically(note: Note) -> Any:
         if call.iteration:
             return call.iteration
         if entry:
-            of_iteration().get(_INSIDE)
+            of_iteration().get(INSIDE)
             raise ValueError("the function failed")
         with call.atomic(), call.atomic():
             note("in")
-            of_iteration().set(_INSIDE, "")
+            of_iteration().set(INSIDE, "")
             for part in range(300):
                 time.sleep(0.001)
                 note(part)

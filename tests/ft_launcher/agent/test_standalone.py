@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -62,6 +63,26 @@ def test_a_report_ends_when_all_members_have(call: StandaloneCall, server: TCPSt
     server.set(f"{PREFIX}/all", "")
     call.wait_for_notice(lambda keys: keys.wait(["all"], timedelta(seconds=DEADLINE_S)))
     server.set(f"{PREFIX}/0/closed", "")  # ends the thread that waits
+
+
+def test_a_report_goes_on_where_the_wait_for_all_members_fails(
+    call: StandaloneCall, server: TCPStore, said: list[str]
+) -> None:
+    """The process ends after the wait: with it the report would, which the others wait for."""
+
+    def fail(keys: Any) -> None:
+        raise RuntimeError("the connection was refused")
+
+    call.report_loss(1, "TERMINATED")
+    waiting = threading.Thread(target=call.wait_for_notice, args=(fail,))
+    waiting.start()
+    until(lambda: any("the connection was refused" in line for line in said))
+    first = Round(PrefixStore(PREFIX, server), 0)
+    until(lambda: bool(first.records()))
+    assert waiting.is_alive()
+    first.account(Entry(0, 0, 2))
+    waiting.join(DEADLINE_S)
+    assert not waiting.is_alive() and said[-1] == "the others know that rank 1 is gone"
 
 
 def test_each_round_has_a_store(call: StandaloneCall, server: TCPStore) -> None:

@@ -150,6 +150,13 @@ class Interrupter:
         """Ends an interruption: functions may run again. Called in the thread that calls them."""
         self._asked = False
 
+    def begin(self) -> None:
+        """Begins an interruption: from now on no function begins to run, until `reset`. Called in another thread.
+
+        Called by itself where something must be done between this moment and the interruption of a function that runs.
+        """
+        self._asked = True
+
     def interrupt(self, again: Callable[[], object] = lambda: None) -> None:
         """Interrupts the function that runs, and lets none run until `reset`. Called in another thread.
 
@@ -159,7 +166,7 @@ class Interrupter:
             again: called while the function has not ended, first after 0.2 s, then at growing intervals of up to 2 s.
         """
         self._began = time.monotonic()
-        self._asked = True
+        self.begin()
         look_s, again_s = _FIRST_LOOK_S, _AGAIN_S
         again_at = self._began + again_s
         while self._armed:

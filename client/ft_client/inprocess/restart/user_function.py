@@ -135,12 +135,15 @@ class UserFunction:
         if self._is_over:  # this rank left the call meanwhile
             return
         with self._wrapper.atomic():
+            if self._arguments.abort is not None:
+                self._abort(self._arguments.abort)
+            # Before the report, which counts only for a function that runs already: the main thread may be on its way
+            # into one. The monitor would judge that by its progress, and never end a loop that swallows interruptions.
+            self._interrupter.begin()
+            self._link.interrupting()
             if self._arguments.abort is None:
-                self._link.interrupting()
                 self._interrupter.interrupt()
             else:
-                self._abort(self._arguments.abort)
-                self._link.interrupting()
                 self._interrupter.interrupt(cut_again)
 
     def _abort(self, abort: OnState) -> None:

@@ -220,13 +220,12 @@ class RankCalls:
         if condemned:
             reason = Interruption.HARD_TIMEOUT
         self._say(f"the rank did not leave by itself: {condemned or reason.name}")
-
+        # First, and whatever becomes of the next step: the others wait for the report, over a connection of its own.
+        agents_call.report_loss(call.member, reason.name)
         try:
             self._members_of(call, call.heartbeat_timeout_s).end(call.member)
         except _NO_STORE as lost:
             self._say(f"{_NO_ANSWER}: {lost}")
-            return
-        agents_call.report_loss(call.member, reason.name)
         agents_call.wait_for_notice(lambda keys: call.members_in(keys).wait_finished())
 
     def _give_up(self, call: WatchedCall, agents_call: launcher_parts.StandaloneCall, members: list[int]) -> None:

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch.distributed import PrefixStore
 
@@ -29,7 +29,7 @@ class AgentOfTest:
 
 @contextlib.contextmanager
 def rank_of(
-    call: WatchedCall, make_store: MakeStore | None = None
+    call: WatchedCall, make_store: MakeStore | None = None, own: AgentOfTest | None = None
 ) -> Iterator[tuple[socket.socket, RankCalls, list[str]]]:
     """The rank's end of the connection, over which the call was sent; the calls; and what was said of them.
 
@@ -38,7 +38,7 @@ def rank_of(
     before, said = set(threading.enumerate()), list[str]()
     ours, theirs = channel.pair()
     theirs.settimeout(patient(30))
-    agent = cast("launcher_parts.StandaloneAgent", AgentOfTest())
+    agent = cast("launcher_parts.StandaloneAgent", own or AgentOfTest())
     calls = RankCalls(ours, agent, make_store, said.append)
     with ours, theirs:
         channel.send(theirs, write_record(call).encode())
@@ -78,3 +78,28 @@ def test_a_store_that_cannot_be_made_is_told_once() -> None:
     with rank_of(call_of_two("", 0), make_store) as (_, _, said):
         pass
     assert said == ["this agent does not beat for its node any more: [Errno 24] Too many open files"]
+
+
+def test_a_loss_is_reported_where_the_end_of_the_member_cannot_be_written() -> None:
+    """Each has a connection of its own, and the others wait for the report."""
+    done: list[str] = []
+
+    class Call:
+        """The agent's part."""
+
+        def report_loss(self, member: int, reason: str) -> None:
+            done.append(f"rank {member}: {reason}")
+
+        def wait_for_notice(self, wait_for_all: Any) -> None:
+            done.append("waited")
+
+    class Agent(AgentOfTest):
+        call = Call()
+        served: ClassVar[dict[int, object]] = {}
+
+    def make_store() -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with rank_of(call_of_two("", 0), make_store, Agent()) as (_, calls, _):
+        calls.finish(has_left=False, condemned="")
+    assert done == ["rank 1: TERMINATED", "waited"]
