@@ -88,27 +88,42 @@ class StateInMemory:
             iteration: the last one that a rank of this node has reported to its monitor; below 0: none has.
         """
         self._iteration = max(self._iteration, iteration)
-        kept = self.kept = self._folder.state(started_ns)
+        self.kept = self._folder.state(started_ns)
+        if self.kept is not None and self.kept.reached is not None:
+            self._recorder.saved(_saved(cycle, self.kept))
+
+    def saved(self, cycle: int, started_ns: int) -> events.StatesSavedEvent | None:
+        """Returns what the ranks of the present cycle have kept until now, for the status. None: none of them has
+        looked for state, or there is no folder.
+
+        Args:
+            cycle: the present one.
+            started_ns: when its ranks were started (monotonic nanoseconds).
+        """
+        kept = self._folder.state(started_ns)
         if kept is None or kept.reached is None:
-            return
-        share = None
-        if kept.share is not None:
-            share = round(kept.share, 6)
-        self._recorder.saved(
-            events.StatesSavedEvent(
-                cycle,
-                newest=kept.newest,
-                reached=kept.reached,
-                saves=kept.saves,
-                failed=kept.failed,
-                size=kept.size,
-                cost_s=round(kept.cost_s, 6),
-                first_cost_s=round(kept.first_cost_s, 6),
-                share=share,
-                in_use=kept.in_use,
-                limit=kept.limit,
-            )
-        )
+            return None
+        return _saved(cycle, kept)
+
+
+def _saved(cycle: int, kept: NodeMemory) -> events.StatesSavedEvent:
+    """Returns what was kept as the journal's event has it."""
+    share = None
+    if kept.share is not None:
+        share = round(kept.share, 6)
+    return events.StatesSavedEvent(
+        cycle,
+        newest=kept.newest,
+        reached=kept.reached or 0,
+        saves=kept.saves,
+        failed=kept.failed,
+        size=kept.size,
+        cost_s=round(kept.cost_s, 6),
+        first_cost_s=round(kept.first_cost_s, 6),
+        share=share,
+        in_use=kept.in_use,
+        limit=kept.limit,
+    )
 
 
 def steps_lost(message: StateLoaded, reached: int) -> int:

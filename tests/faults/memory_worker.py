@@ -35,6 +35,9 @@ PLAN_FILE = "memory.json"
 """JSON: `kind`, `width` and `steps` of the training; `faults`, a list of cycle, step, ranks and what happens to them (a
 name of a function below)."""
 
+GO_FILE = "go"
+"""Ranks wait for it in `waits_for_the_test`."""
+
 OUTLIVE_THE_GROUP: list[Any] = []
 """Models that hold the process group. Gloo's threads free the tensors of the last collectives, and need the GIL for
 that. On a busy machine they are late: where the last model ended with its function, its end joined such a thread and
@@ -160,6 +163,13 @@ def waits_while_it_copies(folder: Path) -> None:
             time.sleep(0.01)
 
     torch.Tensor.copy_ = wait
+
+
+def waits_for_the_test(folder: Path) -> None:
+    """Until the test has seen what it wants to see. The last save has its name before."""
+    BACKGROUND.wait()
+    while not Path(sys.argv[-1], GO_FILE).exists():
+        time.sleep(0.01)
 
 
 def fails(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ import torch
 from tests import own_shm
 from tests.faults.conftest import StartJob
 from tests.faults.job import Job, Place
-from tests.faults.memory_worker import PLAN_FILE
+from tests.faults.memory_worker import GO_FILE, PLAN_FILE
 from tests.faults.training import Plan
 from tests.nodes.conftest import require
+from tests.program import ROOT, clean_environment, run
 
 WORKER = Path(__file__).with_name("memory_worker.py")
 STEPS = 40
@@ -94,6 +96,35 @@ def test_one_rank_and_then_all_are_killed(start_job: StartJob, tmp_path: Path, k
         (2, 40, 40, 3, 0),
     ]
     assert all(0 < save["first_cost_s"] < save["cost_s"] and 0 < save["size"] < save["in_use"] for save in saves)
+
+
+def test_a_killed_rank_in_the_journal_the_status_and_the_report(start_job: StartJob, tmp_path: Path) -> None:
+    """While the job waits in its second cycle, `status` says what the fault has cost; afterwards `report` does."""
+    write_plan(tmp_path, [(0, 13, [1], "dies_at_once"), (1, 23, [0, 1], "waits_for_the_test")])
+    job = start_job(Plan(), 2, "--max-restarts=1", *FLAGS, script=WORKER)
+
+    def command(*words: str | Path) -> str:
+        environment = clean_environment(TMPDIR=str(job.tmp))
+        return run([sys.executable, "-m", "ft_launcher", *words], folder=ROOT, environ=environment).stdout
+
+    def said() -> dict[str, Any]:
+        text = command("status", "--json")
+        if not text:  # the launcher has no socket yet
+            return {}
+        return json.loads(text)["memory"] or {}
+
+    job.until(lambda: (said().get("newest"), said().get("reached")) == (20, 23), "step 23 in the status")
+    found = said()
+    assert (found["tier"], found["step"], found["steps_lost"], found["behind"]) == ("memory", 10, 3, 3)
+    assert found["saves"] == 4 and 0 < found["size"] < found["in_use"] < found["limit"]
+    lines = command("status").splitlines()
+    assert lines[2].startswith("last fault: rank 1 died of SIGKILL in cycle 0, 3 steps lost")
+    assert lines[3].startswith("in memory: step 20 (3 behind); went on from step 10, 3 steps lost; 4 saves")
+    (tmp_path / GO_FILE).touch()
+    ends(job, 2, start=10)
+    report = command("report", job.journal_folder)
+    assert "went on: 1 cycle from memory, 1 cycle from no state in memory; 3 steps lost" in report
+    assert "rank-seconds, 3 steps lost: " in report
 
 
 @pytest.mark.parametrize("what", ["dies_while_it_copies", "dies_before_the_checksum", "dies_before_the_name"])

@@ -64,7 +64,7 @@ _OF_WRAPPER = _OF_MESSAGE | _words("local_ranks exit_code is_new is_lost starts 
 _OF_STEP = _words("step local_rank member prefix limit_s joins iteration took_s failed")
 _OF_STATUS = _words(
     "v t started launcher run_id node node_rank nodes state cycle max_restarts restarts_left restarts steps_lost "
-    "health fault_count ranks times exit_code"
+    "memory health fault_count ranks times exit_code"
 )
 
 

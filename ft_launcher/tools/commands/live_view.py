@@ -4,6 +4,7 @@
 The whole screen is made anew each time, from top to bottom:
 
     the job and its state
+    its state in memory, if it keeps any
     a note, or the keys
     a row for each node: its name, its ranks as a strip, the rank that is silent for longest
     the legend of the strip
@@ -26,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ft_launcher.record.console.console_text import printable
+from ft_launcher.tools.status.memory_status import line_of
 from ft_launcher.tools.status.summary import JobState, RankState
 
 _LATE = 2
@@ -34,7 +36,8 @@ other."""
 _MAX_FAULTS = 8
 """Faults that are shown, of two lines each."""
 _OTHER_LINES = 6
-"""Lines of a screen that are neither nodes nor faults: three above the rows of nodes, their header, and two below."""
+"""Lines of a screen that are neither nodes nor faults: three above the rows of nodes, their header, and two below. One
+more is of state in memory."""
 # Values of `/status.json` -> how they are drawn. A state that is not here, of a later launcher, is drawn plainly.
 _STYLE_OF = {
     JobState.RUNNING.value: "bold green",
@@ -100,10 +103,14 @@ def parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: in
         height: lines of the terminal.
     """
     yield Text(printable(f"{found['job_name']}: {found['sentence']}"), _STYLE_OF.get(found["state"], "bold"))
+    of_memory = []
+    if found.get("memory"):
+        of_memory = [line_of(found["memory"])]
+    yield from (Text(printable(line)) for line in of_memory)
     yield Text(printable(note) or _KEYS, "bold red" if note else "dim")
     yield Text()
     below = len(stacks) or 2 * min(len(found["faults"]), _MAX_FAULTS) or 1
-    room = height - _OTHER_LINES
+    room = height - _OTHER_LINES - len(of_memory)
     yield from _nodes(found, max(1, room - min(below, room // 2)))
     yield Text(_LEGEND, "dim")
     yield Text()
@@ -117,7 +124,10 @@ def parts(found: Mapping[str, Any], note: str, stacks: Sequence[str], height: in
         when = time.strftime("%H:%M:%S", time.localtime(fault["t"]))
         yield Text(printable(f"{when} cycle {fault['cycle']}: rank {fault['rank']} {fault['what']}"), "red")
         if fault["next"]:
-            yield Text(printable(f"         next: {fault['next']}"), "dim")
+            lost = ""
+            if fault.get("steps_lost") is not None:
+                lost = f"; {fault['steps_lost']:,} step{'' if fault['steps_lost'] == 1 else 's'} lost"
+            yield Text(printable(f"         next: {fault['next']}{lost}"), "dim")
 
 
 def _nodes(found: Mapping[str, Any], most: int) -> Iterator[Table | Text]:

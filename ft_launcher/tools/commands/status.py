@@ -18,6 +18,7 @@ import click
 
 from ft_launcher.record.console.console_text import answer, printable
 from ft_launcher.tools.commands.running_jobs import ALL_NODES_S, NOBODY, SILENT, NoAnswerError, running_job
+from ft_launcher.tools.status.memory_status import line_of
 from ft_launcher.tools.status.summary import JobState, RankState
 from rank_monitor.contract.rounds.barrier import ranges_of
 
@@ -34,7 +35,7 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Prints the answ
 
 
 @click.command(
-    help="Says in three lines what a job on this host does. RUN is its name or run id, or a beginning; none is needed "
+    help="Says in a few lines what a job on this host does. RUN is its name or run id, or a beginning; none is needed "
     "where one job runs. Exits with 0 if it runs, 3 if it hangs, stalls or restarts, 4 if there is none, 5 if its "
     "launcher does not answer."
 )
@@ -97,11 +98,15 @@ def stacks(run: str | None, all_nodes: bool, as_json: bool) -> None:
 
 
 def as_lines(found: Mapping[str, Any]) -> list[str]:
-    """Returns the status in three lines: the job, its ranks, its faults. `found` is the object of `/status.json`."""
+    """Returns the status in lines: the job, its ranks, its faults, and its state in memory where it keeps any. `found`
+    is the object of `/status.json`."""
     where = f"{found['job_name']} on {found['node']}"
     if found["nodes"] > 1:
         where += f" (node {found['node_rank']} of {found['nodes']})"
-    return [f"{where}: {found['sentence']}", _ranks_line(found["ranks"]), _faults_line(found)]
+    lines = [f"{where}: {found['sentence']}", _ranks_line(found["ranks"]), _faults_line(found)]
+    if found.get("memory"):
+        lines.append(line_of(found["memory"]))
+    return lines
 
 
 def stack_lines(group: Mapping[str, Any]) -> Iterator[str]:
@@ -182,4 +187,7 @@ def _faults_line(found: Mapping[str, Any]) -> str:
     if not found["faults"]:
         return f"no fault so far; {left}"
     last = found["faults"][-1]
-    return f"last fault: rank {last['rank']} {last['what']} in cycle {last['cycle']}; {left}"
+    lost = ""
+    if last.get("steps_lost") is not None:
+        lost = f", {last['steps_lost']:,} step{'' if last['steps_lost'] == 1 else 's'} lost"
+    return f"last fault: rank {last['rank']} {last['what']} in cycle {last['cycle']}{lost}; {left}"

@@ -84,6 +84,7 @@ class Launch:
         exit_code: None: the launcher was killed, or still runs, or the code is no number.
         reason: why the launcher ended.
         has_ended: whether the journal has the event `job_end`.
+        memory: cycle -> what was loaded and saved in memory, of cycles whose ranks looked for state.
     """
 
     source: str
@@ -98,6 +99,7 @@ class Launch:
     exit_code: int | None = None
     reason: str = ""
     has_ended: bool = False
+    memory: dict[int, MemoryCycle] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,30 @@ class FaultEntry:
     took_s: float = 0.0
     detail: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+
+
+@dataclass
+class MemoryCycle:
+    """What a node says of state in memory in one cycle.
+
+    Attributes:
+        steps_lost: how many steps were lost when the cycle went on; None: its ranks did not look for state.
+        tier, step: where it went on from; `none` and 0: from no state in memory.
+        refused: how many generations were not used.
+        saves, failed, cost_s: how many saves there were, how many failed, how long they held up the training (seconds).
+        share: the share of the time that they took, without the first one; None: not known.
+        size: bytes of a save of the node.
+    """
+
+    steps_lost: int | None = None
+    tier: str = ""
+    step: int = 0
+    refused: int = 0
+    saves: int = 0
+    failed: int = 0
+    cost_s: float = 0.0
+    share: float | None = None
+    size: int = 0
 
 
 @dataclass
@@ -186,6 +212,8 @@ class Collection:
                 self.sections.ended(entry.source)
             case "fault" | "in_process_fault" | "in_process_restart":
                 self.faults.append(_fault(launch, entry))
+            case "memory_loaded" | "memory_saved":
+                _note_memory(launch, entry.event, facts)
             case "section_times":
                 self._section_times(facts)
             case "printed_steps":
@@ -267,6 +295,27 @@ class Collection:
             known = self.scores.setdefault(rank, Score())
             known.total += score
             known.reports += 1
+
+
+def _note_memory(launch: Launch, event: str, facts: Mapping[str, Any]) -> None:
+    """Notes where a cycle went on from (`memory_loaded`), or its saves once it is over (`memory_saved`).
+
+    Of several looks in a cycle, as in restarts in process, the steps that were lost add up.
+    """
+    cycle, lost = whole(facts, "cycle"), whole(facts, "steps_lost")
+    if cycle is None:
+        return
+    known = launch.memory.setdefault(cycle, MemoryCycle())
+    if event == "memory_saved":
+        known.saves, known.failed = whole(facts, "saves") or 0, whole(facts, "failed") or 0
+        known.cost_s, known.share = real(facts, "cost_s") or 0.0, real(facts, "share")
+        known.size = whole(facts, "size") or 0
+    elif lost is not None:
+        known.steps_lost = (known.steps_lost or 0) + max(0, lost)
+        known.tier, known.step = text(facts, "tier"), whole(facts, "step") or 0
+        refused = facts.get("refused")
+        if isinstance(refused, list):
+            known.refused += len(refused)
 
 
 def _fault(launch: Launch, entry: JournalEntry) -> FaultEntry:

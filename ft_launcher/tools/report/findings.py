@@ -37,6 +37,7 @@ from ft_launcher.tools.report.job_findings import (
     Saves,
     SlowRank,
 )
+from ft_launcher.tools.report.memory_findings import cycle_after, find_memory
 from ft_launcher.tools.report.spares import find_spares
 
 _LOOKS_BACK = 16
@@ -84,6 +85,7 @@ def find(collection: Collection) -> JobFindings | None:
         "sections": collection.sections.watched(),
         "cycles": _cycles(joined),
         "spares": find_spares(joined.of_attempt),
+        "memory": find_memory(joined.of_attempt),
     }
     if faults:
         nodes = Counter(fault.node for fault in faults if fault.node)
@@ -207,7 +209,21 @@ def _faults(joined: _Joined, events: Sequence[FaultEntry]) -> list[FaultFindings
         killed = FaultEntry("", launch, launch.until, cycle, "attempt", what="the launcher was killed")
         ranks = joined.ranks((attempt, cycle))
         found.append(_fault(killed, (attempt, cycle), {Category.RESCHEDULE.value: gap_s}, 0.0, ranks))
-    return sorted(found, key=lambda fault: fault.t)
+    return sorted((_with_steps_lost(joined, fault) for fault in found), key=lambda fault: fault.t)
+
+
+def _with_steps_lost(joined: _Joined, fault: FaultFindings) -> FaultFindings:
+    """Returns a fault with the steps that it cost, where the ranks that went on looked for state in memory.
+
+    The ranks say it in the cycle after the fault, which may be the first of the next attempt. A restart in process
+    shares its cycle with others: its part is not told apart.
+    """
+    if fault.in_process:
+        return fault
+    after = cycle_after(joined.of_attempt, fault.attempt - 1, fault.cycle)
+    if after is None or after.steps_lost is None:
+        return fault
+    return replace(fault, steps_lost=after.steps_lost, tier=after.tier)
 
 
 def _fault(event: FaultEntry, key: _Key, phases: Mapping[str, float], lost_s: float, ranks: int) -> FaultFindings:

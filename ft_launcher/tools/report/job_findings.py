@@ -40,6 +40,9 @@ class FaultFindings:
         rank_s: seconds of recovery and lost steps, times ranks.
         detail: lines of the traceback, or the frames of the rank that hangs, the innermost first.
         others: where the other ranks were, with their collectives; ranks at the same location are one line.
+        steps_lost: how many steps were computed again, as the ranks found that looked for state in memory; None: they
+            did not look.
+        tier: where the training went on from; empty: not known.
     """
 
     kind: str
@@ -60,6 +63,8 @@ class FaultFindings:
     rank_s: float
     detail: Sequence[str] = ()
     others: Sequence[str] = ()
+    steps_lost: int | None = None
+    tier: str = ""
 
     @property
     def cost_s(self) -> float:
@@ -97,6 +102,30 @@ class Saves:
     count: int
     mean_s: float
     interval_s: float
+
+
+@dataclass(frozen=True)
+class MemoryFindings:
+    """The training's state in memory.
+
+    Attributes:
+        loads: tier -> how many cycles went on from it; `none`: from no state in memory.
+        steps_lost: steps that were computed again, in all.
+        refused: generations that were not used.
+        saves, failed: how many saves there were, and how many failed, of the node with the lowest number in each cycle.
+        cost_s: for how long they held up the training (seconds).
+        share: the largest share of the time that they took in a cycle, without the first save; None: not known.
+        size: bytes of the last save of all nodes together.
+    """
+
+    loads: Mapping[str, int]
+    steps_lost: int
+    refused: int
+    saves: int
+    failed: int
+    cost_s: float
+    share: float | None
+    size: int
 
 
 @dataclass(frozen=True)
@@ -143,6 +172,7 @@ class JobFindings:
         sections: how long sections took, beside their limits.
         cycles: in the order of time.
         spares: nodes that were lost, or waited; None: no cycle of several nodes is known.
+        memory: None: the training kept no state in memory.
     """
 
     run_ids: Sequence[str]
@@ -169,6 +199,7 @@ class JobFindings:
     sections: Sequence[WatchedSection] = ()
     cycles: Sequence[CycleFindings] = ()
     spares: Spares | None = None
+    memory: MemoryFindings | None = None
 
     @property
     def cost_s(self) -> float:

@@ -67,6 +67,9 @@ def as_html(findings: JobFindings, advice: Sequence[Advice]) -> str:
             "<h2>Sections and their limits</h2>",
             _table(("section", "times", "99.9% at most", "longest", "limit", "how it fits"), sections, {1, 2, 3}),
         ]
+    if findings.memory is not None:
+        parts += ["<h2>State in memory</h2>"]
+        parts += [f"<p>{escape(line)}.</p>" for line in terminal_text.of_memory(findings.memory)]
     if findings.slowest:
         rows = ((str(slow.rank), f"{slow.score:.2f}", str(slow.reports)) for slow in findings.slowest)
         parts += ["<h2>Slowest ranks</h2>", _table(("rank", "score", "reports"), rows, {0, 1, 2})]

@@ -14,8 +14,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ft_launcher.tools.report.advice import Advice
-from ft_launcher.tools.report.job_findings import FaultFindings, JobFindings, as_text, counted, moment
+from ft_launcher.tools.report.job_findings import (
+    FaultFindings,
+    JobFindings,
+    MemoryFindings,
+    as_text,
+    counted,
+    moment,
+)
 from ft_launcher.tools.report.section_durations import WatchedSection
+from rank_monitor.contract.memory_room import size_in_words
 
 COSTLIEST = 5
 """Faults that are listed with the phases of their recovery."""
@@ -33,6 +41,8 @@ def as_lines(findings: JobFindings, advice: Sequence[Advice]) -> list[str]:
     lines += [f"  {name:<24} {as_text(spent_s):>14} {share:>7.1%}" for name, spent_s, share in findings.shares()]
     lines += _of_faults(findings)
     lines += _of_sections(findings)
+    if findings.memory is not None:
+        lines += ["", "State in memory", *(f"  {line}" for line in of_memory(findings.memory))]
     if findings.slowest:
         lines += ["", "Slowest ranks (1 is the fastest)"]
         lines += [
@@ -132,7 +142,28 @@ def costs(fault: FaultFindings) -> str:
     of_ranks = ""
     if fault.ranks:
         of_ranks = f", {of_all_ranks(fault.rank_s)}"
+    if fault.steps_lost is not None:
+        of_ranks += f", {counted(fault.steps_lost, 'step')} lost"
     return f"{as_text(fault.cost_s)}{of_ranks}: {', '.join(spent) or 'no phase is known'}"
+
+
+def of_memory(memory: MemoryFindings) -> list[str]:
+    """Returns the lines about state in memory: where cycles went on from and what that cost, then the saves."""
+    starts = [f"{counted(count, 'cycle')} from {tier}" for tier, count in memory.loads.items() if tier != "none"]
+    others = memory.loads.get("none", 0)
+    if others:
+        starts.append(f"{counted(others, 'cycle')} from no state in memory")
+    lines = [f"went on: {', '.join(starts) or 'not known'}; {counted(memory.steps_lost, 'step')} lost"]
+    if memory.refused:
+        lines[0] += f"; {counted(memory.refused, 'generation')} not used"
+    text = f"{counted(memory.saves, 'save')} took {as_text(memory.cost_s)}"
+    if memory.share is not None:
+        text += f", at most {memory.share:.1%} of the time of a cycle beside its first save"
+    if memory.failed:
+        text += f"; {memory.failed:,} failed"
+    if memory.size:
+        text += f"; the last has {size_in_words(memory.size)}"
+    return [*lines, text]
 
 
 def of_section(section: WatchedSection) -> tuple[str, str, str, str, str, str]:

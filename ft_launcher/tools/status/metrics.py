@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ft_launcher.record.ledger.job_ledger import JobTime
+from ft_launcher.tools.status.memory_status import MemoryFacts
 from ft_launcher.tools.status.node_status import RECOVERY_BOUNDS_S, Facts, RankReading
 from ft_launcher.tools.status.summary import RankState, rank_state
 from rank_monitor.contract.wire.rank_times import BOUNDS_NS, STEP, Durations
@@ -55,6 +56,7 @@ def as_metrics(
             yield _gauge("nodes", "Nodes in the cycle (active), and those that wait for a place.", counts)
             if times is not None:
                 yield from _of_times(times)
+            yield from _of_memory(facts.memory)
             yield from _of_ranks(readings, facts, times, now)
 
     return generate_latest(Once())
@@ -110,6 +112,30 @@ def _of_times(times: JobTime) -> Iterator[Metric]:
     yield _histogram("step_seconds", "Time of the steps, without the first of each cycle.", steps)
     spent = [({"section": name}, known.whole_ns / 1e9) for name, known in times.durations.items()]
     yield _counter("section_seconds", "Time in sections of one rank of this node that have ended.", spent)
+
+
+def _of_memory(memory: MemoryFacts) -> Iterator[Metric]:
+    """Yields what is known of the training's state in memory; nothing where it never looked for it."""
+    if memory.loaded is not None:
+        loads = [({"tier": tier}, count) for tier, count in memory.loads.items()]
+        yield _counter("memory_loads", "Looks for state in memory, by where the training went on from.", loads)
+        yield _counter("memory_refused", "Generations in memory that were not used.", [({}, memory.refused)])
+        text = "Steps computed again after a look for state in memory."
+        yield _counter("memory_steps_lost", text, [({}, memory.steps_lost)])
+    saved = memory.saved
+    if saved is None:
+        return
+    if saved.newest is not None:
+        yield _gauge("memory_step", "The newest step that is complete in memory.", [({}, saved.newest)])
+        yield _gauge("memory_steps_behind", "Steps done since the newest step in memory.", [({}, memory.behind or 0)])
+    saves = memory.saves
+    yield _counter("memory_saves", "Saves in memory that each rank has finished.", [({}, saves.count)])
+    yield _counter("memory_saves_failed", "Saves in memory that have failed.", [({}, saves.failed)])
+    yield _counter("memory_save_seconds", "Time that saves in memory held up the training.", [({}, saves.cost_s)])
+    if saved.share is not None:
+        yield _gauge("memory_save_ratio", "Share of the time that saves took in this cycle.", [({}, saved.share)])
+    yield _gauge("memory_bytes", "Memory that the files of this node take.", [({}, saved.in_use)])
+    yield _gauge("memory_limit_bytes", "Memory that the files of this node may take.", [({}, saved.limit)])
 
 
 def _of_ranks(readings: Sequence[RankReading], facts: Facts, times: JobTime | None, now: float) -> Iterator[Metric]:

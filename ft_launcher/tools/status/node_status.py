@@ -24,6 +24,7 @@ from typing import Any
 
 from ft_launcher.record import events
 from ft_launcher.tools.status.fault_scene import innermost, packed, scene_of
+from ft_launcher.tools.status.memory_status import MemoryFacts
 
 _MAX_FAULTS = 20
 """The last faults are kept with their texts: 40 KB at most. Counters count all faults."""
@@ -107,6 +108,8 @@ class FaultSeen:
         kind, fault_class, what, where, hint, detail, others: as in the journal's event `fault`.
         next: the decision in words; empty: there is none yet.
         scene: where the ranks were, for `fault_scene.unpacked`; None: nothing hung, so it was not recorded.
+        steps_lost: how many steps are computed again, as the ranks have found that look for state in memory; None: they
+            have not looked since.
     """
 
     number: int
@@ -122,6 +125,7 @@ class FaultSeen:
     others: tuple[str, ...] = ()
     next: str = ""
     scene: bytes | None = None
+    steps_lost: int | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ class Facts:
         scores: rank -> the scores of its last report of straggler detection, `relative` and `individual`.
         health: check -> its last state, for checks that had something to report.
         exit_codes: rank -> exit code, for ranks of this cycle that have ended.
+        memory: what is known of the training's state in memory.
     """
 
     run_id: str = ""
@@ -176,6 +181,7 @@ class Facts:
     lines_dropped: int = 0
     monitors_replaced: int = 0
     exit_codes: Mapping[int, int] = field(default_factory=dict)
+    memory: MemoryFacts = field(default_factory=MemoryFacts)
 
     @property
     def fault_count(self) -> int:
@@ -206,15 +212,19 @@ class NodeStatus:
         with self._lock:
             self._facts = self._after(event, t)
 
-    def read(self, readings: Sequence[RankReading], stall_cause: str = "") -> None:
+    def read(
+        self, readings: Sequence[RankReading], stall_cause: str = "", saved: events.StatesSavedEvent | None = None
+    ) -> None:
         """Stores the present readings of all ranks of this node.
 
         Args:
             stall_cause: whom the ranks wait for, where the training stalls and this is known.
+            saved: what the ranks keep in memory now; None: nothing is known.
         """
         with self._lock:
             self._readings = tuple(readings)
-            self._facts = replace(self._facts, stall_cause=stall_cause)
+            memory = self._facts.memory.with_present(saved)
+            self._facts = replace(self._facts, stall_cause=stall_cause, memory=memory)
             iterations = [reading.iteration for reading in readings]
             if not self._is_stalled or not iterations:
                 return
@@ -276,11 +286,11 @@ class NodeStatus:
                 facts.scores[event.rank] = {kind: score for kind, score in found.items() if score is not None}
             case events.LedgerEvent():
                 return self._after_ledger(event)
-            case events.HealthEvent():
-                states = {str(reading["check"]): str(reading["state"]) for reading in event.readings}
-                return replace(facts, health=states)
-            case events.HealthChangeEvent():
-                return replace(facts, health={**facts.health, event.check: event.state})
+            case events.StateLoadedEvent() | events.StatesSavedEvent():
+                self._note_steps_lost(event)
+                return replace(facts, memory=facts.memory.after(event))
+            case events.HealthEvent() | events.HealthChangeEvent():
+                return replace(facts, health=_health(facts.health, event))
             case events.MonitorReplacedEvent():
                 return replace(facts, monitors_replaced=facts.monitors_replaced + 1)
             case events.LinesDroppedEvent():
@@ -369,6 +379,15 @@ class NodeStatus:
             self._facts.restarts[RELAUNCH, event.charged] += 1
         return replace(self._facts, runs=False, restarts_left=event.restarts_left)
 
+    def _note_steps_lost(self, event: events.StateLoadedEvent | events.StatesSavedEvent) -> None:
+        """Notes at the last fault how many steps it has cost, unless that is known or the fault is of a later cycle.
+        An event about saves says nothing of that."""
+        if isinstance(event, events.StatesSavedEvent):
+            return
+        faults = self._facts.faults
+        if faults and faults[-1].steps_lost is None and faults[-1].cycle < event.cycle:
+            faults[-1] = replace(faults[-1], steps_lost=event.steps_lost)
+
     def _after_ledger(self, event: events.LedgerEvent) -> Facts:
         """Returns the state after a ledger. Only the last ledger of a cycle has the whole recovery before that
         cycle."""
@@ -389,6 +408,13 @@ class NodeStatus:
         recoveries = self._facts.recoveries
         if phase in recoveries or len(recoveries) < _MAX_KINDS:
             recoveries[phase] = recoveries.get(phase, Recoveries()).and_one(spent_s)
+
+
+def _health(before: Mapping[str, str], event: events.HealthEvent | events.HealthChangeEvent) -> Mapping[str, str]:
+    """Returns check -> its last state, after an event. `before`: as it was."""
+    if isinstance(event, events.HealthChangeEvent):
+        return {**before, event.check: event.state}
+    return {str(reading["check"]): str(reading["state"]) for reading in event.readings}
 
 
 def _text(value: object) -> str:

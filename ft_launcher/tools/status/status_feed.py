@@ -204,4 +204,5 @@ class StatusFeed(EventSource):
                     collected_at,
                 )
             )
-        self._status.read(readings, self._stall_cause)
+        saved = self._ranks.state.saved(self._ranks.cycle, self._ranks.processes.started_ns)
+        self._status.read(readings, self._stall_cause, saved)

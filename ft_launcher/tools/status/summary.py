@@ -18,7 +18,7 @@ from typing import Any
 from ft_launcher.record.journal.journal import json_text
 from ft_launcher.record.ledger.account import CycleTimes
 from ft_launcher.record.ledger.job_ledger import JobTime
-from ft_launcher.tools.status import fault_scene
+from ft_launcher.tools.status import fault_scene, memory_status
 from ft_launcher.tools.status.asking import OthersSeen
 from ft_launcher.tools.status.fault_scene import innermost
 from ft_launcher.tools.status.node_status import Facts, FaultSeen, RankReading
@@ -140,6 +140,9 @@ def sentence(facts: Facts, times: JobTime | None) -> str:
             JobState.ENDED: f"ended with exit code {facts.exit_code} ({facts.end_reason})",
         }[state]
     ]
+    saved = facts.memory.saved
+    if saved is not None and (times is None or times.present.iteration is None):
+        parts.append(f"step {saved.reached:,}")  # of a program that reports its steps to the state in memory alone
     if times is not None:
         if times.present.iteration is not None:
             parts.append(f"step {times.present.iteration:,}")
@@ -148,8 +151,11 @@ def sentence(facts: Facts, times: JobTime | None) -> str:
             parts.append(f"{step_s:.3g} s a step" if step_s >= 0.1 else f"{1000 * step_s:.3g} ms a step")
         if times.present.saved is not None:
             parts.append(f"saved{_ago(times.saved_age_s)} at step {times.present.saved:,}")
-        if times.account.steps:
-            parts.append(f"goodput {times.account.goodput:.1%}")
+    in_memory = memory_status.phrase(facts.memory)
+    if in_memory and state is not JobState.ENDED:
+        parts.append(in_memory)
+    if times is not None and times.account.steps:
+        parts.append(f"goodput {times.account.goodput:.1%}")
     if facts.fault_count:
         parts.append(f"{facts.fault_count} fault{'s' if facts.fault_count > 1 else ''}")
     text = ", ".join(parts)
@@ -211,6 +217,7 @@ def as_json(
         "restarts_left": facts.restarts_left,
         "restarts": sum(facts.restarts.values()),
         "steps_lost": 0 if times is None else times.steps_lost,
+        "memory": memory_status.as_json(facts.memory),
         "health": dict(facts.health),
         "fault_count": facts.fault_count,
         "faults": [_fault(fault) for fault in facts.faults],

@@ -209,6 +209,14 @@ const number = (value) => value.toLocaleString("en");
 const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 const percent = (share) => `${(share * 100).toFixed(1)} %`;
 
+/** A number of bytes in words, as the launcher writes it. */
+function size(bytes) {
+  for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
+    if (bytes >= unit) return `${(bytes / unit).toFixed(1)} ${name}`;
+  }
+  return `${number(bytes)} bytes`;
+}
+
 /** A length of time in words. */
 function span(seconds) {
   if (seconds < 0.1) return `${(seconds * 1000).toFixed(0)} ms`;
@@ -584,7 +592,8 @@ function showFaults() {
       faults.set(fault.number, makeFault(fault));
       byId("faults").prepend(faults.get(fault.number));
     }
-    put(faults.get(fault.number).querySelector(".next"), fault.next ? `next: ${fault.next}` : "");
+    const lost = fault.steps_lost === null ? "" : `; ${count(fault.steps_lost, "step")} lost`;
+    put(faults.get(fault.number).querySelector(".next"), fault.next ? `next: ${fault.next}${lost}` : "");
   }
 }
 
@@ -698,6 +707,18 @@ function showCycles() {
 
 // Node and settings.
 
+/** What is known of the training's state in memory: the newest step, what the ranks went on from, what saves cost. */
+function memoryText(memory) {
+  const parts = [memory.newest === null ? "no step yet" : `step ${number(memory.newest)}`];
+  if (memory.behind) parts[0] += ` (${number(memory.behind)} behind)`;
+  if (memory.step) parts.push(`went on from step ${number(memory.step)}, ${count(memory.steps_lost, "step")} lost`);
+  else if (memory.steps_lost) parts.push(`no state was used, ${count(memory.steps_lost, "step")} lost`);
+  const share = memory.share === null ? "" : ` took ${percent(memory.share)} of the time`;
+  parts.push(`${count(memory.saves, "save")}${share}${memory.failed ? `, ${number(memory.failed)} failed` : ""}`);
+  if (memory.in_use !== null) parts.push(`${size(memory.in_use)} of ${size(memory.limit)}`);
+  return parts.join("; ");
+}
+
 function showNode() {
   const facts = {
     "began": moment(status.started),
@@ -708,6 +729,7 @@ function showNode() {
     "health": Object.entries(status.health).map(([check, state]) => `${check}: ${state}`).join(", ") || "nothing to report",
     "launcher": status.launcher,
   };
+  if (status.memory !== null) facts["in memory"] = memoryText(status.memory);
   const list = byId("node");
   if (list.children.length !== 2 * Object.keys(facts).length) {
     list.replaceChildren(...Object.keys(facts).flatMap((name) => [element("dt", name), element("dd")]));

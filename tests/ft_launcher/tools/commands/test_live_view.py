@@ -10,7 +10,17 @@ from rich.console import Console, Group
 
 from ft_launcher.tools.commands import live_view
 from ft_launcher.tools.status import summary
-from tests.ft_launcher.tools.status.test_node_status import CYCLE, READINGS, START, TIMES, after, decision, fault
+from tests.ft_launcher.tools.status.test_node_status import (
+    CYCLE,
+    LOADED,
+    READINGS,
+    SAVED,
+    START,
+    TIMES,
+    after,
+    decision,
+    fault,
+)
 
 
 def rank(state: str = "training", iteration: int | None = 40, exit_code: int | None = None) -> dict[str, Any]:
@@ -56,6 +66,15 @@ def test_a_status() -> None:
     ]
     assert shown(found, "the launcher has not answered for 4 s")[1] == "the launcher has not answered for 4 s"
     assert shown(found, stacks=["rank 0:", "  [red]main"])[7:] == ["rank 0:", "[red]main"]
+
+
+def test_state_in_memory_and_what_the_fault_has_cost() -> None:
+    status = after(START, CYCLE, SAVED, fault(), decision(), replace(CYCLE, cycle=1), LOADED)
+    status.read(READINGS)
+    found = summary.as_json(status.facts(), status.readings, TIMES, 102.0, 2000.0, "1.2")
+    lines = shown(found)
+    assert lines[1].startswith("in memory: step 40 (5 behind); went on from step 21, 24 steps lost; 4 saves took 0.9%")
+    assert lines[-1] == "next: restart: restart 1 of 3; 24 steps lost"
 
 
 def test_a_row_for_each_node_on_the_coordinator() -> None:

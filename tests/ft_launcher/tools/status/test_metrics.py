@@ -11,7 +11,9 @@ from ft_launcher.tools.status import metrics
 from rank_monitor.contract.wire.rank_times import Durations
 from tests.ft_launcher.tools.status.test_node_status import (
     CYCLE,
+    LOADED,
     READINGS,
+    SAVED,
     START,
     TIMES,
     after,
@@ -65,6 +67,29 @@ def test_what_is_exported() -> None:
     assert (value("ranks", state="training"), value("ranks", state="hung")) == (len(READINGS), 0)
 
 
+def test_state_in_memory() -> None:
+    status = after(START, CYCLE, LOADED, SAVED)
+    status.read(READINGS, "", replace(SAVED, cycle=1, newest=60, reached=63, saves=2, cost_s=0.25))
+    found = read(metrics.as_metrics(status.facts(), READINGS, None, {}, now=101.0, version="1.2"))
+    assert {
+        name.removeprefix("ft_launcher_memory_"): value for (name, _), value in found.items() if "_memory_" in name
+    } == {
+        "loads_total": 1,
+        "refused_total": 1,
+        "steps_lost_total": 24,
+        "step": 60,
+        "steps_behind": 3,
+        "saves_total": 6,
+        "saves_failed_total": 2,
+        "save_seconds_total": 0.75,
+        "save_ratio": 0.009,
+        "bytes": 3072,
+        "limit_bytes": 9216,
+    }
+    assert found["ft_launcher_memory_loads_total", (("tier", "memory"),)] == 1
+
+
 def test_a_job_that_has_just_begun() -> None:
     found = read(metrics.as_metrics(after().facts(), (), None, {}, 0.0, "1.2"))
     assert found["ft_launcher_steps_lost_total", ()] == 0
+    assert not [name for name, _ in found if "_memory_" in name]

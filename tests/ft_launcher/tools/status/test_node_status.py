@@ -15,6 +15,7 @@ from ft_launcher.record.ledger.job_ledger import JobTime
 from ft_launcher.record.ledger.stall import Stall
 from ft_launcher.tools.commands.status import collective_lines
 from ft_launcher.tools.status import summary
+from ft_launcher.tools.status.memory_status import line_of
 from ft_launcher.tools.status.node_status import Facts, NodeStatus, RankReading
 from ft_launcher.tools.status.summary import JobState, RankState
 
@@ -25,6 +26,12 @@ READINGS = (
     RankReading(0, 0, 10, 100.0, True, True, 41, {"step": 0.5}, 0.5),
     RankReading(1, 1, 11, 100.0, True, True, 40, {"data": 12.0}, 12.0),
 )
+
+
+LOADED = events.StateLoadedEvent(
+    1, "memory", 21, "aaaaaaaa", 10, 45, 24, [{"step": 44, "rank": 1, "reason": "damaged"}]
+)
+SAVED = events.StatesSavedEvent(0, 40, 45, 4, 1, 1024, 0.5, 0.25, 0.009, 3072, 9216)
 
 
 def fault(cycle: int = 0, **more: Any) -> events.FaultEvent:
@@ -113,6 +120,63 @@ def test_states(seen: list[events.Event], state: JobState, said: str) -> None:
 def test_how_long_ago_the_training_saved(age_s: float | None, said: str) -> None:
     text = summary.sentence(after(START, CYCLE).facts(), replace(TIMES, saved_age_s=age_s))
     assert text == f"running, cycle 0, step 41, {said} step 40, goodput 90.0%"
+
+
+def test_state_in_memory_is_said_and_the_fault_knows_what_it_has_cost() -> None:
+    status = after(START, CYCLE, SAVED, fault(), decision(), replace(CYCLE, cycle=1))
+    assert status.facts().faults[-1].steps_lost is None
+    status.on_event(LOADED, 2000.0)
+    (seen,) = status.facts().faults
+    assert seen.steps_lost == 24
+    status.on_event(replace(LOADED, cycle=1, steps_lost=5), 2001.0)
+    assert status.facts().faults[-1].steps_lost == 24, "a later look is about another fault"
+    status.read(READINGS, "", replace(SAVED, cycle=1, newest=60, reached=63, saves=2))
+    facts = status.facts()
+    assert summary.sentence(facts, None) == "running, cycle 1, step 63, step 60 in memory (3 behind), 1 fault"
+    assert "step 41, saved at step 40, step 60 in memory (3 behind), goodput" in summary.sentence(facts, TIMES)
+    found = summary.as_json(facts, READINGS, None, 102.0, 2000.0, "1.2")["memory"]
+    assert found == {
+        "tier": "memory",
+        "step": 21,
+        "newer_than": 10,
+        "steps_lost": 5,
+        "refused": 1,
+        "newest": 60,
+        "reached": 63,
+        "behind": 3,
+        "share": 0.009,
+        "size": 1024,
+        "in_use": 3072,
+        "limit": 9216,
+        "saves": 6,
+        "failed": 2,
+        "cost_s": 1.0,
+        "steps_lost_total": 29,
+    }
+
+
+def test_a_job_that_keeps_no_state_in_memory_says_nothing_of_it() -> None:
+    status = after(START, CYCLE)
+    status.read(READINGS, "", None)
+    assert summary.as_json(status.facts(), READINGS, None, 102.0, 2000.0, "1.2")["memory"] is None
+
+
+SPENT = "6 saves took 0.9% of the time; 3.0 KiB of 9.0 KiB"
+NOTHING = {"step": 0, "steps_lost": 0, "newest": None, "behind": None, "saves": 1, "share": None, "in_use": None}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, f"in memory: step 60 (3 behind); went on from step 21, 24 steps lost; {SPENT}"),
+        ({"behind": 0, "steps_lost": 1}, f"in memory: step 60; went on from step 21, 1 step lost; {SPENT}"),
+        ({"step": 0}, f"in memory: step 60 (3 behind); no state was used, 24 steps lost; {SPENT}"),
+        ({**NOTHING, "failed": 3}, "in memory: no step yet; 1 save, 3 failed"),
+    ],
+)
+def test_state_in_memory_in_a_line(changed: dict[str, Any], says: str) -> None:
+    known = {"step": 21, "steps_lost": 24, "newest": 60, "behind": 3, "saves": 6, "failed": 0, "share": 0.009}
+    assert line_of({**known, "in_use": 3072, "limit": 9216, **changed}) == says
 
 
 def test_a_stall_is_over_when_the_ranks_go_on() -> None:
