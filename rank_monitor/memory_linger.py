@@ -29,7 +29,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from rank_monitor.contract.memory_files import complete_folders, complete_generations
+from rank_monitor.contract.memory_files import complete_steps
 from rank_monitor.contract.processes import memory_folder, proc
 from rank_monitor.contract.processes.fork import fork
 from rank_monitor.contract.processes.memory_folder import OwnedFolder, now_s
@@ -97,9 +97,7 @@ def _note_death(owned: OwnedFolder, tag: str) -> float | None:
         owner = owned.read()
         if owner is None or owner.tag != tag or owner.is_dead:
             return None
-        names = owned.names()
-        is_wanted = bool(complete_generations(names) or complete_folders(names))
-        if is_wanted and owner.linger_s > 0:
+        if complete_steps(owned.names()) and owner.linger_s > 0:
             owned.write(dataclasses.replace(owner, seen_s=now_s(), is_dead=True))
             return now_s() + owner.linger_s
         memory_folder.remove_aside(owned.set_aside())

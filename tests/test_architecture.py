@@ -180,6 +180,7 @@ ROOMS: dict[str, set[str]] = {
         *("rank.agreement", "control", "errors", "inject", "rank.lazy_names", "rank.monitoring"),
         *("rank_monitor_client", "straggler"),
     },
+    "ft_client.integrations.local_checkpoints": {"memory", "rank.agreement"},
     "ft_client.integrations.nvrx_alias": {"inject", "inprocess.standalone"},
     "ft_client.integrations.nvrx_alias.peer": {
         *("errors", "integrations.nvrx_alias", "rank.monitoring", "rank_monitor_client", "control"),

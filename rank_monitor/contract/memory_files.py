@@ -6,8 +6,8 @@ Both sides know only what is written here.
 **The launcher** makes the folder (`folder_name`, mode 0700, below `--ft-memory-dir`) before it starts ranks, and
 passes it as a `MemoryFiles` record in `env.MEMORY_FILES`. It writes one file in the folder, `OWNER_NAME`, and changes
 no other. Between two cycles, when none of its ranks lives, it may remove files; at the end of the job it removes the
-folder. A launcher that finds a folder of the same key may adopt it: `complete_generations` of the folder's listing says
-which steps are there.
+folder. A launcher that finds a folder of the same key may adopt it: `complete_steps` of the folder's listing says which
+steps are there.
 
 **The ranks** write one file each for a step, mode 0600:
 
@@ -25,6 +25,9 @@ which steps are there.
   that no program which that process starts takes the rank's files.
 - `processes/rank_progress.py` names one small file for each rank, which says how far the rank is. It outlives the rank,
   as all files here.
+- Parts of local checkpoints (Megatron's) lie in a folder `parts_name(key)`, with a folder for each rank. The key tells
+  the checkpoints of one program from those of another. Once all ranks have their parts of an iteration, they make an
+  empty file with the name of a `PartsMark` beside that folder, and remove older marks of the same key.
 - A folder of a step, for a user's own files (`ft.memory_folder`), has a name by `StateFolder.name`. It is complete
   when it has this name. Until then its name is that with `UNFINISHED` appended, and its content means nothing.
 
@@ -57,6 +60,7 @@ _STATE_FILE = re.compile(
 _STATE_FOLDER = re.compile(
     r"step-(\d{1,18})_world-(\d{1,9})_ranks-([0-9a-f]{8})_series-([0-9a-f]{8})\.folder", re.ASCII
 )
+_PARTS_MARK = re.compile(r"step-(\d{1,18})_parts-([0-9a-f]{8})\.mark", re.ASCII)
 
 
 class StateTier(str, Enum):
@@ -138,6 +142,21 @@ class StateFolder:
 
 
 @dataclass(frozen=True)
+class PartsMark:
+    """The name of a file that says which local checkpoint is complete on all nodes.
+
+    `step`: the iteration. `key`: see above; eight hexadecimal digits.
+    """
+
+    step: int
+    key: str
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step}_parts-{self.key}.mark"
+
+
+@dataclass(frozen=True)
 class Generation:
     """A step whose files are all there on one node.
 
@@ -208,7 +227,27 @@ def complete_generations(names: Iterable[str]) -> list[Generation]:
     return sorted(found, key=lambda generation: (generation.step, generation.series), reverse=True)
 
 
+def parts_name(key: str) -> str:
+    """Returns the name of the folder with the parts of local checkpoints. `key`: see above."""
+    return f"parts-{key}"
+
+
+def parts_marks(names: Iterable[str]) -> list[PartsMark]:
+    """Returns the marks of complete local checkpoints in the listing of a node's folder."""
+    found = map(_PARTS_MARK.fullmatch, names)
+    return [PartsMark(int(mark[1]), mark[2]) for mark in found if mark is not None]
+
+
 def complete_folders(names: Iterable[str]) -> list[StateFolder]:
     """Returns the whole folders of steps in the listing of a node's folder, the newest step first."""
     found = [folder for folder in map(state_folder, names) if folder is not None]
     return sorted(found, key=lambda folder: (folder.step, folder.series), reverse=True)
+
+
+def complete_steps(names: Iterable[str]) -> set[int]:
+    """Returns the steps that are complete in the listing of a node's folder, in whatever form. A folder without one is
+    of no use to the next start."""
+    listing = list(names)
+    steps = {generation.step for generation in complete_generations(listing)}
+    steps |= {folder.step for folder in complete_folders(listing)}
+    return steps | {mark.step for mark in parts_marks(listing)}

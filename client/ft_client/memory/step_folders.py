@@ -46,8 +46,8 @@ def why_off(settings: MemoryFiles, world: int, names: Sequence[str]) -> str:
     if len(nothing) >= _MAX_NOT_WHOLE:
         return f"{len(nothing)} folders in a row were not whole"
     folder = Path(settings.folder)
-    largest = max((_size_of(folder / name) for name in names if _world_of(name) == world), default=0)
-    promised = sum(_size_of(folder / name) for name in names if name not in nothing)
+    largest = max((size_of(folder / name) for name in names if _world_of(name) == world), default=0)
+    promised = sum(size_of(folder / name) for name in names if name not in nothing)
     freed = sum(tmpfs.bytes_in(str(folder / name)) for name in nothing)
     try:
         mount = os.statvfs(folder)
@@ -91,16 +91,16 @@ def too_large(settings: MemoryFiles, name: str) -> OSError | None:
     """
     names = set(names_in(settings.folder))
     counted = names - set(unfinished(names)) | {name}
-    total = sum(_size_of(Path(settings.folder) / name) for name in counted)
+    total = sum(size_of(Path(settings.folder) / name) for name in counted)
     if total <= settings.limit:
         return None
     return OSError(f"all states in memory would have {total} bytes, {total - settings.limit} more than the limit")
 
 
-def _size_of(path: Path) -> int:
+def size_of(path: Path) -> int:
     """Returns the bytes of a file, or of all files in a folder; 0 where it is gone meanwhile."""
     if path.is_dir():
-        return sum(_size_of(Path(folder) / name) for folder, _, names in os.walk(path) for name in names)
+        return sum(size_of(Path(folder) / name) for folder, _, names in os.walk(path) for name in names)
     try:
         return path.lstat().st_size
     except OSError:
@@ -114,7 +114,7 @@ def is_freed(path: Path) -> bool:
 
 def free(path: Path) -> None:
     """Frees the memory of a folder that came to nothing. Notes its size in it."""
-    size = _size_of(path)
+    size = size_of(path)
     remove(path.parent, [path.name])
     with suppress(OSError):
         path.mkdir(mode=0o700, exist_ok=True)

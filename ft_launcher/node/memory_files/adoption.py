@@ -13,7 +13,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rank_monitor.contract.memory_files import FOLDER_PREFIX, complete_folders, complete_generations, folder_name
+from rank_monitor.contract.memory_files import FOLDER_PREFIX, complete_steps, folder_name
 from rank_monitor.contract.processes.memory_folder import Owner, is_aside
 
 MAX_FOLDERS = 64
@@ -89,12 +89,10 @@ def left_behind(owner: Owner | None, names: Collection[str], boot: str, now_s: f
         now_s: the time of the records.
         linger_s: `--ft-memory-linger` of this start.
     """
-    steps = {generation.step for generation in complete_generations(names)}
-    steps |= {folder.step for folder in complete_folders(names)}
     age_s, is_of_this_boot = None, False
     if owner is not None:
         age_s, is_of_this_boot = round(max(0.0, now_s - owner.seen_s), 3), owner.boot == boot
-    return LeftBehind(tuple(sorted(steps)), age_s, is_of_this_boot, linger_s)
+    return LeftBehind(tuple(sorted(complete_steps(names))), age_s, is_of_this_boot, linger_s)
 
 
 def adoption(left: LeftBehind) -> Adoption:

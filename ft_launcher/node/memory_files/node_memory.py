@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rank_monitor.contract.memory_files import complete_folders, complete_generations
+from rank_monitor.contract.memory_files import complete_steps
 from rank_monitor.contract.processes import rank_progress, tmpfs
 from rank_monitor.contract.processes.rank_progress import RankProgress
 
@@ -77,7 +77,7 @@ def read(folder: Path, limit: int, since_ns: int) -> NodeMemory:
         OSError: the folder cannot be read.
     """
     names = os.listdir(folder)  # noqa: PTH208 - names, not paths
-    steps = [found.step for found in complete_generations(names)] + [found.step for found in complete_folders(names)]
+    steps = complete_steps(names)
     known = rank_progress.read_all(str(folder), names)
     ranks = {rank: progress for rank, progress in sorted(known.items()) if progress.began_ns >= since_ns}
     return NodeMemory(max(steps, default=None), tmpfs.bytes_in(str(folder)), limit, ranks)

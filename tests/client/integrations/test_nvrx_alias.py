@@ -78,6 +78,20 @@ assert older is inject_fault and inprocess.tools.inject_fault.Fault.SIGKILL.valu
 from nvidia_resiliency_ext.shared_utils.inject_fault import Fault, clear_workload_exception, dispatch_fault_injection
 assert Fault is inprocess.tools.inject_fault.Fault
 
+from nvidia_resiliency_ext.checkpointing.local.ckpt_managers import base_manager, local_manager
+from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.base_manager import CheckpointingException
+from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
+from nvidia_resiliency_ext.checkpointing.local.replication.group_utils import GroupWrapper, parse_group_sequence
+from nvidia_resiliency_ext.checkpointing.local.replication.strategies import CliqueReplicationStrategy
+from nvidia_resiliency_ext.checkpointing.local.replication.strategies import LazyCliqueReplicationStrategy
+from nvidia_resiliency_ext.checkpointing.local.base_state_dict import TensorAwareStateDict
+from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
+from nvidia_resiliency_ext.checkpointing.utils import debug_time, preload_tensors, wrap_for_async
+from ft_client.integrations.local_checkpoints.local_manager import LocalCheckpointManager as own_manager
+assert LocalCheckpointManager is own_manager and issubclass(own_manager, base_manager.BaseCheckpointManager)
+assert issubclass(BasicTensorAwareStateDict, TensorAwareStateDict)
+assert pickle.loads(pickle.dumps(BasicTensorAwareStateDict({"a": 1}))).state_dict == {"a": 1}
+
 import ft_client.integrations.lightning as callbacks
 import nvidia_resiliency_ext.ptl_resiliency as ptl
 import nvidia_resiliency_ext.ptl_resiliency.fault_tolerance_callback as room
@@ -86,13 +100,14 @@ assert {"FaultToleranceCallback", "FaultToleranceSectionsCallback", "StragglerDe
 """
 
 MISSING = """
-for name in ("checkpointing", "checkpointing.async_ckpt.core", "attribution.log_analyzer", "nothing", "inprocess.x"):
+for name in ("checkpointing.async_ckpt", "checkpointing.async_ckpt.core",
+             "attribution.log_analyzer", "nothing", "inprocess.x"):
     try:
         __import__("nvidia_resiliency_ext." + name)
     except ModuleNotFoundError as error:
         print(error)
 try:
-    from nvidia_resiliency_ext import checkpointing
+    from nvidia_resiliency_ext.checkpointing import async_ckpt
 except ImportError as error:
     print(error)
 """
@@ -106,7 +121,7 @@ def test_what_we_do_not_have_is_an_import_error_that_says_so() -> None:
     _, *errors = said_by(INSTALL + MISSING)
     assert len(errors) == 6
     assert all("is not there under the alias of ft_launcher" in error for error in errors)
-    assert "checkpoint formats are not part of ft_launcher" in errors[0] == errors[-1]
+    assert "of the peer's checkpointing there are local checkpoints only" in errors[0] == errors[-1]
     assert "straggler detection only" in errors[2]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rank_monitor.contract import memory_files
-from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile, StateFolder
+from rank_monitor.contract.memory_files import Generation, MemoryFiles, PartsMark, StateFile, StateFolder
 from rank_monitor.contract.wire.json_record import read_record, write_record
 
 
@@ -77,6 +77,13 @@ def test_folders_are_ordered_by_their_steps() -> None:
     listing = [StateFolder(step, 4, "00000001", "0a1b2c3d").name for step in (9, 10, 8)]
     listing.append(StateFolder(11, 4, "00000001", "0a1b2c3d").name + memory_files.UNFINISHED)
     assert [folder.step for folder in memory_files.complete_folders(listing)] == [10, 9, 8]
+
+
+def test_marks_say_which_local_checkpoint_is_complete() -> None:
+    mark = PartsMark(120, "0a1b2c3d")
+    assert mark.name == "step-120_parts-0a1b2c3d.mark"
+    listing = [mark.name, memory_files.parts_name("0a1b2c3d"), mark.name + "x", *names(10, [0, 1])]
+    assert memory_files.parts_marks(listing) == [mark]
 
 
 def test_what_the_launcher_tells_is_read_as_it_was_written() -> None:

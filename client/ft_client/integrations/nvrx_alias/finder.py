@@ -30,8 +30,16 @@ _ALIAS = "ft_client.integrations.nvrx_alias"
 _OWN_ROOMS = f"{_ALIAS}.peer"
 """The package that is loaded under the peer's own name."""
 
+_LOCAL = "ft_client.integrations.local_checkpoints"
 _STRAGGLER = "ft_client.straggler"
 _TARGETS = {
+    "checkpointing.utils": f"{_LOCAL}.debug",
+    "checkpointing.local.base_state_dict": f"{_LOCAL}.state_dicts",
+    "checkpointing.local.basic_state_dict": f"{_LOCAL}.state_dicts",
+    "checkpointing.local.ckpt_managers.base_manager": f"{_LOCAL}.base_manager",
+    "checkpointing.local.ckpt_managers.local_manager": f"{_LOCAL}.local_manager",
+    "checkpointing.local.replication.group_utils": f"{_LOCAL}.group_utils",
+    "checkpointing.local.replication.strategies": f"{_LOCAL}.strategies",
     "inprocess": "ft_client.inprocess",
     "inprocess.tools": f"{_OWN_ROOMS}.inprocess_tools",
     "inprocess.tools.inject_fault": f"{_ALIAS}.inject_fault",
@@ -51,10 +59,17 @@ _TARGETS = {
 }
 _PTL_CALLBACKS = ("fault_tolerance_callback", "fault_tolerance_sections_callback", "straggler_det_callback")
 _TARGETS |= {f"ptl_resiliency.{name}": "ft_client.integrations.lightning" for name in _PTL_CALLBACKS}
-_BARE = {"attribution", "shared_utils"}
+_BARE = {
+    "attribution",
+    "checkpointing",
+    "checkpointing.local",
+    "checkpointing.local.ckpt_managers",
+    "checkpointing.local.replication",
+    "shared_utils",
+}
 """Packages of the peer of which we have only what stands below them."""
 _MISSING = {
-    "checkpointing": "checkpoint formats are not part of ft_launcher",
+    "checkpointing": "of the peer's checkpointing there are local checkpoints only",
     "ptl_resiliency.local_checkpoint_callback": "checkpoint formats are not part of ft_launcher",
     "attribution": "of the peer's attribution there is straggler detection only; ft_launcher explains faults itself",
 }

@@ -15,7 +15,14 @@ from ft_launcher.node.memory_files.adoption import (
     names_for,
     of_user,
 )
-from rank_monitor.contract.memory_files import FOLDER_PREFIX, OWNER_NAME, StateFile, StateFolder, unfinished_name
+from rank_monitor.contract.memory_files import (
+    FOLDER_PREFIX,
+    OWNER_NAME,
+    PartsMark,
+    StateFile,
+    StateFolder,
+    unfinished_name,
+)
 from rank_monitor.contract.processes.memory_folder import Owner
 
 BOOT, DIED_S = "boot-1", 1000.0
@@ -65,6 +72,7 @@ def test_names_for_launchers_of_one_key_are_different() -> None:
         (OWNER, [PART, unfinished_name(0, 0)], DIED_S, 60.0, LeftBehind((), 0.0, True, 60.0)),
         (OWNER, [StateFolder(40, 2, "0a0a0a0a", SERIES).name], DIED_S, 60.0, LeftBehind((40,), 0.0, True, 60.0)),
         # The clock of the machine never goes back; a wrong record must not give an age below zero.
+        (OWNER, [*WHOLE, PartsMark(30, SERIES).name], DIED_S, 60.0, LeftBehind((10, 20, 30), 0.0, True, 60.0)),
         (OWNER, WHOLE, DIED_S - 9, 60.0, LeftBehind((10, 20), 0.0, True, 60.0)),
         (dataclasses.replace(OWNER, boot="x"), WHOLE, DIED_S, 60.0, LeftBehind((10, 20), 0.0, False, 60.0)),
         (None, WHOLE, DIED_S, 60.0, LeftBehind((10, 20), None, False, 60.0)),

@@ -1,0 +1,106 @@
+"""What all ranks agree upon: whether a save fits everywhere, and which save all of them can load. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rank_monitor.contract.memory_room import size_in_words
+
+
+@dataclass(frozen=True)
+class Bid:
+    """What one rank says before a save.
+
+    Attributes:
+        node: tells the rank's node from others.
+        token: that the rank has drawn; rank 0's counts.
+        need: bytes that its part will have, as far as known.
+        left_for_files: bytes that all new parts of its node may have together.
+        left_in_memory: bytes that all new parts of its node and the copies on the host may have together.
+        refused: why it cannot save; empty: it can.
+    """
+
+    node: str
+    token: str
+    need: int
+    left_for_files: int
+    left_in_memory: int
+    refused: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SaveVerdict:
+    """What follows from all bids; the same on all ranks.
+
+    Attributes:
+        token: of the save.
+        refused: why no rank saves; empty: all do.
+    """
+
+    token: str
+    refused: str
+
+
+def decide_save(bids: Sequence[Bid]) -> SaveVerdict:
+    """Returns whether all ranks save. `bids`: by rank."""
+    token = bids[0].token
+    nodes: dict[str, list[int]] = defaultdict(list)
+    for rank, bid in enumerate(bids):
+        if bid.refused:
+            return SaveVerdict(token, f"rank {rank}: {bid.refused}")
+        nodes[bid.node].append(rank)
+    for ranks in nodes.values():
+        need = sum(bids[rank].need for rank in ranks)
+        left = min(bids[rank].left_for_files for rank in ranks)
+        in_memory = min(bids[rank].left_in_memory for rank in ranks)
+        where = f"the node of rank {ranks[0]}"
+        if need > left:
+            missing = size_in_words(need - left)
+            return SaveVerdict(
+                token,
+                f"parts of {size_in_words(need)} do not fit into the {size_in_words(left)} that are left on {where}"
+                f" ({missing} are missing)",
+            )
+        # A part is copied to the host before it is written.
+        if 2 * need > in_memory:
+            return SaveVerdict(
+                token,
+                f"parts of {size_in_words(need)} and their copies do not fit into the {size_in_words(in_memory)} of"
+                f" memory that are left on {where}",
+            )
+    return SaveVerdict(token, "")
+
+
+@dataclass(frozen=True, order=True)
+class Save:
+    """One save of the whole job: an iteration may have been saved more than once."""
+
+    iteration: int
+    token: str
+
+
+def common_saves(offers: Sequence[Sequence[Save]]) -> list[Save]:
+    """Returns the saves of which each rank has its part, the newest iteration first.
+
+    Args:
+        offers: by rank, what each has.
+    """
+    found = set(offers[0])
+    for offer in offers:
+        found &= set(offer)
+    return sorted(found, reverse=True)
+
+
+def newest_left_out(offers: Sequence[Sequence[Save]], common: Sequence[Save]) -> int | None:
+    """Returns the newest iteration that a rank has and that is newer than all that can be loaded; None: there is
+    none."""
+    newest = max((save.iteration for offer in offers for save in offer), default=None)
+    if newest is None or (common and common[0].iteration >= newest):
+        return None
+    return newest

@@ -1,0 +1,384 @@
+"""`BaseCheckpointManager`: how the ranks save and load their parts together, wherever these lie.
+
+Names, arguments and hooks are the peer's. What differs:
+
+- A save that fails ends no training: one line says why. After three in a row no more are made.
+- A load takes the newest save that all ranks can read and verify, and parts of one save only (`agreement.py`).
+- Nothing is replicated: a part is a pickle, and none from another rank is read.
+
+All public methods but the constructor are collective.
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from logging import getLogger
+from typing import Any
+
+import torch
+
+from ft_client.integrations.local_checkpoints.agreement import (
+    Bid,
+    Save,
+    SaveVerdict,
+    common_saves,
+    decide_save,
+    newest_left_out,
+)
+from ft_client.integrations.local_checkpoints.async_request import AsyncRequest, nothing
+from ft_client.integrations.local_checkpoints.debug import debug_time
+from ft_client.integrations.local_checkpoints.state_dicts import TensorAwareStateDict
+from ft_client.memory.background_work import BACKGROUND
+from ft_client.memory.node_folder import say, say_on_rank_0
+from ft_client.rank.agreement import group
+
+logger = getLogger("ft_client")
+
+MAX_FAILURES = 3
+"""Saves in a row that may fail, as for `MemoryCheckpoint`."""
+_NOT_REPLICATED = (
+    "local checkpoints are not replicated: they are pickles, and none from another node is read. Each node keeps those"
+    " of its ranks"
+)
+
+CkptID = tuple[int, int, Any]
+"""Iteration, rank and session of a part."""
+
+
+class CheckpointingException(Exception):
+    """A part cannot be loaded."""
+
+
+class SameMachineReplicationException(CheckpointingException):
+    """Never raised here. Programs import its name."""
+
+    def __init__(self, ckpt_id: CkptID) -> None:
+        super().__init__(f"{ckpt_id} is there already")
+
+
+class BaseCheckpointManager(ABC):
+    """Saves and loads the parts of a checkpoint by hooks of a subclass.
+
+    Args:
+        session_id: tells the checkpoints of one program from those of others.
+        repl_strategy: refused with one line: nothing is replicated.
+
+    Attributes:
+        latest_iteration: what `find_latest` has found; -1: nothing is known.
+        failures: how many saves have failed; the same on all ranks.
+    """
+
+    def __init__(self, session_id: Any, repl_strategy: object | None = None) -> None:
+        self.latest_iteration = -1
+        self.session_id = session_id
+        self.repl_strategy = None
+        self.failures = 0
+        self._failed_in_a_row = 0
+        self._rank: int | None = None
+        self._token = ""
+        """Of the save that was begun last."""
+        self._agreed_token = ""
+        """Of the save that is loaded."""
+        self._world = 1
+        """How many ranks the job had at the beginning of that save."""
+        self._in_flight: int | None = None
+        """The iteration of an asynchronous save that is not finalized yet."""
+        self._is_late_said = False
+        self._complete: int | None = None
+        """The newest iteration that all ranks are known to have."""
+        self._held: tuple[int, Any] | None = None
+        """The state that `find_latest` has read, for the `load` after it."""
+        if repl_strategy is not None:
+            say_on_rank_0(_NOT_REPLICATED)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what another process needs to write a part: a persistent worker gets this object."""
+        return {**vars(self), "_held": None}
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process in the job."""
+        if self._rank is None:
+            self._rank = group.rank()
+        return self._rank
+
+    def _ckpt_id(self, iteration: int) -> CkptID:
+        """Returns what names this rank's part of an iteration.
+
+        Raises:
+            CheckpointingException: the iteration is negative.
+        """
+        if iteration < 0:
+            raise CheckpointingException(f"an iteration is not negative: {iteration}")
+        return iteration, self.rank, self.session_id
+
+    @abstractmethod
+    def _my_ckpt_ids(self) -> Iterable[CkptID]:
+        """Returns the parts that are here."""
+
+    @abstractmethod
+    def _load(self, ckpt_id: CkptID) -> TensorAwareStateDict:
+        """Reads a part. Raises whatever says why it cannot be read."""
+
+    @abstractmethod
+    def _save(self, state_dict: TensorAwareStateDict, ckpt_id: CkptID) -> None:
+        """Writes a part, perhaps in another process. Raises whatever says why it cannot be written."""
+
+    @abstractmethod
+    def _cleanup(self, iteration: int) -> None:
+        """Removes what nobody loads any more, once all ranks have this iteration."""
+
+    @abstractmethod
+    def _cleanup_failed_save(self, iteration: int) -> None:
+        """Removes what a failed save of this iteration has left."""
+
+    def _prepare(self) -> None:  # noqa: B027 - a subclass needs none
+        """Raises RuntimeError where a rank cannot be asked yet. Called first by each method that asks others."""
+
+    def _token_of(self, ckpt_id: CkptID) -> str:
+        """Returns the token of a part; empty: it has none."""
+        return ""
+
+    def _bid(self, state_dict: TensorAwareStateDict) -> Bid:
+        """Returns what this rank says before a save. Does not fail."""
+        return Bid(str(self.rank), "", 0, 0, 0, "")
+
+    def find_latest(self) -> int:
+        """Returns the newest iteration of which all ranks have a part of the same save, each verified and read; -1:
+        there is none. Collective.
+
+        A part that cannot be read here will not be read by `load` either, and the training would end. So the state is
+        read now, and held until `load`.
+        """
+        self._prepare()
+        if self.latest_iteration != -1:
+            return self.latest_iteration
+        self._held = None
+        BACKGROUND.wait()
+        offers = _offers(self._saves())
+        common = common_saves(offers)
+        for save in common:
+            if self._is_read_everywhere(save):
+                self._complete = self.latest_iteration = save.iteration
+                return save.iteration
+        left_out = newest_left_out(offers, common)
+        if left_out is not None:
+            say_on_rank_0(
+                f"the local checkpoint of iteration {left_out} cannot be used: not all ranks have a part of the same"
+                " save"
+            )
+        return -1
+
+    def load(self) -> tuple[TensorAwareStateDict, CkptID]:
+        """Returns the state of the iteration that `find_latest` has found, on its devices, and what names this rank's
+        part. Collective.
+
+        Raises:
+            CheckpointingException: `find_latest` has found none, or a rank cannot read its part. The part stays.
+        """
+        if self.latest_iteration == -1:
+            raise CheckpointingException("find_latest() has found no local checkpoint to load, or was not called")
+        ckpt_id = self._ckpt_id(self.latest_iteration)
+        problem = ""
+        held, self._held = self._held, None
+        if held is None or held[0] != self.latest_iteration:
+            try:
+                held = self.latest_iteration, self._load(ckpt_id)
+            except Exception as error:
+                problem = _words(error)
+        first = _first_problem(problem)
+        if first or held is None:
+            raise CheckpointingException(f"the local checkpoint of iteration {ckpt_id[0]} cannot be loaded: {first}")
+        state: TensorAwareStateDict = held[1]
+        state.restore_tensor_device(non_blocking=False)
+        return state, ckpt_id
+
+    def save(self, state_dict: TensorAwareStateDict, iteration: int, is_async: bool = False) -> AsyncRequest | None:
+        """Saves this rank's part. Collective. A save that fails is said by one line, and ends no training.
+
+        Args:
+            state_dict: the state of this rank. Its tensors are replaced by copies on the host.
+            iteration: how many steps the training has done.
+            is_async: whether the part is written later, by whoever carries the returned request out.
+
+        Returns:
+            The request; None: the part is written.
+        """
+        self._prepare()
+        ckpt_id = self._ckpt_id(iteration)
+        self.latest_iteration = -1
+        self._held = None
+        refused = self._why_off(iteration) or self._begin(state_dict)
+        if refused:
+            if is_async:
+                return AsyncRequest(nothing, (), [], {})
+            return None
+        problem = self._copy_to_host(state_dict)
+        self._in_flight = iteration
+        if is_async:
+            finalize = partial(self._finalize, iteration, problem)
+            if problem:
+                return AsyncRequest(nothing, (), [finalize], {})
+            return AsyncRequest(_write_in_another_process, (self, state_dict, ckpt_id), [finalize], {})
+        if not problem:
+            problem = _problem_of(partial(self._save_fn, {ckpt_id: state_dict}))
+        self._finalize(iteration, problem, is_async=False)
+        return None
+
+    def _save_fn(self, id_to_state_dict: dict[CkptID, TensorAwareStateDict]) -> None:
+        """Writes parts, without a pause by Python's collector of garbage."""
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            for ckpt_id, state_dict in id_to_state_dict.items():
+                self._save(state_dict, ckpt_id)
+        finally:
+            if was_on:
+                gc.enable()
+
+    def _why_off(self, iteration: int) -> str:
+        """Returns why nothing is tried; the same on all ranks. Empty: a save is tried."""
+        if self._failed_in_a_row >= MAX_FAILURES:
+            return "off"
+        if self._in_flight is None:
+            return ""
+        if not self._is_late_said:
+            self._is_late_said = True
+            say_on_rank_0(
+                f"the local checkpoint of iteration {iteration} is left out: that of iteration {self._in_flight} is"
+                " still being written"
+            )
+        return "late"
+
+    def _begin(self, state_dict: TensorAwareStateDict) -> str:
+        """Agrees with all ranks that a save begins, and on its token. Returns why not, the same on all ranks."""
+        # What an earlier save removes counts as free only once it is removed.
+        BACKGROUND.wait()
+        bids = [Bid(**bid) for bid in group.gather_json(self._bid(state_dict).as_json())]
+        verdict: SaveVerdict = decide_save(bids)
+        self._token = verdict.token
+        self._world = len(bids)
+        if verdict.refused:
+            self._note_failure(verdict.refused)
+        return verdict.refused
+
+    def _copy_to_host(self, state_dict: TensorAwareStateDict) -> str:
+        """Copies the tensors to the host, and waits for that. Returns why it has failed; empty: it has not."""
+
+        def copy() -> None:
+            state_dict.copy_tensors_to_cpu(non_blocking=True)
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+
+        return _problem_of(copy)
+
+    def _finalize(self, iteration: int, problem: str, is_async: bool = True) -> None:
+        """Agrees with all ranks on what became of a save, and removes what is not needed any more. Collective."""
+        with debug_time("finalize_fn", logger):
+            self._in_flight = None
+            self._is_late_said = False
+            if not problem and not self._is_here(iteration):
+                problem = "its part is not there"
+            first = _first_problem(problem)
+            if first:
+                self._note_failure(f"iteration {iteration}: {first}")
+                if self._complete == iteration:
+                    self._complete = None
+                clean = partial(self._cleanup_failed_save, iteration)
+            else:
+                self._failed_in_a_row = 0
+                self._complete = iteration
+                clean = partial(self._cleanup, iteration)
+            if is_async:
+                BACKGROUND.start(partial(_quietly, clean))
+            else:
+                _quietly(clean)
+
+    def _is_here(self, iteration: int) -> bool:
+        """Whether this rank's part of the save that was written is whole."""
+        return any(save == Save(iteration, self._token) for save in self._saves())
+
+    def _saves(self) -> list[Save]:
+        """Returns the saves of which this rank has its part. Does not fail: the other ranks wait for this one."""
+        try:
+            return [Save(found[0], self._token_of(found)) for found in self._my_ckpt_ids() if found[1] == self.rank]
+        except Exception as error:
+            say(f"the local checkpoints of rank {self.rank} cannot be listed: {_words(error)}")
+            return []
+
+    def _is_read_everywhere(self, save: Save) -> bool:
+        """Reads this rank's part of a save, and holds it. Returns whether all ranks have read theirs. Collective."""
+        self._agreed_token = save.token
+        problem = ""
+        try:
+            self._held = save.iteration, self._load(self._ckpt_id(save.iteration))
+        except Exception as error:
+            problem = _words(error)
+        first = _first_problem(problem)
+        if first:
+            self._held = None
+            say_on_rank_0(f"the local checkpoint of iteration {save.iteration} is not used: {first}")
+        return not first
+
+    def _note_failure(self, reason: str) -> None:
+        """Counts a failed save, and says it. Called on all ranks for the same saves."""
+        self.failures += 1
+        self._failed_in_a_row += 1
+        text = f"no local checkpoint was saved: {reason}"
+        if self._failed_in_a_row >= MAX_FAILURES:
+            text += f". {MAX_FAILURES} in a row were not: no more are saved"
+        say_on_rank_0(text)
+
+
+def _write_in_another_process(
+    manager: BaseCheckpointManager, state_dict: TensorAwareStateDict, ckpt_id: CkptID
+) -> None:
+    """Writes a part. Mostly runs in a process beside the rank, whose end must not depend on it.
+
+    A function of a module, which a persistent worker can be sent.
+    """
+    problem = _problem_of(partial(manager._save_fn, {ckpt_id: state_dict}))
+    if problem:
+        say(f"the local checkpoint of iteration {ckpt_id[0]} of rank {ckpt_id[1]} was not written: {problem}")
+
+
+def _offers(own: list[Save]) -> list[list[Save]]:
+    """Returns what each rank has, by rank. Collective."""
+    gathered = group.gather_json([[save.iteration, save.token] for save in own])
+    return [[Save(*save) for save in offer] for offer in gathered]
+
+
+def _first_problem(own: str) -> str:
+    """Returns the problem of the first rank that has one, with the rank; empty: none has. Collective."""
+    for rank, problem in enumerate(group.gather_json(own)):
+        if problem:
+            return f"rank {rank}: {problem}"
+    return ""
+
+
+def _problem_of(work: Callable[[], object]) -> str:
+    """Returns why some work has failed; empty: it has not."""
+    try:
+        work()
+    except Exception as error:
+        return _words(error)
+    return ""
+
+
+def _quietly(work: Callable[[], object]) -> None:
+    """Does some work that nothing depends on."""
+    problem = _problem_of(work)
+    if problem:
+        say(f"local checkpoints were not cleaned up: {problem}")
+
+
+def _words(error: Exception) -> str:
+    """Returns an error in one line."""
+    text = ""
+    with suppress(Exception):
+        text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"

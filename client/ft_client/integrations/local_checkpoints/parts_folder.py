@@ -1,0 +1,179 @@
+"""Where the parts of this rank lie, what is there, and how much room is left. Asks no other rank.
+
+Under the launcher this is a folder in the launcher's own, in memory: it outlives the ranks, and the launcher removes it
+at the job's end. Where the launcher has none, and without the launcher, it is the folder that the user's program names,
+as with the peer's package. Nobody removes that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from ft_client.integrations.local_checkpoints import part_files, part_format
+from ft_client.integrations.local_checkpoints.part_format import SavedPart
+from ft_client.memory.node_folder import claim, names_in, node_of, read_settings_in_group, say, why_not
+from ft_client.memory.room import Room
+from ft_client.memory.step_folders import size_of
+from ft_client.rank.agreement import group
+from rank_monitor.contract import memory_files
+from rank_monitor.contract.memory_files import MemoryFiles, PartsMark
+from rank_monitor.contract.memory_room import MemoryRoom
+from rank_monitor.contract.processes import tmpfs
+from rank_monitor.contract.processes.cgroup import memory_room
+
+
+class PartsFolder:
+    """The folder of this rank's parts. Must be made after `init_process_group`.
+
+    Args:
+        root: the folder that the user's program names.
+        session: tells the checkpoints of one program from others in that folder.
+
+    Raises:
+        RuntimeError: the job has several ranks and no process group yet.
+
+    Attributes:
+        path: the folder of this rank. It may not be there yet.
+        refused: why this rank can keep no part; empty: it can, as far as is known.
+    """
+
+    def __init__(self, root: str | Path, session: str) -> None:
+        self.refused = ""
+        self._settings: MemoryFiles | None = None
+        self._key = f"{zlib.crc32(repr((os.path.abspath(root), session)).encode()):08x}"  # noqa: PTH100 - no link is read
+        top = Path(root) / session
+        settings = read_settings_in_group("LocalCheckpointManager")
+        if settings is not None:
+            reason = why_not(settings)
+            if not reason:
+                self._settings = settings
+                self.refused = claim(settings.folder)
+                top = Path(settings.folder) / memory_files.parts_name(self._key)
+            elif os.environ.get("LOCAL_RANK", "0") == "0":
+                say(f"local checkpoints lie in {top}, as their program says: {reason}")
+        self.path = top / str(group.rank())
+        self._top = top
+
+    @property
+    def node(self) -> str:
+        """What tells the node of this folder from others."""
+        return node_of(str(self._top), group.rank())
+
+    def make(self) -> None:
+        """Makes the folder.
+
+        Raises:
+            NotReadable, OSError: it cannot be made.
+        """
+        if self._settings is not None and not Path(self._settings.folder).is_dir():
+            raise FileNotFoundError(f"{self._settings.folder} is gone")
+        part_files.make_folder(self.path)
+
+    def names(self) -> list[str]:
+        """Returns the names of the files that are there."""
+        return names_in(str(self.path))
+
+    def parts(self) -> list[SavedPart]:
+        """Returns what is whole, as far as its name and record say, of this rank in a job of as many ranks as now."""
+        found = []
+        for name in self.names():
+            numbers = part_format.whole(name)
+            part = part_files.part_of(self.path / name) if numbers is not None else None
+            if part is None or numbers != (part.iteration, part.rank):
+                continue
+            if (part.rank, part.world) == (group.rank(), group.size()):
+                found.append(part)
+        return found
+
+    def remove_dirty(self) -> None:
+        """Removes files whose writer has died, or will give them no name any more."""
+        self._remove(name for name in self.names() if part_format.is_dirty(name))
+
+    def keep_only(self, iteration: int) -> None:
+        """Removes all parts but that of an iteration."""
+        self._remove(
+            name
+            for name in self.names()
+            if part_format.is_leftover(name) or (part_format.whole(name) or (iteration,))[0] != iteration
+        )
+
+    def remove_iteration(self, iteration: int) -> None:
+        """Removes the part of an iteration, and files that are not whole."""
+        self._remove(
+            name
+            for name in self.names()
+            if part_format.is_dirty(name) or (part_format.whole(name) or (None,))[0] == iteration
+        )
+
+    def mark(self, iteration: int) -> None:
+        """Notes for the launcher that an iteration is complete in its folder: a launcher that starts after the death of
+        this one takes over a folder in which a step is complete."""
+        if self._settings is None:
+            return
+        folder = Path(self._settings.folder)
+        own = PartsMark(iteration, self._key)
+        with suppress(OSError):
+            (folder / own.name).touch(mode=0o600)
+            for mark in memory_files.parts_marks(names_in(str(folder))):
+                if mark.key == self._key and mark != own:
+                    (folder / mark.name).unlink(missing_ok=True)
+
+    def set_aside(self, part: str, iteration: int) -> None:
+        """Renames a part that was found torn, so that no load tries it again."""
+        torn = self.path / part_format.torn_name(iteration, group.rank())
+        try:
+            (self.path / part).rename(torn)
+        except OSError as problem:
+            say(f"{self.path / part} cannot be set aside: {problem}")
+
+    def largest(self) -> int:
+        """Returns the bytes of this rank's largest file."""
+        return max((size_of(self.path / name) for name in self.names()), default=0)
+
+    def left(self) -> tuple[int, int]:
+        """Returns how many bytes new parts of this node may have together: by the limit and the mount, and by the
+        memory, in which the copies on the host lie, too.
+
+        Files whose writers have died count as free: each rank removes its own before it writes.
+
+        Raises:
+            OSError: the folder cannot be looked at.
+        """
+        mount = os.statvfs(self.path)
+        size, free = mount.f_blocks * mount.f_frsize, mount.f_bavail * mount.f_frsize
+        memory = memory_room()
+        if self._settings is None:
+            files = Room(sys.maxsize, 0, 0, size, free).left()
+            if tmpfs.kind_of(str(self.path)) != tmpfs.KIND:
+                return files, sys.maxsize
+            return files, _left_in_memory(memory, 0, 0)
+        folder = Path(self._settings.folder)
+        promised = allocated = dirty = 0
+        for top, _, names in os.walk(folder):
+            for name in names:
+                path = Path(top) / name
+                with suppress(OSError):
+                    status = path.lstat()
+                    if part_format.is_dirty(name):
+                        dirty += status.st_blocks * 512
+                    else:
+                        promised += status.st_size
+                        allocated += status.st_blocks * 512
+        unwritten = max(0, promised - allocated)
+        files = Room(self._settings.limit, promised, unwritten, size, free, own=dirty).left()
+        return files, _left_in_memory(memory, unwritten, dirty)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with suppress(OSError):
+                (self.path / name).unlink()
+
+
+def _left_in_memory(memory: MemoryRoom | None, unwritten: int, own: int) -> int:
+    """Returns what the memory alone allows."""
+    return Room(sys.maxsize, 0, unwritten, 0, sys.maxsize // 2, own, memory).left()
