@@ -83,7 +83,7 @@ class BaseCheckpointManager(ABC):
         """Of the save that was begun last."""
         self._agreed_token = ""
         """Of the save that is loaded."""
-        self._world = 1
+        self._size = 1
         """How many ranks the job had at the beginning of that save."""
         self._in_flight: int | None = None
         """The iteration of an asynchronous save that is not finalized yet."""
@@ -261,7 +261,7 @@ class BaseCheckpointManager(ABC):
         bids = [Bid(**bid) for bid in group.gather_json(self._bid(state_dict).as_json())]
         verdict: SaveVerdict = decide_save(bids)
         self._token = verdict.token
-        self._world = len(bids)
+        self._size = len(bids)
         if verdict.refused:
             self._note_failure(verdict.refused)
         return verdict.refused

@@ -104,7 +104,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
     def _save(self, state_dict: TensorAwareStateDict, ckpt_id: CkptID) -> None:
         iteration, rank, _ = ckpt_id
         dirty = self._parts.path / part_format.dirty_name(iteration, rank, self._token)
-        part = SavedPart(iteration, rank, self._world, self._token, 0, 0)
+        part = SavedPart(iteration, rank, self._size, self._token, 0, 0)
         part_files.write(state_dict, dirty, self._local_ckpt_path_from_id(ckpt_id), part)
 
     def _cleanup(self, iteration: int) -> None:

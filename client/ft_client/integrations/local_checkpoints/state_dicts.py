@@ -74,7 +74,7 @@ class BasicTensorAwareStateDict(TensorAwareStateDict):
     def __init__(self, state_dict: Any) -> None:
         self.state_dict = state_dict
         self._is_hollow = False
-        self._device_types: list[str] = []
+        self._kinds: list[str] = []
         """Of the tensors in their order, once they were copied to the host."""
 
     def pop_tensors(self) -> list[torch.Tensor]:
@@ -111,18 +111,18 @@ class BasicTensorAwareStateDict(TensorAwareStateDict):
 
         assert not self._is_hollow
         map_in_place(_of_tensors(copied), self.state_dict)
-        if not self._device_types:
-            self._device_types = devices
+        if not self._kinds:
+            self._kinds = devices
 
     def restore_tensor_device(self, non_blocking: bool = True) -> None:
         assert not self._is_hollow
-        devices = iter(self._device_types)
+        devices = iter(self._kinds)
         # A device is noted by its kind: the rank may have another one of it now.
         map_in_place(
             _of_tensors(lambda tensor: tensor.to(next(devices, tensor.device.type), non_blocking=non_blocking)),
             self.state_dict,
         )
-        self._device_types = []
+        self._kinds = []
 
     def _fill(self, made: Callable[[TensorPlaceholder], torch.Tensor]) -> None:
         assert self._is_hollow
