@@ -40,7 +40,13 @@ def ends(job: Job, start: int) -> None:
 @pytest.mark.parametrize("is_async", [False, True], ids=["at once", "asynchronous"])
 def test_one_rank_and_then_all_are_killed(start_job: StartJob, tmp_path: Path, is_async: bool) -> None:
     write_plan(tmp_path, [(0, 13, [1], "dies"), (1, 28, [0, 1], "dies")], is_async)
-    ends(begin(start_job, "--max-restarts=2"), start=25)
+    job = begin(start_job, "--max-restarts=2")
+    ends(job, start=25)
+    looks = [(look["tier"], look["step"], look["reached"]) for look in job.journal("memory_loaded")]
+    assert looks == [("none", 0, 0), ("memory", 10, 10), ("memory", 25, 25)], "the program reports no steps between"
+    assert "the training goes on from step 25 in memory" in job.output
+    saved = [(cycle["newest"], cycle["saves"], cycle["failed"]) for cycle in job.journal("memory_saved")]
+    assert saved == [(10, 2, 0), (25, 3, 0), (40, 3, 0)]
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["at once", "asynchronous"])

@@ -22,6 +22,9 @@ from ft_client.integrations.local_checkpoints.state_dicts import BasicTensorAwar
 from ft_client.integrations.local_checkpoints.strategies import CliqueReplicationStrategy
 from ft_client.memory.background_work import BACKGROUND
 from rank_monitor.contract import memory_files
+from rank_monitor.contract.memory_files import StateTier
+from rank_monitor.contract.processes import rank_progress
+from rank_monitor.contract.wire.messages import StateLoaded
 from tests.client.memory.conftest import Tell
 
 Said = pytest.CaptureFixture[str]
@@ -304,6 +307,33 @@ def test_a_training_that_went_back_leaves_no_newer_part(tell: Tell, user: Path) 
     manager = LocalCheckpointManager(user)
     manager.save(state(10), 10)
     assert manager.find_latest() == 10 and files_of(manager) == ["iter_0000010_0_local.pt"]
+
+
+def test_the_launcher_is_told_what_is_loaded_and_what_saves_come_to(
+    tell: Tell, user: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
+) -> None:
+    folder = tell(limit=100_000)
+    told: list[StateLoaded] = []
+
+    def post(message: StateLoaded) -> bool:
+        told.append(message)
+        return False
+
+    monkeypatch.setattr("ft_client.integrations.local_checkpoints.parts_folder.tell", post)
+    manager = LocalCheckpointManager(user)
+    assert manager.find_latest() == manager.find_latest() == -1
+    assert [(message.tier, message.step, message.reached) for message in told] == [(StateTier.NONE, 0, 0)]
+    manager.save(state(5), 5)
+    manager.save(state(6, size=100_000), 6)
+    manager.save(state(7), 7)
+    again = LocalCheckpointManager(user)
+    assert again.find_latest() == 7 and len(told) == 1, "the program may have a newer one on disk"
+    again.load()
+    again.load()
+    assert [(message.tier, message.step, message.reached) for message in told[1:]] == [(StateTier.MEMORY, 7, 7)]
+    assert "the training goes on from step 7 in memory" in capfd.readouterr().err, "as nobody took the message"
+    (noted,) = rank_progress.read_all(str(folder), os.listdir(folder)).values()  # noqa: PTH208
+    assert (noted.step, noted.saves, noted.failed) == (7, 2, 1) and noted.cost_ns > 0 and noted.size > 4000
 
 
 def test_a_negative_iteration_is_an_error(tell: Tell, user: Path) -> None:

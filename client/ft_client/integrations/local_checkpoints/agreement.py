@@ -85,6 +85,35 @@ class Save:
     token: str
 
 
+@dataclass(frozen=True)
+class SeenSaves:
+    """What all ranks say to each other when they look for a local checkpoint; the same on all, but for `node_ranks`.
+
+    Attributes:
+        number: digits that tell this look from others.
+        reached: the last iteration that a rank has noted before; 0: none has.
+        node_ranks: the ranks of this rank's node, ascending.
+        offers: by rank, the saves of which it has its part.
+    """
+
+    number: str
+    reached: int
+    node_ranks: tuple[int, ...]
+    offers: tuple[tuple[Save, ...], ...]
+
+
+def seen_saves(said: Sequence[Any], rank: int) -> SeenSaves:
+    """Returns what follows from what all ranks say.
+
+    Args:
+        said: by rank: node, last iteration that was noted there, random digits, saves as pairs.
+        rank: of the caller.
+    """
+    node_ranks = tuple(other for other, of_rank in enumerate(said) if of_rank[0] == said[rank][0])
+    offers = tuple(tuple(Save(*save) for save in of_rank[3]) for of_rank in said)
+    return SeenSaves(said[0][2], max(of_rank[1] for of_rank in said), node_ranks, offers)
+
+
 def common_saves(offers: Sequence[Sequence[Save]]) -> list[Save]:
     """Returns the saves of which each rank has its part, the newest iteration first.
 

@@ -12,6 +12,8 @@ All public methods but the constructor are collective.
 from __future__ import annotations
 
 import gc
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -25,9 +27,11 @@ from ft_client.integrations.local_checkpoints.agreement import (
     Bid,
     Save,
     SaveVerdict,
+    SeenSaves,
     common_saves,
     decide_save,
     newest_left_out,
+    seen_saves,
 )
 from ft_client.integrations.local_checkpoints.async_request import AsyncRequest, nothing
 from ft_client.integrations.local_checkpoints.debug import debug_time
@@ -92,6 +96,10 @@ class BaseCheckpointManager(ABC):
         """The newest iteration that all ranks are known to have."""
         self._held: tuple[int, Any] | None = None
         """The state that `find_latest` has read, for the `load` after it."""
+        self._look: SeenSaves | None = None
+        """The last one for the newest iteration."""
+        self._is_told = False
+        """Whether the launcher knows what it came to."""
         if repl_strategy is not None:
             say_on_rank_0(_NOT_REPLICATED)
 
@@ -143,6 +151,21 @@ class BaseCheckpointManager(ABC):
         """Returns the token of a part; empty: it has none."""
         return ""
 
+    def _place(self) -> tuple[str, int]:
+        """Returns what tells this rank's node from others, and the last iteration that was noted there. Does not
+        fail."""
+        return str(self.rank), 0
+
+    def _on_look(self, found: Save | None, seen: SeenSaves) -> None:  # noqa: B027 - not all have notes
+        """Tells the launcher what a look came to. Called once for each look, on all ranks alike; once more where a
+        later look finds nothing only after a save."""
+
+    def _on_save(self, iteration: int, cost_s: float) -> None:  # noqa: B027 - not all have notes
+        """Notes for the launcher that a save has held up the training for so long (seconds)."""
+
+    def _on_saved(self, is_whole: bool) -> None:  # noqa: B027 - not all have notes
+        """Notes for the launcher what became of a save."""
+
     def _bid(self, state_dict: TensorAwareStateDict) -> Bid:
         """Returns what this rank says before a save. Does not fail."""
         return Bid(str(self.rank), "", 0, 0, 0, "")
@@ -159,18 +182,21 @@ class BaseCheckpointManager(ABC):
             return self.latest_iteration
         self._held = None
         BACKGROUND.wait()
-        offers = _offers(self._saves())
-        common = common_saves(offers)
+        own = [[save.iteration, save.token] for save in self._saves()]
+        self._look = seen_saves(group.gather_json([*self._place(), os.urandom(4).hex(), own]), self.rank)
+        common = common_saves(self._look.offers)
         for save in common:
             if self._is_read_everywhere(save):
                 self._complete = self.latest_iteration = save.iteration
+                self._is_told = False
                 return save.iteration
-        left_out = newest_left_out(offers, common)
+        left_out = newest_left_out(self._look.offers, common)
         if left_out is not None:
             say_on_rank_0(
                 f"the local checkpoint of iteration {left_out} cannot be used: not all ranks have a part of the same"
                 " save"
             )
+        self._tell(None)
         return -1
 
     def load(self) -> tuple[TensorAwareStateDict, CkptID]:
@@ -193,6 +219,7 @@ class BaseCheckpointManager(ABC):
         first = _first_problem(problem)
         if first or held is None:
             raise CheckpointingException(f"the local checkpoint of iteration {ckpt_id[0]} cannot be loaded: {first}")
+        self._tell(Save(ckpt_id[0], self._agreed_token))
         state: TensorAwareStateDict = held[1]
         state.restore_tensor_device(non_blocking=False)
         return state, ckpt_id
@@ -210,7 +237,9 @@ class BaseCheckpointManager(ABC):
         """
         self._prepare()
         ckpt_id = self._ckpt_id(iteration)
+        began = time.monotonic()
         self.latest_iteration = -1
+        self._is_told = False
         self._held = None
         refused = self._why_off(iteration) or self._begin(state_dict)
         if refused:
@@ -220,12 +249,14 @@ class BaseCheckpointManager(ABC):
         problem = self._copy_to_host(state_dict)
         self._in_flight = iteration
         if is_async:
+            self._on_save(iteration, time.monotonic() - began)
             finalize = partial(self._finalize, iteration, problem)
             if problem:
                 return AsyncRequest(nothing, (), [finalize], {})
             return AsyncRequest(_write_in_another_process, (self, state_dict, ckpt_id), [finalize], {})
         if not problem:
             problem = _problem_of(partial(self._save_fn, {ckpt_id: state_dict}))
+        self._on_save(iteration, time.monotonic() - began)
         self._finalize(iteration, problem, is_async=False)
         return None
 
@@ -292,6 +323,7 @@ class BaseCheckpointManager(ABC):
             else:
                 self._failed_in_a_row = 0
                 self._complete = iteration
+                self._on_saved(True)
                 clean = partial(self._cleanup, iteration)
             if is_async:
                 BACKGROUND.start(partial(_quietly, clean))
@@ -324,10 +356,17 @@ class BaseCheckpointManager(ABC):
             say_on_rank_0(f"the local checkpoint of iteration {save.iteration} is not used: {first}")
         return not first
 
+    def _tell(self, found: Save | None) -> None:
+        """Tells the launcher where the training goes on, once."""
+        if self._look is not None and not self._is_told:
+            self._is_told = True
+            self._on_look(found, self._look)
+
     def _note_failure(self, reason: str) -> None:
         """Counts a failed save, and says it. Called on all ranks for the same saves."""
         self.failures += 1
         self._failed_in_a_row += 1
+        self._on_saved(False)
         text = f"no local checkpoint was saved: {reason}"
         if self._failed_in_a_row >= MAX_FAILURES:
             text += f". {MAX_FAILURES} in a row were not: no more are saved"
@@ -344,12 +383,6 @@ def _write_in_another_process(
     problem = _problem_of(partial(manager._save_fn, {ckpt_id: state_dict}))
     if problem:
         say(f"the local checkpoint of iteration {ckpt_id[0]} of rank {ckpt_id[1]} was not written: {problem}")
-
-
-def _offers(own: list[Save]) -> list[list[Save]]:
-    """Returns what each rank has, by rank. Collective."""
-    gathered = group.gather_json([[save.iteration, save.token] for save in own])
-    return [[Save(*save) for save in offer] for offer in gathered]
 
 
 def _first_problem(own: str) -> str:

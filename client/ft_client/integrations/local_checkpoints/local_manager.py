@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_client.integrations.local_checkpoints import part_files, part_format
-from ft_client.integrations.local_checkpoints.agreement import Bid
+from ft_client.integrations.local_checkpoints.agreement import Bid, Save, SeenSaves
 from ft_client.integrations.local_checkpoints.base_manager import (
     BaseCheckpointManager,
     CheckpointingException,
@@ -50,6 +50,22 @@ class LocalCheckpointManager(BaseCheckpointManager):
 
     def _prepare(self) -> None:
         self._parts.names()
+
+    def _place(self) -> tuple[str, int]:
+        return self._parts.node, self._parts.last_noted()
+
+    def _on_look(self, found: Save | None, seen: SeenSaves) -> None:
+        self._parts.tell(found, seen)
+
+    def _on_save(self, iteration: int, cost_s: float) -> None:
+        self._parts.notes().reached(iteration)
+        self._parts.notes().cost(cost_s)
+
+    def _on_saved(self, is_whole: bool) -> None:
+        if is_whole:
+            self._parts.notes().saved(self._parts.largest())
+        else:
+            self._parts.notes().failed()
 
     def _my_ckpt_ids(self) -> Iterable[CkptID]:
         if self._parts.refused:

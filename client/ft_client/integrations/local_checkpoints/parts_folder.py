@@ -15,16 +15,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from ft_client.integrations.local_checkpoints import part_files, part_format
+from ft_client.integrations.local_checkpoints.agreement import Save, SeenSaves
 from ft_client.integrations.local_checkpoints.part_format import SavedPart
+from ft_client.memory import progress
+from ft_client.memory.load_report import line_of_step
 from ft_client.memory.node_folder import claim, names_in, node_of, read_settings_in_group, say, why_not
+from ft_client.memory.progress import StepNotes
 from ft_client.memory.room import Room
 from ft_client.memory.step_folders import size_of
+from ft_client.memory.to_launcher import tell
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
-from rank_monitor.contract.memory_files import MemoryFiles, PartsMark
+from rank_monitor.contract.memory_files import MemoryFiles, PartsMark, StateTier
 from rank_monitor.contract.memory_room import MemoryRoom
 from rank_monitor.contract.processes import tmpfs
 from rank_monitor.contract.processes.cgroup import memory_room
+from rank_monitor.contract.wire.messages import StateLoaded
 
 
 class PartsFolder:
@@ -122,6 +128,37 @@ class PartsFolder:
             for mark in memory_files.parts_marks(names_in(str(folder))):
                 if mark.key == self._key and mark != own:
                     (folder / mark.name).unlink(missing_ok=True)
+
+    def last_noted(self) -> int:
+        """Returns the last iteration that a rank of this node has noted, also in an earlier start; 0: none has."""
+        if self._settings is None:
+            return 0
+        return progress.last_step(self._settings.folder)
+
+    def notes(self) -> StepNotes:
+        """Returns where this rank notes its saves for the launcher; nowhere before `tell`, and without its folder."""
+        if self._settings is None or self.refused:
+            return StepNotes()
+        return progress.current(self._settings.folder, group.rank())
+
+    def tell(self, found: Save | None, seen: SeenSaves) -> None:
+        """Tells the launcher what a look for the newest local checkpoint came to, and begins the notes of this rank.
+
+        Which checkpoint the program has on disk is not known here.
+
+        Args:
+            found: what is loaded; None: nothing.
+            seen: what the ranks have said; all of them tell the same.
+        """
+        if self._settings is None or self.refused:
+            return
+        tier, step, token = StateTier.NONE, 0, ""
+        if found is not None:
+            tier, step, token = StateTier.MEMORY, found.iteration, found.token
+        is_told = tell(StateLoaded(seen.number, tier, step, token, 0, seen.reached))
+        progress.begin(self._settings.folder, group.rank(), seen.node_ranks, step)
+        if not is_told and found is not None and group.rank() == 0:
+            say(line_of_step(step, 0))
 
     def set_aside(self, part: str, iteration: int) -> None:
         """Renames a part that was found torn, so that no load tries it again."""
