@@ -168,7 +168,22 @@ def stop_and_attribute(ranks: Ranks, hung: bool, stood_still: bool = False) -> N
     with contained("how far the cycle came cannot be found"):
         reached = iteration_reached(known.ranks, ranks.parts.settings.restart.checkpoint_iteration_file)
     life = CycleLife(stop_began - ranks.processes.started_ns / 1e9, reached)
+    with contained("from which state the cycle went on cannot be found"):
+        life = _with_state(life, fault, ranks)
     return NodeFindings(fault, life, views, lost)
+
+
+def _with_state(life: CycleLife, fault: Fault, ranks: Ranks) -> CycleLife:
+    """Returns `life` with the state in memory that the cycle went on from, and how far its ranks came. By these the
+    restart policy finds out whether that state is bad. Reads small files in a tmpfs."""
+    loaded = ranks.state.loaded
+    kept = ranks.parts.state_in_memory.state(ranks.processes.started_ns)
+    if loaded is None or kept is None:
+        return life
+    step = None
+    if fault.rank in kept.ranks:
+        step = kept.ranks[fault.rank].step
+    return replace(life, loaded_step=loaded.step, loaded_series=loaded.series, step=step, last_step=kept.reached or 0)
 
 
 def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> CycleEvidence:

@@ -141,7 +141,7 @@ class Membership(EventSource):
 
         Blocks until enough nodes take part, which may be for ever. A signal to the launcher ends the wait. What follows
         the last cycle is recorded here, since the decision arrives with the place. The decision also applies to the
-        ranks of the next cycle: a learned limit that is doubled, a suspect result.
+        ranks of the next cycle: a learned limit that is doubled, a suspect result, a state in memory that is bad.
 
         Args:
             assign_ranks: has torch's agent call the rendezvous, and numbers the ranks.
@@ -172,6 +172,7 @@ class Membership(EventSource):
         self._parts.times.formed(judgement.decision.wait_s - waited_s)
         self._ranks.relax_learned_limit(judgement.relaxed_limit)
         self._ranks.suspect_result = judgement.suspect_result
+        self._parts.state_in_memory.mark(judgement.decision.set_aside_from, judgement.decision.no_save_until)
         return store
 
     @contextmanager

@@ -31,6 +31,17 @@ steps are there.
 - A folder of a step, for a user's own files (`ft.memory_folder`), has a name by `StateFolder.name`. It is complete
   when it has this name. Until then its name is that with `UNFINISHED` appended, and its content means nothing.
 
+**Marks** are empty files that say which states must not be used, and until when none is saved. The launcher makes them
+after a fault that a bad state may have caused (`ft_launcher/decide/policy/bad_state.py`), while none of its ranks
+lives. As they lie beside the files, they also hold for a later launcher that adopts the folder.
+
+- `set_aside_name(step)`: generations and folders of this step, and of later ones, are not used: they are of bad state,
+  or descend from it. `complete_generations` and `complete_folders` leave them out. The ranks remove the mark when they
+  have made those files unfinished, before anything is saved.
+- `no_save_name(step)`: nothing is saved before the training has passed this step, at which it failed. The state that is
+  loaded then stays the newest one until it has proved good. The next such mark replaces it; once the step is passed, it
+  changes nothing.
+
 All else about a file, its checksums too, is inside: a file with a good name may still be damaged, and only the rank
 that loads it finds out. Names that fit none of these forms are not ours.
 """
@@ -61,6 +72,8 @@ _STATE_FOLDER = re.compile(
     r"step-(\d{1,18})_world-(\d{1,9})_ranks-([0-9a-f]{8})_series-([0-9a-f]{8})\.folder", re.ASCII
 )
 _PARTS_MARK = re.compile(r"step-(\d{1,18})_parts-([0-9a-f]{8})\.mark", re.ASCII)
+_SET_ASIDE = re.compile(r"set-aside_from-(\d{1,18})", re.ASCII)
+_NO_SAVE = re.compile(r"no-save_until-(\d{1,18})", re.ASCII)
 
 
 class StateTier(str, Enum):
@@ -189,6 +202,37 @@ def process_lock_name(monitor: str) -> str:
     return f"process-{monitor}.lock"
 
 
+def set_aside_name(step: int) -> str:
+    """Returns the name of the mark by which the states of a step and of later ones are not used."""
+    return f"set-aside_from-{step}"
+
+
+def no_save_name(step: int) -> str:
+    """Returns the name of the mark by which nothing is saved until the training has passed a step."""
+    return f"no-save_until-{step}"
+
+
+def is_mark(name: str) -> bool:
+    """Returns whether a name in the folder is one of a mark."""
+    return bool(_SET_ASIDE.fullmatch(name) or _NO_SAVE.fullmatch(name))
+
+
+def set_aside_from(names: Iterable[str]) -> int | None:
+    """Returns the step from which on states are not used, by the marks in a listing; None: all may be used."""
+    return min(_numbers(_SET_ASIDE, names), default=None)
+
+
+def no_save_until(names: Iterable[str]) -> int:
+    """Returns the step that the training must pass before anything is saved, by the marks in a listing; 0: saves are
+    made at once."""
+    return max(_numbers(_NO_SAVE, names), default=0)
+
+
+def _numbers(kind: re.Pattern[str], names: Iterable[str]) -> list[int]:
+    """Returns the numbers in those names that are of a kind."""
+    return [int(found[1]) for found in map(kind.fullmatch, names) if found is not None]
+
+
 def state_file(name: str) -> StateFile | None:
     """Returns what the name of a whole file says; None: the name is not one."""
     found = _STATE_FILE.fullmatch(name)
@@ -207,17 +251,19 @@ def state_folder(name: str) -> StateFolder | None:
 
 
 def complete_generations(names: Iterable[str]) -> list[Generation]:
-    """Returns the generations that are complete on a node, the newest step first.
+    """Returns the generations that are complete on a node and not set aside, the newest step first.
 
     A step may be there more than once, in several series; nothing says which of these is newer.
 
     Args:
-        names: the listing of the node's folder.
+        names: the listing of the node's folder, with the marks in it.
     """
+    names = list(names)
+    below = set_aside_from(names)
     ranks: dict[tuple[int, int, str, int], set[int]] = defaultdict(set)
     for name in names:
         file = state_file(name)
-        if file is not None:
+        if file is not None and (below is None or file.step < below):
             ranks[file.step, file.world, file.series, file.node_ranks].add(file.rank)
     found = [
         Generation(step, world, series, tuple(sorted(ranks_of)))
@@ -233,14 +279,21 @@ def parts_name(key: str) -> str:
 
 
 def parts_marks(names: Iterable[str]) -> list[PartsMark]:
-    """Returns the marks of complete local checkpoints in the listing of a node's folder."""
-    found = map(_PARTS_MARK.fullmatch, names)
-    return [PartsMark(int(mark[1]), mark[2]) for mark in found if mark is not None]
+    """Returns the marks of complete local checkpoints that are not set aside, in the listing of a node's folder."""
+    names = list(names)
+    below = set_aside_from(names)
+    found = [PartsMark(int(mark[1]), mark[2]) for mark in map(_PARTS_MARK.fullmatch, names) if mark is not None]
+    return [mark for mark in found if below is None or mark.step < below]
 
 
 def complete_folders(names: Iterable[str]) -> list[StateFolder]:
-    """Returns the whole folders of steps in the listing of a node's folder, the newest step first."""
-    found = [folder for folder in map(state_folder, names) if folder is not None]
+    """Returns the whole folders of steps in the listing of a node's folder that are not set aside, the newest step
+    first."""
+    names = list(names)
+    below = set_aside_from(names)
+    found = [
+        folder for folder in map(state_folder, names) if folder is not None and (below is None or folder.step < below)
+    ]
     return sorted(found, key=lambda folder: (folder.step, folder.series), reverse=True)
 
 

@@ -53,6 +53,24 @@ class EndedRun:
     excuses_no_progress: bool = False
 
 
+@dataclass(frozen=True)
+class StateTrial:
+    """How often the job failed from one state in memory, in a way that a bad state may cause. By the launcher alone
+    (`ft_launcher/decide/policy/bad_state.py`): an in-process wrapper tries no state.
+
+    Attributes:
+        step: of the state; 0: none is on trial.
+        series: of the state, which step and series name.
+        suspicion: what happened, in words that are the same each time.
+        failures: how often.
+    """
+
+    step: int = 0
+    series: str = ""
+    suspicion: str = ""
+    failures: int = 0
+
+
 def _in_a_row(count: int, again: bool) -> int:
     """Returns a count of runs in a row with one more; 0 where the row ends."""
     if again:
@@ -76,6 +94,8 @@ class History:
         young: how many runs in a row were short.
         fault_class: the fault class of the last run; empty before the first.
         same_class: how many runs in a row had that class.
+        trial: how often the job failed from the state in memory that it went on from last.
+        no_save_until: the step that the training must pass before it saves its state in memory; 0: none.
     """
 
     charged: tuple[float, ...] = ()
@@ -90,6 +110,8 @@ class History:
     young: int = 0
     fault_class: str = ""
     same_class: int = 0
+    trial: StateTrial = StateTrial()
+    no_save_until: int = 0
 
     def ended(
         self, run: EndedRun, least_progress: int, now: float = 0.0, window_s: float | None = None, young_s: float = 0.0
@@ -155,6 +177,20 @@ class History:
         if self.mark is None or run.excuses_no_progress:
             return self
         return replace(self, no_progress=self.no_progress + 1)
+
+    def from_older_state(self) -> History:
+        """Returns the history after the state that the last runs went on from was set aside: from an older state the
+        same error and the lack of progress are counted anew. The mark and what was charged stay."""
+        return replace(
+            self,
+            error="",
+            error_text="",
+            error_iteration=NO_ITERATION,
+            same_errors=0,
+            early_errors=0,
+            no_progress=0,
+            trial=StateTrial(),
+        )
 
     def within(self, window_s: float | None, now: float) -> tuple[float, ...]:
         """Returns the charged restarts of the last `window_s` seconds; with None, all of them."""

@@ -8,7 +8,9 @@ without faults, and compare.
 from __future__ import annotations
 
 import datetime
+import gc
 import json
+import math
 import os
 import signal
 import sys
@@ -32,8 +34,8 @@ from ft_client.memory.state_writer import StateWriter
 from rank_monitor.contract import env, memory_files
 
 PLAN_FILE = "memory.json"
-"""JSON: `kind`, `width` and `steps` of the training; `faults`, a list of cycle, step, ranks and what happens to them (a
-name of a function below)."""
+"""JSON: `kind`, `width` and `steps` of the training; `faults`, a list of cycle (-1: each), step, ranks and what happens
+to them (a name of a function below); `prints_after`, the step after which losses are printed."""
 
 GO_FILE = "go"
 """Ranks wait for it in `waits_for_the_test`."""
@@ -85,7 +87,10 @@ def training(plan: dict[str, Any], keep_state: bool, after_step: Callable[[int],
     for step in range(start + 1, plan["steps"] + 1):
         after_step(step - 1)
         optimizer.zero_grad()
-        model(torch.randn(8, plan["width"])).square().mean().backward()
+        loss = model(torch.randn(8, plan["width"])).square().mean()
+        loss.backward()
+        if keep_state and step > plan.get("prints_after", plan["steps"]):
+            print_loss(step, loss)
         optimizer.step()
         schedule.step()
         if keep_state:
@@ -176,6 +181,30 @@ def fails(folder: Path) -> None:
     raise RuntimeError("on purpose")
 
 
+def raises(folder: Path) -> None:
+    raise ValueError("on purpose")
+
+
+def spoils_the_weights(folder: Path) -> None:
+    """As a passing fault of a device may do. Of each model of this process, of which there is one at this time."""
+    for found in gc.get_objects():
+        if isinstance(found, torch.nn.Linear):
+            found.weight.data.fill_(torch.nan)
+
+
+def print_loss(step: int, loss: Any) -> None:
+    """Prints what nanoGPT does. The launcher ends the ranks for a loss of NaN, for which this waits, once the last save
+    of all ranks has its name."""
+    loss = loss.item()
+    if math.isnan(loss):
+        BACKGROUND.wait()
+        dist.barrier()
+    if dist.get_rank() == 0:
+        print(f"iter {step}: loss {loss}, time 50.00ms, mfu 1.00%", flush=True)
+    if math.isnan(loss):
+        time.sleep(600)
+
+
 def run(plan: dict[str, Any], out: Path, cycle: int) -> None:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     rank = dist.get_rank()
@@ -183,7 +212,7 @@ def run(plan: dict[str, Any], out: Path, cycle: int) -> None:
 
     def after_step(step: int) -> None:
         for at_cycle, at_step, ranks, what in plan["faults"]:
-            if (at_cycle, at_step) == (cycle, step) and rank in ranks:
+            if at_cycle in (cycle, -1) and at_step == step and rank in ranks:
                 globals()[what](folder)
 
     start, model = training(plan, True, after_step)

@@ -60,10 +60,12 @@ def exchange(settings: MemoryFiles, newer_than: int, refused: str) -> AgreedStep
         refused: why this rank can keep no state; empty: it can. It takes part all the same, as others wait for it.
     """
     # Where the folder is gone, it offers nothing.
-    generations = memory_files.complete_generations(names_in(settings.folder))
+    names = names_in(settings.folder)
+    generations = memory_files.complete_generations(names)
     node = node_of(settings.folder, group.rank())
     reached = progress.last_step(settings.folder)
-    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), settings.interval, refused, reached)
+    until = memory_files.no_save_until(names)
+    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), settings.interval, refused, reached, until)
     values = group.gather_json(to_json(offer))
     return agree([_offer(value, rank) for rank, value in enumerate(values)], group.rank())
 
@@ -73,7 +75,7 @@ def _offer(value: Any, rank: int) -> Offer:
     try:
         return from_json(Offer, value)
     except ProtocolError:
-        return Offer(f"rank {rank}", [], 0, "", AUTO, "it has another release of ft_client", 0)
+        return Offer(f"rank {rank}", [], 0, "", AUTO, "it has another release of ft_client", 0, 0)
 
 
 def restore(

@@ -21,6 +21,8 @@ class Offer:
         interval: steps between two saves, as the launcher of the rank's node says. That of rank 0 counts.
         refused: why this rank can keep no state; empty: it can.
         reached: the last step that a rank of the node has reported before; 0: none has.
+        no_save_until: the step that the training must pass before it saves, by the marks in this folder; 0: there is no
+            mark. The largest that any rank says counts: a node that has just joined has no mark.
     """
 
     node: str
@@ -30,6 +32,7 @@ class Offer:
     interval: int
     refused: str
     reached: int
+    no_save_until: int
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class AgreedSteps:
         refusing_rank: the first rank that can keep no state. No rank saves or loads then. None: all ranks can.
         refused: why it cannot.
         reached: the last step that a rank of the job has reported before; 0: none has.
+        no_save_until: the step that the training must pass before it saves; 0: it saves at once.
     """
 
     candidates: tuple[Generation, ...]
@@ -62,6 +66,7 @@ class AgreedSteps:
     refusing_rank: int | None
     refused: str
     reached: int
+    no_save_until: int
 
 
 def agree(offers: Sequence[Offer], rank: int) -> AgreedSteps:
@@ -106,4 +111,5 @@ def agree(offers: Sequence[Offer], rank: int) -> AgreedSteps:
         refusing_rank=refusing_rank,
         refused=refused,
         reached=max(offer.reached for offer in offers),
+        no_save_until=max(offer.no_save_until for offer in offers),
     )

@@ -87,6 +87,8 @@ def lines_of_load(found: Generation | None, agreed: AgreedSteps, world: int) -> 
     if agreed.left_out and agreed.left_out[0].step > start:
         other = agreed.left_out[0]
         lines.append(f"step {other.step} in memory cannot be used: {_why_left_out(other, world)}{on_disk}")
+    if agreed.no_save_until > start:
+        lines.append(f"nothing is saved in memory before step {agreed.no_save_until} is passed, where the job failed")
     return lines
 
 

@@ -9,9 +9,10 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
-from ft_client.memory import agreed_load, checksum, kept_state, progress, replicas, save_vote
+from ft_client.memory import agreed_load, checksum, kept_state, progress, replicas, save_vote, step_folders
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
@@ -273,7 +274,7 @@ class MemoryCheckpoint:
         self._has_gone_back = False
         self._has_voted = False
         self._begun = 0
-        self._steps = SaveSteps(self._agreed.interval, self._last_step)
+        self._steps = SaveSteps(self._agreed.interval, self._last_step, self._agreed.no_save_until)
         self._replicated = replicas.replicated(self._objects, group.size())
         try:
             self._open_files(kept)
@@ -289,6 +290,9 @@ class MemoryCheckpoint:
         files.keep_only(kept)
         if group.rank() == self._agreed.node_ranks[0]:
             files.remove_others(self._agreed.node_ranks)
+            # After `keep_only`: this rank's files of what is set aside are unfinished now, so no generation is complete
+            # with them, whatever happens to the other ranks before they do the same.
+            step_folders.remove_set_aside(Path(self._settings.folder))
         self._writer = StateWriter(files, self._safe_types)
 
     def _vote_once(self, step: int) -> None:

@@ -6,6 +6,7 @@ step is either complete on all ranks, or it never existed. What is in the files 
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import shutil
@@ -20,7 +21,7 @@ from typing import ClassVar
 from ft_client.memory import progress
 from ft_client.memory.load_report import line_of_step, message_of_look
 from ft_client.memory.node_folder import claim, names_in, node_of, read_settings_in_group, say, why_not
-from ft_client.memory.step_folders import free, is_freed, remove, too_large, unfinished, why_off
+from ft_client.memory.step_folders import free, is_freed, remove, remove_set_aside, too_large, unfinished, why_off
 from ft_client.memory.to_launcher import tell
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
@@ -100,6 +101,9 @@ class memory_folder:
             exchanged = _exchange(self._settings)
             _say_off(exchanged, self._settings)
         self._is_temporary = exchanged is None or bool(exchanged.reason_off)
+        if exchanged is not None and self._step <= exchanged.no_save_until:
+            self._is_temporary = True
+            _say_not_yet(exchanged.no_save_until)
         if exchanged is None or self._settings is None or self._is_temporary:
             self._path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             return self._path
@@ -260,12 +264,14 @@ class _Exchanged:
         node_ranks: the ranks of this rank's node, ascending.
         reason_off: why no folder is kept; empty: it is.
         of_rank: whose reason that is.
+        no_save_until: the step that the training must pass before a folder is kept; 0: none.
     """
 
     series: str
     node_ranks: list[int]
     reason_off: str
     of_rank: int
+    no_save_until: int
 
 
 def _exchange(settings: MemoryFiles) -> _Exchanged:
@@ -279,28 +285,32 @@ def _exchange(settings: MemoryFiles) -> _Exchanged:
         refused = f"{settings.folder} is gone"
     held: list[str] = []
     is_off = ""
+    names = names_in(settings.folder)
     if not refused:
-        names = names_in(settings.folder)
         held = [name for name in unfinished(names) if not is_freed(folder / name)]
         is_off = why_off(settings, group.size(), names)
     node = node_of(settings.folder, group.rank())
-    offers = group.gather_json([node, os.urandom(4).hex(), refused, is_off, bool(held)])
+    has_more = bool(held) or memory_files.set_aside_from(names) is not None
+    no_save_until = memory_files.no_save_until(names)
+    offers = group.gather_json([node, os.urandom(4).hex(), refused, is_off, has_more, no_save_until])
     ranks = _ranks_of([node for node, *_ in offers], group.rank())
     series = offers[0][1]
-    reasons = [refused for _, _, refused, _, _ in offers]
+    no_save_until = max(until for *_, until in offers)
+    reasons = [refused for _, _, refused, *_ in offers]
     # Where a process may not use the files, it is not known whose block it is in.
     if not any(reasons):
-        reasons = [is_off for _, _, _, is_off, _ in offers]
-        if any(is_held for *_, is_held in offers):
+        reasons = [is_off for _, _, _, is_off, *_ in offers]
+        if any(has_more for *_, has_more, _ in offers):
             if ranks[0] == group.rank():
                 for name in held:
                     free(folder / name)
+                remove_set_aside(folder)
             # No rank writes before the memory is there.
             _all(True)
     for rank, reason in enumerate(reasons):
         if reason:
-            return _Exchanged(series, ranks, reason, rank)
-    return _Exchanged(series, ranks, "", 0)
+            return _Exchanged(series, ranks, reason, rank, no_save_until)
+    return _Exchanged(series, ranks, "", 0, no_save_until)
 
 
 def _all(is_good: bool) -> bool:
@@ -317,6 +327,13 @@ def _say_off(exchanged: _Exchanged, settings: MemoryFiles) -> None:
     if exchanged.of_rank == 0 and not settings.folder:
         return
     say(f"no folders are kept in memory: rank {exchanged.of_rank}: {exchanged.reason_off}")
+
+
+@functools.cache
+def _say_not_yet(step: int) -> None:
+    """Says on rank 0, once for each step, that no folder is kept before the training has passed the step."""
+    if group.rank() == 0:
+        say(f"no folders are kept in memory before step {step} is passed, where the job failed")
 
 
 def _ranks_of(nodes: list[str], rank: int) -> list[int]:

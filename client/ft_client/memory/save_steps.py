@@ -8,6 +8,9 @@ ranks agree upon it at the beginning of each save, so the cost of a save counts 
 - the first save is due after the first step: it also makes the files, and costs much more than the others;
 - the second and the third are due `_FIRST_INTERVAL` steps after the one before;
 - from then on the interval follows from the costs, without the first one's.
+
+After a fault that a bad state may have caused no save is due before the training has passed the step of that fault,
+whatever the interval (`memory_files.no_save_name`). From that step on saves are due as if the training had begun there.
 """
 
 from __future__ import annotations
@@ -31,15 +34,16 @@ class SaveSteps:
     Args:
         interval: steps between two saves; AUTO: by the cost.
         start: the step from which the training goes on.
+        not_until: the step that the training must pass before a save is due; 0: none.
     """
 
-    def __init__(self, interval: int, start: int) -> None:
+    def __init__(self, interval: int, start: int, not_until: int = 0) -> None:
         self._is_auto = interval == AUTO
         self._interval = interval
         if self._is_auto:
             self._interval = 1
-        self._last = start
-        """The step of the last save, or the start."""
+        self._last = max(start, not_until)
+        """The step of the last save, or the one from which saves may be due."""
         self._saves = 0
         self._costs_s: deque[float] = deque(maxlen=_COSTS)
         self._went_on_at_s: float | None = None

@@ -107,6 +107,27 @@ def size_of(path: Path) -> int:
         return 0
 
 
+def remove_set_aside(folder: Path) -> None:
+    """Removes the folders of steps that are set aside, and then the marks that set them aside.
+
+    Called by one rank of the node, before anything new is saved: a later step may be good again, and must not be left
+    out for its number.
+
+    Args:
+        folder: of the node.
+    """
+    names = names_in(str(folder))
+    below = memory_files.set_aside_from(names)
+    if below is None:
+        return
+    steps = {name: memory_files.state_folder(name) for name in names}
+    remove(folder, [name for name, found in steps.items() if found is not None and found.step >= below])
+    for name in names:
+        if memory_files.set_aside_from([name]) is not None:
+            with suppress(OSError):
+                (folder / name).unlink()
+
+
 def is_freed(path: Path) -> bool:
     """Whether `free` has done its work in a folder."""
     return names_in(str(path)) == [_SIZE_NAME]

@@ -33,10 +33,20 @@ class CycleLife:
     Attributes:
         lived_s: seconds from the start of the ranks to the end of the cycle.
         iteration: the last iteration that the ranks reached; NO_ITERATION: none was reported; None: it is unknown.
+        loaded_step: the step of the state in memory that the ranks went on from; 0: of none, but from the checkpoint on
+            disk or from the beginning; None: they had not looked for one, or never do.
+        loaded_series: of that state, which step and series name.
+        step: how many steps the rank of the fault had done, by its own count for the state in memory; None: it kept
+            none.
+        last_step: the largest such count of the ranks of its node.
     """
 
     lived_s: float = 0.0
     iteration: int | None = NO_ITERATION
+    loaded_step: int | None = None
+    loaded_series: str = ""
+    step: int | None = None
+    last_step: int = 0
 
 
 def ended_cycle(fault: Fault, life: CycleLife) -> EndedRun:

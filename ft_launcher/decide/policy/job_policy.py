@@ -84,7 +84,8 @@ class JobPolicy:
         culprit, suspect_result, relaxed_limit = None, None, ""
         if of_all_nodes is not None or returned:
             culprit = FaultReport(fault, life)
-        if has_suspect_result:
+        if has_suspect_result and not decision.set_aside_from:
+            # From an older state the ranks compute other steps, and the result in doubt is not among them.
             suspect_result = fault.doubt
         if fault.learned_limit:
             relaxed_limit = fault.limit

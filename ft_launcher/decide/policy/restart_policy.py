@@ -2,11 +2,13 @@
 
 `answer` adds the failed cycle to the history and decides by `decide`, in this order:
 
-1. Ends that no budget prevents: a result that could not be validated, no other hardware, an exit code of the user's
-   list, the same error too often, no progress (`_not_restarted`).
-2. Restarts that cost nothing: a move to other hardware, hardware that a waiting node replaces, a preemption
+1. Ends that nothing prevents: a result that could not be validated, an exit code of the user's list (`_ends_at_once`).
+2. A state in memory that is bad is set aside, and the job goes on from an older one, if the budget has a restart for
+   that (`bad_state.py`).
+3. Ends that no budget prevents: no other hardware, the same error too often, no progress (`_not_restarted`).
+4. Restarts that cost nothing: a move to other hardware, hardware that a waiting node replaces, a preemption
    (`_reason_not_charged`). Each is bounded, so that it cannot go on for ever.
-3. The budget: a charged restart, after a wait where the cycle died young; or the end of the job.
+5. The budget: a charged restart, after a wait where the cycle died young; or the end of the job.
 
 `job_policy.py` calls `answer` for each fault of a job, and `after_request` for a request of a rank; `ft_launcher
 replay` calls both again with what the journal holds. Log, journal and console show the same reason. What is remembered
@@ -17,16 +19,17 @@ docs/restart_policy.md has the rules as tables.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
 from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.decide.attribution.fault import doubt_text
+from ft_launcher.decide.policy import bad_state
 from ft_launcher.decide.policy.ended_cycle import BRIEF_S, EARLY_S, YOUNG, CycleLife, ended_cycle
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode, passed_on
-from rank_monitor.contract.restart_history import History
+from rank_monitor.contract.restart_history import History, StateTrial
 from rank_monitor.contract.settings.config import RestartSettings
 from rank_monitor.contract.wire.json_record import from_json, to_json
 from rank_monitor.contract.wire.messages import NO_ITERATION, ControlRequest
@@ -49,6 +52,7 @@ _NOT_ASKED = ("checkpoint_iteration_file", "max_no_progress_restarts", "restart_
 """Settings that a record of a question leaves out, since other parts of the launcher read them and no decision does.
 One is a path of the user's, which must not get into a record."""
 
+_OF_LIFE = tuple(each.name for each in fields(CycleLife))
 _MAX_CHARGED = 1 << 20
 """Charged restarts that are read from a record. Anyone may have written a journal, and a number in it must not fill the
 memory."""
@@ -76,7 +80,9 @@ class Decision:
 
     `not_restartable`: a new launch would fail in the same way. The exit code alone does not show that, since the user
     may have chosen it (`--ft-no-restart-exit-code`). `budget`: of a restart that is charged, when the budget is whole
-    again, and whether it was given back just now.
+    again, and whether it was given back just now. `set_aside_from`: states in memory of this step and of later ones are
+    not used any more; 0: all may be. `no_save_until`: the step that the training must pass before it saves its state in
+    memory again; 0: none.
     """
 
     action: Action
@@ -87,6 +93,8 @@ class Decision:
     wait_s: float = 0.0
     not_restartable: bool = False
     budget: str = ""
+    set_aside_from: int = 0
+    no_save_until: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,7 @@ class Question:
                 from_json(RestartSettings, record["settings"], ignore_unknown=True),
                 int(record["max_restarts"]),
                 History.from_record(history, now),
-                from_json(CycleLife, {name: record[name] for name in ("lived_s", "iteration")}),
+                from_json(CycleLife, {name: record[name] for name in _OF_LIFE if name in record}),
                 bool(record["elsewhere"]),
             )
         except (KeyError, OverflowError, TypeError, ValueError) as error:
@@ -163,10 +171,20 @@ def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, Hist
         window_s=settings.restart_window,
         young_s=YOUNG * settings.backoff[1],
     )
+    before, life = question.history, question.life
+    history = replace(
+        history,
+        trial=bad_state.tried(before.trial, fault, life),
+        no_save_until=bad_state.no_save_until(before.no_save_until, fault, life),
+    )
     decision = decide(fault, replace(question, history=history), now)
     if decision.charged:
         decision = replace(decision, budget=_about_budget(question.history, history, settings))
         history = replace(history, charged=(*history.charged, now))
+    if decision.set_aside_from:
+        history = history.from_older_state()
+    if decision.action is Action.RESTART:
+        decision = replace(decision, no_save_until=history.no_save_until)
     return decision, history
 
 
@@ -215,12 +233,17 @@ def decide(fault: Fault, question: Question, now: float) -> Decision:
         question: its history contains the failed cycle.
         now: monotonic seconds.
     """
-    final = _not_restarted(fault, question)
+    final = _ends_at_once(fault, question)
     if final is not None:
         return final
     settings, max_restarts, left = question.settings, question.max_restarts, _left(question, now)
+    final = _not_restarted(fault, question)
+    trial = question.history.trial
+    is_bad = left > 0 and bad_state.to_set_aside(trial, fault, question.life, would_end=_is_repeated(question))
+    if final is not None and not is_bad:
+        return final
     not_charged = _reason_not_charged(fault, question)
-    if not_charged is not None:
+    if not_charged is not None and not is_bad:
         return Decision(Action.RESTART, f"{not_charged}, not charged", restarts_left=left)
     if settings.restart_window is None:
         span = ""
@@ -230,13 +253,30 @@ def decide(fault: Fault, question: Question, now: float) -> Decision:
         reason = f"restart {max_restarts - left + 1} of {max_restarts}{span}"
         if question.other_hardware and is_suspect(fault):
             reason += ", on other hardware"
+        set_aside_from = 0
+        if is_bad:
+            set_aside_from = trial.step
+            reason += f", from an older state than that of step {trial.step}, {_about_trial(trial)}"
         wait_s = backoff_s(question.history.young, *settings.backoff)
-        return Decision(Action.RESTART, reason, charged=True, restarts_left=left - 1, wait_s=wait_s)
+        return Decision(
+            Action.RESTART,
+            reason,
+            charged=True,
+            restarts_left=left - 1,
+            wait_s=wait_s,
+            set_aside_from=set_aside_from,
+        )
     if max_restarts == 0:
         reason = "no restarts allowed (--max-restarts 0)"
     else:
         reason = f"all {max_restarts} restarts{span} spent"
     return Decision(Action.GIVE_UP, reason, exit_code=_final_code(fault, settings))
+
+
+def _about_trial(trial: StateTrial) -> str:
+    """Returns why a state is set aside, in words."""
+    times = {1: "once", 2: "twice"}.get(trial.failures, f"{trial.failures} times")
+    return f"from which the job failed {times} ({trial.suspicion})"
 
 
 def is_suspect(fault: Fault) -> bool:
@@ -260,9 +300,9 @@ def _reason_not_charged(fault: Fault, question: Question) -> str | None:
     return None
 
 
-def _not_restarted(fault: Fault, question: Question) -> Decision | None:
-    """Returns the decision to end the job where a restart would not help, whatever the budget; None: it may help."""
-    history, settings = question.history, question.settings
+def _ends_at_once(fault: Fault, question: Question) -> Decision | None:
+    """Returns the decision to end the job where the exit code alone asks for it, whatever state the next cycle would go
+    on from; None: it does not."""
     if fault.exit_code == ExitCode.FAILED_ON_RESULT_VALIDATION:
         if fault.doubt:
             about = doubt_text(fault.doubt)
@@ -270,21 +310,45 @@ def _not_restarted(fault: Fault, question: Question) -> Decision | None:
             about = "the rank asks for the end of the job, and its log says why"
         reason = f"exit code 17: result could not be validated; {about}"
         return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.FAILED_ON_RESULT_VALIDATION))
+    has_own_row = fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not question.other_hardware
+    if fault.exit_code in question.settings.no_restart_exit_codes and not has_own_row:
+        reason = f"exit code {fault.exit_code} is one of --ft-no-restart-exit-codes"
+        code = question.settings.no_restart_exit_code
+        return Decision(Action.GIVE_UP, reason, exit_code=code, not_restartable=True)
+    return None
+
+
+def _not_restarted(fault: Fault, question: Question) -> Decision | None:
+    """Returns the decision to end the job where a restart from the same state would not help, whatever the budget;
+    None: it may help."""
+    history, settings = question.history, question.settings
     if fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE and not question.other_hardware:
         reason = "the rank wants to go on on other hardware (exit code 16), and there is none"
         return Decision(Action.GIVE_UP, reason, exit_code=int(ExitCode.RESUME_TO_DISAMBIGUATE))
-    if fault.exit_code in settings.no_restart_exit_codes:
-        reason = f"exit code {fault.exit_code} is one of --ft-no-restart-exit-codes"
-    elif settings.same_error_limit and (
-        history.same_errors >= settings.same_error_limit or history.early_errors >= MAX_EARLY
-    ):
+    if _is_same_error(question):
         reason = _about_same_error(history, settings.same_error_limit)
-    elif 0 < settings.max_no_progress_cycles <= history.no_progress:
+    elif _lacks_progress(question):
         best = (history.mark or 0) + max(1, settings.min_progress_iterations) - 1
         reason = f"no progress in {history.no_progress} cycles in a row: none came beyond iteration {best}"
     else:
         return None
     return Decision(Action.GIVE_UP, reason, exit_code=settings.no_restart_exit_code, not_restartable=True)
+
+
+def _is_repeated(question: Question) -> bool:
+    """Returns whether the same error or a lack of progress ends the job, unless an older state may help."""
+    return _is_same_error(question) or _lacks_progress(question)
+
+
+def _is_same_error(question: Question) -> bool:
+    """Returns whether the same error came too often."""
+    history, limit = question.history, question.settings.same_error_limit
+    return bool(limit) and (history.same_errors >= limit or history.early_errors >= MAX_EARLY)
+
+
+def _lacks_progress(question: Question) -> bool:
+    """Returns whether too many cycles in a row came no further."""
+    return 0 < question.settings.max_no_progress_cycles <= question.history.no_progress
 
 
 def _about_same_error(history: History, limit: int) -> str:

@@ -25,7 +25,7 @@ from rank_monitor.contract.wire.json_record import from_json, to_json
 
 # Nodes of one job may run different releases of the launcher by mistake. A record of another version is refused with
 # both numbers, and not read with fields that are missing.
-VERSION = 5
+VERSION = 6
 # Cycles and ranks are numbered from 0.
 NO_CYCLE = -1
 NO_RANK = -1

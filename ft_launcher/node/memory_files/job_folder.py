@@ -2,7 +2,8 @@
 
 `composition.py` calls `JobFolder.open` before the first cycle, passes `variables` to the ranks of each cycle, and calls
 `close` when the job has ended on this node. What the ranks write into the folder is theirs
-(`rank_monitor/contract/memory_files.py`).
+(`rank_monitor/contract/memory_files.py`). After a fault that a bad state may have caused the agent calls `mark`, as the
+restart policy has decided for all nodes (`ft_launcher/decide/policy/bad_state.py`).
 
 **A job never fails for it.** Where there can be no folder, `refused` says why, in one line with what to do, and the
 training goes on without.
@@ -40,7 +41,14 @@ from ft_launcher.node.memory_files.adoption import Adoption, adoption, is_over, 
 from ft_launcher.node.memory_files.node_memory import NodeMemory
 from ft_launcher.node.processes.process_tree import start_ticks
 from rank_monitor.contract import env
-from rank_monitor.contract.memory_files import AUTO, OWNER_NAME, MemoryFiles
+from rank_monitor.contract.memory_files import (
+    AUTO,
+    OWNER_NAME,
+    MemoryFiles,
+    no_save_name,
+    no_save_until,
+    set_aside_name,
+)
 from rank_monitor.contract.memory_room import default_limit, size_in_words
 from rank_monitor.contract.processes import memory_folder, proc, runtime_folder, tmpfs
 from rank_monitor.contract.processes.cgroup import memory_room
@@ -79,6 +87,9 @@ class JobFolder:
         self._tag = tag
         self._owned: OwnedFolder | None = None
         self._limit = 0
+        self._no_save: set[str] = set()
+        """The names of the marks in the folder until when nothing is saved. Only the one with the latest step is
+        kept."""
         self._aside: list[Path] = []
         """Folders that are renamed already, and whose memory is to be freed."""
         self._left: Path | None = None
@@ -150,6 +161,36 @@ class JobFolder:
         if self._owned is not None:
             with suppress(OSError):
                 self._owned.write(self._record())
+
+    def mark(self, set_aside_from: int, until: int) -> None:
+        """Marks in the folder which states the ranks of the next cycle must not use, and until when they save none.
+
+        Called on the agent's thread between two cycles, when no rank lives. A mark is an empty file with a name that
+        says all, so that a mark is there or is not, also for a launcher that adopts the folder; making one takes
+        microseconds, and lists or frees nothing.
+
+        Args:
+            set_aside_from: states of this step and later ones are not used; 0: nothing changes.
+            until: nothing is saved before the training has passed this step, nor a later one that was marked before; 0:
+                nothing changes.
+        """
+        if self._owned is None:
+            return
+        try:
+            if set_aside_from:
+                _make_empty(self._owned.path / set_aside_name(set_aside_from))
+            if until:
+                self._no_save.add(no_save_name(until))
+                _make_empty(self._owned.path / no_save_name(until))
+                for name in [name for name in self._no_save if no_save_until([name]) < no_save_until(self._no_save)]:
+                    (self._owned.path / name).unlink(missing_ok=True)
+                    self._no_save.remove(name)
+        except OSError as error:
+            logger.warning(
+                "%s: %s. The state in memory of a failed cycle cannot be marked as bad, and may be used again",
+                error.filename or self._owned.path,
+                _words(error),
+            )
 
     def close(self) -> None:
         """Removes the folder with all that is in it. A large one is only renamed: `free` or the sweeper frees its
@@ -239,6 +280,7 @@ class JobFolder:
                 return owned
             self.found = adoption(left_behind(owner, names_there, _boot(), now_s(), self._settings.memory_linger))
             if self.found.step is not None:
+                self._no_save = {name for name in names_there if no_save_until([name])}
                 return owned
             self._aside.append(owned.set_aside())
             again = memory_folder.make(path)
@@ -321,6 +363,11 @@ def _sweep(others: Sequence[Path], aside: Sequence[Path]) -> None:
             owned.release()
     for path in aside:
         memory_folder.remove_aside(path)
+
+
+def _make_empty(path: Path) -> None:
+    """Makes an empty file, if there is none. Raises OSError: it cannot be made."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
 
 
 def _pids() -> str:

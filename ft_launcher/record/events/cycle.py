@@ -61,6 +61,15 @@ class CycleEndEvent(Event, name="cycle_end"):
     """After `failed`: for how many seconds its ranks ran."""
     iteration: Shared[int | Absent | None] = ABSENT
     """After `failed`: the iteration that they reached; -1: none was reported, null: it is unknown."""
+    loaded_step: Shared[int | Absent | None] = ABSENT
+    """After `failed`: the step of the state in memory that they went on from; 0: none, null: they looked for none."""
+    loaded_series: Shared[str | Absent] = ABSENT
+    """After `failed`: the series of that state, as in `memory_loaded`."""
+    step: Shared[int | Absent | None] = ABSENT
+    """After `failed`: how many steps the rank of the fault had done, as counted for the state in memory; null: it
+    counts none."""
+    last_step: Shared[int | Absent] = ABSENT
+    """After `failed`: the largest such count of the ranks of this node."""
 
 
 @dataclass(frozen=True)

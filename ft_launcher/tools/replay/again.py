@@ -30,6 +30,8 @@ _NOW = 0.0
 """The time of every replayed decision. A history in a journal has ages instead of moments, so any time will do."""
 _IN_ORDER = ("ok", "not present")
 """States of a check that are in order. What is in order may change from one to the other without an event."""
+_ABOUT_STATE = ("set_aside_from", "no_save_until")
+"""The facts of a decision about the state in memory; 0: nothing becomes of it."""
 _AGES = "charged"
 """The part of a history that consists of ages: one for each charged restart."""
 
@@ -62,8 +64,8 @@ def fault_by(evidence: Facts, returned: Facts | None = None) -> dict[str, Any] |
 def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the facts of a decision without its cycle, and the history after it without ages.
 
-    The sentence about the budget is left out: it follows from the other facts, and journals of earlier releases lack
-    it.
+    What journals of earlier releases lack is left out: the sentence about the budget, which follows from the other
+    facts, and what becomes of the state in memory, where nothing does.
 
     Args:
         fault: the facts of the event `fault`.
@@ -76,6 +78,9 @@ def decision_about(fault: Facts, inputs: Facts) -> tuple[dict[str, Any], dict[st
     decided, history = answer(_decided_on(fault, inputs), asked, _NOW)
     facts = _facts(events.DecisionEvent.of(decided, cycle=0))
     facts.pop("budget", None)
+    for name in _ABOUT_STATE:
+        if not facts[name]:
+            facts.pop(name)
     return facts, without_ages(history.to_record(_NOW))
 
 
@@ -94,7 +99,8 @@ def decision_about_request(inputs: Facts) -> dict[str, Any]:
     if type(rank) is not int or not is_known(request):
         raise ProtocolError("the request of a rank does not fit")
     facts = _facts(events.DecisionEvent.of(after_request(request, rank, asked, _NOW), cycle=0))
-    facts.pop("budget", None)
+    for name in ("budget", *_ABOUT_STATE):
+        facts.pop(name, None)
     return facts
 
 

@@ -18,7 +18,7 @@ def offers(
     *of_ranks: list[Generation], nodes: str = "xx", newer_than: int = 0, refused: tuple[str, ...] = ("", "", "", "")
 ) -> list[Offer]:
     given = zip(nodes, of_ranks, refused, strict=False)
-    return [Offer(node, found, newer_than, B, 7, why, 0) for node, found, why in given]
+    return [Offer(node, found, newer_than, B, 7, why, 0, 0) for node, found, why in given]
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_what_all_nodes_have_is_agreed(given: list[Offer], expected: list[int]) 
 
 def test_the_largest_step_on_disk_counts_and_series_and_interval_of_rank_0() -> None:
     given = [
-        Offer("x", generations(10, 20), 5, A, 3, "", 31),
-        Offer("x", generations(10, 20), 15, B, 4, "", 30),
+        Offer("x", generations(10, 20), 5, A, 3, "", 31, 40),
+        Offer("x", generations(10, 20), 15, B, 4, "", 30, 0),
     ]
     agreed = agree(given, 1)
     assert [found.step for found in agreed.candidates] == [20]
     assert agreed.older == (10,)
     assert (agreed.newer_than, agreed.series, agreed.interval, agreed.node_ranks) == (15, A, 3, (0, 1))
     assert agreed.refusing_rank is None
-    assert agreed.reached == 31
+    assert (agreed.reached, agreed.no_save_until) == (31, 40)
 
 
 def test_all_ranks_know_the_first_that_can_keep_nothing() -> None:

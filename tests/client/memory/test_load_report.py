@@ -24,7 +24,7 @@ def agreed(
     refusing_rank: int | None = None,
     refused: str = "",
 ) -> AgreedSteps:
-    return AgreedSteps((), older, left_out, (0, 1), newer_than, NEXT, 1, refusing_rank, refused, 45)
+    return AgreedSteps((), older, left_out, (0, 1), newer_than, NEXT, 1, refusing_rank, refused, 45, 0)
 
 
 def refusals(message: StateLoaded) -> list[tuple[int, int, str]]:

@@ -22,6 +22,7 @@ import ft_client as ft
 from ft_client.memory import memory_checkpoint
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.background_work import BACKGROUND
+from ft_client.memory.node_folder import read_settings
 from ft_client.memory.rank_files import RankFiles
 from rank_monitor.contract import env, memory_files
 from rank_monitor.contract.memory_files import MemoryFiles, StateFile
@@ -565,3 +566,52 @@ def test_a_program_that_a_rank_starts_leaves_the_ranks_files_alone(tell: Tell) -
     assert "no state is kept in memory: the launcher has started another process for this rank" in done.stderr
     assert steps_in(folder) == [3, 2, 1]
     assert Training().keep.load() == 3
+
+
+def test_a_state_that_is_set_aside_is_not_loaded_and_its_files_are_used_again(
+    tell: Tell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tell()
+    first = Training()
+    first.keep.load()
+    first.run(0, 7)
+    assert steps_in(folder) == [7, 6, 5]
+    for name in (memory_files.set_aside_name(6), memory_files.no_save_name(9)):
+        (folder / name).touch()
+    second = Training()
+    assert second.keep.load() == 5
+    assert "nothing is saved in memory before step 9 is passed, where the job failed" in capfd.readouterr().err
+    # The next `load`, as in a restart in process, must find what is saved from now on.
+    assert memory_files.set_aside_from(names_in(folder)) is None
+    assert steps_in(folder) == [5]
+    second.run(5, 9)
+    assert steps_in(folder) == [5], "the state that was loaded stays the newest one until the fault's step is passed"
+    second.run(9, STEPS)
+    assert steps_in(folder) == [12, 11, 10]
+    assert len([name for name in names_in(folder) if name.endswith(".safetensors")]) == 3
+    assert Training().keep.load() == STEPS
+
+
+def test_where_all_states_are_set_aside_the_disk_is_next(tell: Tell) -> None:
+    folder = tell()
+    first = Training()
+    first.keep.load()
+    first.run(0, 3)
+    (folder / memory_files.set_aside_name(1)).touch()
+    second = Training()
+    assert second.keep.load(newer_than=2) == 0
+    assert steps_in(folder) == [] and memory_files.set_aside_from(names_in(folder)) is None
+
+
+def test_the_mark_stays_where_a_load_comes_to_nothing(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later start of the ranks must not find the bad state again."""
+    folder = tell()
+    first = Training()
+    first.keep.load()
+    first.run(0, 3)
+    (folder / memory_files.set_aside_name(3)).touch()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(memory_checkpoint, "read_settings_in_group", lambda caller: read_settings())
+    assert Training().keep.load() == 0
+    assert memory_files.set_aside_from(names_in(folder)) == 3
+    assert steps_in(folder) == [2, 1]

@@ -266,3 +266,22 @@ def test_a_line_that_cannot_be_written_ends_nothing(tell: Tell, monkeypatch: pyt
             full.close()
     monkeypatch.undo()
     assert whole_in(folder) == []
+
+
+def test_a_folder_that_is_set_aside_is_not_found_and_makes_room_for_later_ones(
+    tell: Tell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tell(keep=2)
+    save(4)
+    save(5)
+    for name in (memory_files.set_aside_name(5), memory_files.no_save_name(7)):
+        (folder / name).touch()
+    found = ft.latest_memory_folder()
+    assert found is not None and (found / "file").read_text() == "state 4"
+    for step in (6, 7):
+        save(step)
+    assert whole_in(folder) == [4], "nothing is kept before the step of the fault is passed"
+    assert capfd.readouterr().err.count("no folders are kept in memory before step 7 is passed") == 1
+    save(8)
+    assert whole_in(folder) == [8, 4]
+    assert memory_files.set_aside_from(names_in(folder)) is None

@@ -30,6 +30,13 @@ def test_a_fixed_interval_divides_the_steps(start: int, expected: list[int]) -> 
     assert run(SaveSteps(5, start), start, 22, 1.0, 100.0, 100.0) == expected
 
 
+@pytest.mark.parametrize(("interval", "expected"), [(5, [25, 30]), (AUTO, [24, 34])])
+def test_nothing_is_saved_before_the_step_of_the_fault_is_passed(interval: int, expected: list[int]) -> None:
+    assert run(SaveSteps(interval, 10, not_until=23), 10, 34, 1.0, 1.0, 1.0) == expected
+    later = SaveSteps(interval, 30, not_until=23)
+    assert run(later, 30, 35, 1.0, 1.0, 1.0)[0] == {5: 35, AUTO: 31}[interval]
+
+
 def test_a_training_that_counts_by_threes_is_saved_as_often() -> None:
     steps, saves = SaveSteps(5, 0), []
     for step in range(3, 25, 3):

@@ -84,6 +84,27 @@ def test_marks_say_which_local_checkpoint_is_complete() -> None:
     assert mark.name == "step-120_parts-0a1b2c3d.mark"
     listing = [mark.name, memory_files.parts_name("0a1b2c3d"), mark.name + "x", *names(10, [0, 1])]
     assert memory_files.parts_marks(listing) == [mark]
+    assert memory_files.parts_marks([*listing, memory_files.set_aside_name(121)]) == [mark]
+    assert memory_files.parts_marks([*listing, memory_files.set_aside_name(120)]) == []
+
+
+def test_states_from_a_marked_step_on_are_left_out() -> None:
+    listing = names(9, [0, 1]) + names(10, [0, 1]) + names(20, [0, 1])
+    listing += [StateFolder(step, 4, "00000001", "0a1b2c3d").name for step in (8, 10)]
+    assert memory_files.set_aside_from(listing) is None
+    listing.append(memory_files.set_aside_name(10))
+    assert memory_files.set_aside_from(listing) == 10
+    assert [found.step for found in memory_files.complete_generations(iter(listing))] == [9]
+    assert [found.step for found in memory_files.complete_folders(iter(listing))] == [8]
+    listing.append(memory_files.set_aside_name(9))
+    assert memory_files.complete_generations(listing) == []
+
+
+def test_of_several_marks_the_one_with_the_latest_step_holds_up_saves() -> None:
+    assert memory_files.no_save_until(["lock"]) == 0
+    listing = [memory_files.no_save_name(7), memory_files.no_save_name(12), "no-save_until-99x"]
+    assert memory_files.no_save_until(listing) == 12
+    assert all(memory_files.state_file(name) is None for name in listing)
 
 
 def test_what_the_launcher_tells_is_read_as_it_was_written() -> None:

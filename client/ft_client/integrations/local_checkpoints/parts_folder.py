@@ -22,7 +22,7 @@ from ft_client.memory.load_report import line_of_step
 from ft_client.memory.node_folder import claim, names_in, node_of, read_settings_in_group, say, why_not
 from ft_client.memory.progress import StepNotes
 from ft_client.memory.room import Room
-from ft_client.memory.step_folders import size_of
+from ft_client.memory.step_folders import remove_set_aside, size_of
 from ft_client.memory.to_launcher import tell
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
@@ -85,14 +85,19 @@ class PartsFolder:
         return names_in(str(self.path))
 
     def parts(self) -> list[SavedPart]:
-        """Returns what is whole, as far as its name and record say, of this rank in a job of as many ranks as now."""
+        """Returns what is whole, as far as its name and record say, of this rank in a job of as many ranks as now. What
+        the launcher has set aside is left out."""
+        below = None
+        if self._settings is not None:
+            below = memory_files.set_aside_from(names_in(self._settings.folder))
         found = []
         for name in self.names():
             numbers = part_format.whole(name)
             part = part_files.part_of(self.path / name) if numbers is not None else None
             if part is None or numbers != (part.iteration, part.rank):
                 continue
-            if (part.rank, part.world) == (group.rank(), group.size()):
+            is_set_aside = below is not None and part.iteration >= below
+            if (part.rank, part.world) == (group.rank(), group.size()) and not is_set_aside:
                 found.append(part)
         return found
 
@@ -123,6 +128,8 @@ class PartsFolder:
             return
         folder = Path(self._settings.folder)
         own = PartsMark(iteration, self._key)
+        # What was set aside is removed by `keep_only`, and this iteration may have a later number.
+        remove_set_aside(folder)
         with suppress(OSError):
             (folder / own.name).touch(mode=0o600)
             for mark in memory_files.parts_marks(names_in(str(folder))):

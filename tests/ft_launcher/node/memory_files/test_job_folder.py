@@ -16,7 +16,16 @@ from ft_launcher.node.memory_files import job_folder
 from ft_launcher.node.memory_files.adoption import job_key, names_for
 from ft_launcher.node.memory_files.job_folder import JobFolder
 from rank_monitor.contract import env
-from rank_monitor.contract.memory_files import AUTO, MemoryFiles, StateFile, folder_name
+from rank_monitor.contract.memory_files import (
+    AUTO,
+    MemoryFiles,
+    StateFile,
+    folder_name,
+    no_save_name,
+    no_save_until,
+    set_aside_from,
+    set_aside_name,
+)
 from rank_monitor.contract.processes import memory_folder, proc, runtime_folder, tmpfs
 from rank_monitor.contract.processes.memory_folder import Owner, now_s
 from rank_monitor.contract.settings.config import MemorySettings
@@ -73,6 +82,10 @@ def left(
         (path / name).write_bytes(bytes(1 << 16))
     owned.release()
     return path
+
+
+def names_in(path: Path) -> list[str]:
+    return [found.name for found in path.iterdir()]
 
 
 def test_a_new_folder_is_told_to_the_ranks_and_to_the_monitors(top: Path, tmp_path: Path) -> None:
@@ -285,3 +298,40 @@ def test_a_sign_of_life_is_kept(top: Path, runtime: Path) -> None:
     folder.note_alive()
     after = memory_folder.read_owner(folder.path)
     assert before is not None and after is not None and after.seen_s > before.seen_s
+
+
+def test_marks_are_there_for_the_ranks_and_for_a_launcher_that_takes_the_folder_over(top: Path, runtime: Path) -> None:
+    later = StateFile(7, 0, 1, 1, "0a1b2c3d").name
+    path = left(top / folder_name(KEY), names=(STEP, later, set_aside_name(6), no_save_name(9)))
+    folder = opened(top, runtime)
+    assert folder.found is not None and folder.found.step == 5
+    folder.mark(0, 12)
+    folder.mark(0, 11)
+    names = names_in(path)
+    assert (set_aside_from(names), no_save_until(names)) == (6, 12)
+    assert no_save_name(9) not in names
+    folder.mark(5, 12)
+    folder.mark(0, 0)
+    names = names_in(path)
+    assert (set_aside_from(names), no_save_until(names)) == (5, 12)
+    assert all((path / name).stat().st_mode & 0o777 == 0o600 for name in (set_aside_name(5), no_save_name(12)))
+
+
+def test_a_folder_with_nothing_but_a_bad_state_is_not_taken_over(top: Path, runtime: Path) -> None:
+    path = left(top / folder_name(KEY), names=(STEP, set_aside_name(5)))
+    folder = opened(top, runtime)
+    assert folder.found is not None and folder.found.step is None
+    assert set_aside_from(names_in(path)) is None
+
+
+def test_a_mark_that_cannot_be_made_is_said(top: Path, runtime: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = opened(top, runtime)
+    assert folder.path is not None
+    (folder.path / set_aside_name(5)).symlink_to("elsewhere")
+    folder.mark(5, 0)
+    assert "cannot be marked as bad" in caplog.text
+    assert not (folder.path / "elsewhere").exists()
+
+
+def test_without_a_folder_nothing_is_marked() -> None:
+    JobFolder(MemorySettings(), "tag").mark(5, 5)
