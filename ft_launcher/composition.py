@@ -54,6 +54,7 @@ from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.health.memory_reclaim import MemoryReclaim
 from ft_launcher.node.health.node_health import NodeHealth
 from ft_launcher.node.memory_files.adoption import job_key
+from ft_launcher.node.memory_files.flush import EndTime
 from ft_launcher.node.memory_files.job_folder import JobFolder
 from ft_launcher.node.processes import descriptor_limit
 from ft_launcher.node.processes.end_limit import EndLimit
@@ -96,6 +97,9 @@ _OWN_STORE = (
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is not needed here, where each cycle has a fresh store. It has rank 0 make "
     "the ranks' store, and a rank that looks for it too early waits 0.3 to 0.8 s longer: about one restart in three"
 )
+_REST_S = 2.0
+"""Seconds of the time that a signal leaves which are kept for the end after the state in memory is written. At the end
+of that time `EndLimit` would take the launcher, which reads no signals meanwhile, for one that stands still."""
 _LAST_FILES_S = 1.0
 """Seconds at the end for lines of the log file. Journal and logs have been closed by then."""
 
@@ -289,14 +293,16 @@ def _run_recorded(
     try:
         # Inside a user's program nothing is printed and no reply is written: the caller raises the error.
         outcome = _outcome(launch, (lambda text: None) if within else console_text.show_lines, summary)
+        # Where an agent was made, its exit code counts: it knows preemption, and what all nodes agreed on.
+        if agents and agents[0].exit_code is not None:
+            outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
+        if agents and memory.flush is not None:
+            _flush(memory, outcome.code, _end_time(job, signals, agents[0].grace_ends_at), recorder)
     finally:
         memory.close()
         runtime.template.goodbye = memory.goodbye()
     if outcome.error is not None and not within:
         write_reply(outcome.error)
-    # Where an agent was made, its exit code counts: it knows preemption, and what all nodes agreed on.
-    if agents and agents[0].exit_code is not None:
-        outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
     recorder.job_ended(outcome.code, outcome.reason, times.finish())
     ending = ending_signals(job)
     memory.free(lambda: any(number in ending for number in (*signals.arrived, *signals.peek())))
@@ -316,7 +322,53 @@ def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolde
         recorder.memory.no_folder(memory.refused, is_wanted)
     elif memory.found is not None:
         recorder.memory.found(memory.found.step, memory.found.reason, asdict(memory.found.left))
+    if settings.memory_flush is not None and not memory.refused:
+        memory.use_storage(settings.memory_flush, *_keys_on_storage(job))
+        if memory.flush is None:
+            recorder.memory.not_flushed("another launcher of this job's key lives on this machine")
     return memory
+
+
+def _flush(memory: JobFolder, code: int, ends_at: EndTime, recorder: Recorder) -> None:
+    """Writes the newest state in memory to shared storage at the job's end, where another start may go on from it, and
+    removes what is there after a success. Blocks as `Flush.write`.
+
+    Args:
+        memory: has the state.
+        code: the exit code of this launcher.
+        ends_at: until when this may take.
+        recorder: says what became of it.
+    """
+    assert memory.flush is not None
+    if code == ExitCode.OK:
+        problem = memory.flush.forget()
+        if problem:
+            logger.warning("a state of this job may still be in --ft-memory-flush: %s", problem)
+        return
+    if code == ExitCode.FAILED_ON_RESULT_VALIDATION:
+        recorder.memory.not_flushed("a result could not be validated, and the state may be wrong")
+        return
+    began = time.monotonic()
+    written = memory.flush.write(memory.below, ends_at)
+    if written.step is not None:
+        recorder.memory.flushed(written.step, written.size, time.monotonic() - began)
+    elif written.reason:
+        recorder.memory.not_flushed(written.reason)
+
+
+def _end_time(job: Job, signals: SignalPipe, grace_ends_at: float) -> EndTime:
+    """Returns until when the end of this launcher may take.
+
+    Args:
+        grace_ends_at: when the time is over that the ranks had to save after a signal (monotonic seconds); infinity:
+            there was none.
+    """
+    stop = job.settings.stop
+    return EndTime(
+        grace_ends_at - _REST_S,
+        lambda: (*signals.arrived, *signals.peek()),
+        lambda arrived: min(stop.preemption_grace, time_to_end(arrived, stop.workers_stop_timeout)) - _REST_S,
+    )
 
 
 def memory_key(job: Job) -> str:
@@ -325,12 +377,26 @@ def memory_key(job: Job) -> str:
     A function counts with its arguments and the program that launches it. Where that cannot be told, as with a function
     that cannot be pickled, the key is another one in each start: no state of another run may be taken over.
     """
-    run_id, folder = job.chosen_run_id, ""
-    command = [uuid.uuid4().hex]
-    if not run_id:
-        with contextlib.suppress(Exception):  # of a user's `__reduce__`; or the current folder is gone
-            folder, command = os.getcwd(), _all_that_runs(job)  # noqa: PTH109 (a text)
-    return job_key(run_id, os.geteuid(), folder, command, job.node_rank)
+    if job.chosen_run_id:
+        return job_key(job.chosen_run_id, os.geteuid(), "", [], job.node_rank)
+    return job_key("", os.geteuid(), *_command(job), job.node_rank)
+
+
+def _keys_on_storage(job: Job) -> tuple[str, str]:
+    """Returns the job's key on shared storage, which all nodes have in common, and what tells its command from others,
+    also where `--rdzv-id` alone makes the key."""
+    command = job_key("", os.geteuid(), *_command(job), "")
+    if job.chosen_run_id:
+        return job_key(job.chosen_run_id, os.geteuid(), "", [], ""), command
+    return command, command
+
+
+def _command(job: Job) -> tuple[str, list[str]]:
+    """Returns the current folder and the command of the ranks; another one each time where these cannot be told."""
+    try:
+        return os.getcwd(), _all_that_runs(job)  # noqa: PTH109 (a text)
+    except Exception:  # of a user's `__reduce__`; or the current folder is gone
+        return "", [uuid.uuid4().hex]
 
 
 def _all_that_runs(job: Job) -> list[str]:

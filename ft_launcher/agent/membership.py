@@ -44,7 +44,7 @@ from ft_launcher.agent.last_end import LastEnd
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
 from ft_launcher.decide.policy.case import RankRequest
-from ft_launcher.decide.policy.restart_policy import asked_by
+from ft_launcher.decide.policy.restart_policy import Action, asked_by
 from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason, JobOver
 from ft_launcher.job.link.coordinator_link import Cut, CutReason
 from ft_launcher.job.rendezvous.cycle_store import CycleStore
@@ -370,6 +370,9 @@ class Membership(EventSource):
         code = over.exit_code
         if is_preempted:
             code = self._preempted
+        if over.judgement is not None and over.judgement.decision.action is Action.GIVE_UP:
+            # The state that the job failed from is not written to shared storage.
+            self._parts.state_in_memory.mark(over.judgement.decision.set_aside_from, 0)
         self._last_end.cycle = self._ranks.cycle
         self._last_end.record(over.judgement, over.reason, replace(over, exit_code=code))
         if not self._ranks.were_started or is_preempted or over.exit_code == ExitCode.OK:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import socket
 import time
@@ -109,6 +110,14 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         if self._job_end is not None:
             return self._job_end.exit_code
         return self._ending.exit_code
+
+    @property
+    def grace_ends_at(self) -> float:
+        """When the time is over that the ranks had to save after a signal (monotonic seconds); infinity: there was no
+        such signal."""
+        if math.isinf(self._ending.grace_ends_at):
+            return math.inf
+        return self._ending.grace_ends_at
 
     @property
     def reason(self) -> str:
@@ -239,6 +248,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         The environment is made in two steps: what torchrun documents here, and this project's variables in
         `Ranks.start`. Arguments may contain torch's macro for the local rank, which is replaced here.
         """
+        self._ranks.bring_state_back()
         self._ranks.prepare()
         spec, placement = worker_group.spec, self._ranks.placement
         envs = {each.local_rank: torch_environment(placement, each, os.environ) for each in placement.ranks}

@@ -233,6 +233,14 @@ class Ranks(EventSource):
         context.start()
         return context
 
+    def bring_state_back(self) -> None:
+        """Before the first start of ranks: brings back into memory what an earlier start of the job has written to
+        shared storage (`--ft-memory-flush`). Blocks while the storage gives bytes; a signal ends the wait."""
+        flush = self.parts.state_in_memory.flush
+        if flush is not None and not self.were_started:
+            found = flush.bring_back(self.placement.world_size, self.global_ranks(), self.parts.signals.fileno())
+            self.parts.recorder.memory.brought_back(found)
+
     def prepare(self) -> None:
         """Resets what is known of the last cycle. Called right before the start of the ranks."""
         # Read before the start: a rank may be killed for lack of memory in its first second.

@@ -14,6 +14,8 @@ from ft_launcher.record import events
 from ft_launcher.record.console import console_text
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.logs.logs import KeptFiles
+from rank_monitor.contract.flush_order import FlushResult
+from rank_monitor.contract.memory_room import size_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,31 @@ class MemoryRecorder:
         line = console_text.goes_on(loaded.tier, loaded.step, loaded.newer_than, loaded.steps_lost)
         if is_shown and line:
             console_text.say(line)
+
+    @contained("an event cannot be recorded")
+    def brought_back(self, found: FlushResult) -> None:
+        """Records what an earlier start had written to shared storage, and what became of it."""
+        if found.step is not None:
+            size, age = size_in_words(found.size), f"{found.age_s:.0f} s ago on {found.host}"
+            console_text.say(f"takes over step {found.step} ({size}) from --ft-memory-flush, written {age}")
+        elif found.reason:
+            logger.warning("no state is taken over from --ft-memory-flush: %s", found.reason)
+        else:
+            return
+        age_s, host = round(found.age_s, 3), found.host
+        self._journal.write(events.StateBroughtBackEvent(found.step, found.size, found.reason, age_s, host))
+
+    @contained("an event cannot be recorded")
+    def flushed(self, step: int, size: int, took_s: float) -> None:
+        """Records that the newest state of this node was written to shared storage. `took_s`: seconds."""
+        console_text.say(f"step {step} ({size_in_words(size)}) was written to --ft-memory-flush in {took_s:.1f} s")
+        self._journal.write(events.StateFlushedEvent(step, size, round(took_s, 3), ""))
+
+    @contained("an event cannot be recorded")
+    def not_flushed(self, reason: str) -> None:
+        """Records that no state of this node was written to shared storage, and why."""
+        logger.warning("no state is written to --ft-memory-flush: %s", reason)
+        self._journal.write(events.StateFlushedEvent(None, 0, 0.0, reason))
 
     @contained("an event cannot be recorded")
     def saved(self, saved: events.StatesSavedEvent) -> None:

@@ -41,6 +41,7 @@ lives. As they lie beside the files, they also hold for a later launcher that ad
 - `no_save_name(step)`: nothing is saved before the training has passed this step, at which it failed. The state that is
   loaded then stays the newest one until it has proved good. The next such mark replaces it; once the step is passed, it
   changes nothing.
+- `flushed_name(step, series)`: this generation was brought back from shared storage (`rank_monitor/memory_flush.py`).
 
 All else about a file, its checksums too, is inside: a file with a good name may still be damaged, and only the rank
 that loads it finds out. Names that fit none of these forms are not ours.
@@ -86,7 +87,7 @@ class StateTier(str, Enum):
     BUDDY = "buddy"
     """In a copy on another node. For a later release."""
     FLUSH = "flush"
-    """On shared storage, where the launcher wrote it at the end of an earlier start. For a later release."""
+    """On shared storage, where the launcher wrote it at the end of an earlier start, and now in memory again."""
     NONE = "none"
     """Nowhere of these: the program loads its own checkpoint, or begins."""
 
@@ -212,9 +213,9 @@ def no_save_name(step: int) -> str:
     return f"no-save_until-{step}"
 
 
-def is_mark(name: str) -> bool:
-    """Returns whether a name in the folder is one of a mark."""
-    return bool(_SET_ASIDE.fullmatch(name) or _NO_SAVE.fullmatch(name))
+def flushed_name(step: int, series: str) -> str:
+    """Returns the name of the mark that a generation was brought back from shared storage."""
+    return f"flushed_step-{step}_series-{series}"
 
 
 def set_aside_from(names: Iterable[str]) -> int | None:

@@ -181,6 +181,14 @@ def fails(folder: Path) -> None:
     raise RuntimeError("on purpose")
 
 
+def waits_for_the_end(folder: Path) -> None:
+    """Once the last save of all ranks has its name."""
+    BACKGROUND.wait()
+    dist.barrier()
+    (Path(sys.argv[-1]) / f"waits-{dist.get_rank()}").touch()
+    time.sleep(600)
+
+
 def raises(folder: Path) -> None:
     raise ValueError("on purpose")
 

@@ -15,7 +15,11 @@ _NOT_ALL_NODES = "not all nodes have it, or their ranks have moved"
 
 
 def message_of_load(
-    found: Generation | None, refused: Sequence[StateRefused], agreed: AgreedSteps, world: int
+    found: Generation | None,
+    refused: Sequence[StateRefused],
+    agreed: AgreedSteps,
+    world: int,
+    where: StateTier = StateTier.MEMORY,
 ) -> StateLoaded:
     """Returns what the launcher is told; the same on all ranks.
 
@@ -24,10 +28,11 @@ def message_of_load(
         refused: what was tried before, by rank.
         agreed: what the ranks have agreed upon.
         world: how many ranks the job has.
+        where: the loaded state lay.
     """
     tier, step, series = StateTier.NONE, 0, ""
     if found is not None:
-        tier, step, series = StateTier.MEMORY, found.step, found.series
+        tier, step, series = where, found.step, found.series
     others = [StateRefused(older, ALL_RANKS, _NOT_NEWER) for older in agreed.older]
     for generation in agreed.left_out:
         if generation.step > step:

@@ -28,7 +28,8 @@ from ft_client.memory.state_writer import CopiedState, StateWriter
 from ft_client.memory.tensor_parts import CannotBeKept
 from ft_client.memory.to_launcher import tell
 from ft_client.rank.agreement import group, roll_call
-from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
+from rank_monitor.contract import memory_files
+from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile, StateTier
 from rank_monitor.contract.memory_room import size_in_words
 from rank_monitor.contract.wire.messages import StateRefused
 
@@ -220,12 +221,20 @@ class MemoryCheckpoint:
         """
         assert self._settings is not None and self._agreed is not None
         agreed = self._agreed
-        message = message_of_load(found, refused, agreed, group.size())
+        where = StateTier.MEMORY
+        if found is not None and self._is_flushed(found):
+            where = StateTier.FLUSH
+        message = message_of_load(found, refused, agreed, group.size(), where)
         if not why_not(self._settings) and not claim(self._settings.folder):
             start = max(message.step, agreed.newer_than)
             self._progress = progress.begin(self._settings.folder, group.rank(), agreed.node_ranks, start)
         if not tell(message) and found is not None:
             say_on_rank_0(line_of_step(found.step, agreed.newer_than))
+
+    def _is_flushed(self, found: Generation) -> bool:
+        """Returns whether the launcher has brought a generation back from shared storage."""
+        assert self._settings is not None
+        return (Path(self._settings.folder) / memory_files.flushed_name(found.step, found.series)).exists()
 
     def _take_over(self) -> None:
         """Makes this object the one that uses the rank's files."""

@@ -90,8 +90,24 @@ def to_set_aside(trial: StateTrial, fault: Fault, life: CycleLife, would_end: bo
         life: how that cycle went.
         would_end: whether the same error or a lack of progress would end the job now.
     """
-    is_of_this_cycle = bool(trial.failures) and suspicion(fault, life) == trial.suspicion
-    return is_of_this_cycle and (trial.failures >= FAILURES or would_end)
+    return _is_failure_of(trial, fault, life) and (trial.failures >= FAILURES or would_end)
+
+
+def not_to_keep(trial: StateTrial, fault: Fault, life: CycleLife) -> int:
+    """Returns the step from which on states are not kept for a next start, where `fault` ends the job; 0: all are.
+
+    One failure from a state is enough here: a next start would begin with it. After a loss of NaN or exit code 16 in a
+    cycle that went on from no state, any of the states that it saved may be bad.
+
+    Args:
+        trial: with the cycle that `fault` ended.
+        life: how that cycle went.
+    """
+    if _is_failure_of(trial, fault, life):
+        return trial.step
+    if suspicion(fault, life) and (_is_bad_loss(fault) or fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE):
+        return 1
+    return 0
 
 
 def no_save_until(before: int, fault: Fault, life: CycleLife) -> int:
@@ -111,6 +127,12 @@ def no_save_until(before: int, fault: Fault, life: CycleLife) -> int:
     if _is_bad_loss(fault):
         until += min(max(until - (life.loaded_step or 0), _MIN_MORE_STEPS), _MAX_MORE_STEPS)
     return max(before, until)
+
+
+def _is_failure_of(trial: StateTrial, fault: Fault, life: CycleLife) -> bool:
+    """Returns whether a cycle went on from the state on trial, and failed as the ones before did."""
+    is_from_it = trial.failures > 0 and (life.loaded_step, life.loaded_series) == (trial.step, trial.series)
+    return is_from_it and suspicion(fault, life) == trial.suspicion
 
 
 def _is_bad_loss(fault: Fault) -> bool:

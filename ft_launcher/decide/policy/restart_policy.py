@@ -81,8 +81,8 @@ class Decision:
     `not_restartable`: a new launch would fail in the same way. The exit code alone does not show that, since the user
     may have chosen it (`--ft-no-restart-exit-code`). `budget`: of a restart that is charged, when the budget is whole
     again, and whether it was given back just now. `set_aside_from`: states in memory of this step and of later ones are
-    not used any more; 0: all may be. `no_save_until`: the step that the training must pass before it saves its state in
-    memory again; 0: none.
+    not used any more, nor kept for a next start where the job ends; 0: all may be. `no_save_until`: the step that the
+    training must pass before it saves its state in memory again; 0: none.
     """
 
     action: Action
@@ -185,6 +185,8 @@ def answer(fault: Fault, question: Question, now: float) -> tuple[Decision, Hist
         history = history.from_older_state()
     if decision.action is Action.RESTART:
         decision = replace(decision, no_save_until=history.no_save_until)
+    else:
+        decision = replace(decision, set_aside_from=bad_state.not_to_keep(history.trial, fault, life))
     return decision, history
 
 

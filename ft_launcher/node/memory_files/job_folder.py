@@ -38,6 +38,7 @@ from pathlib import Path
 
 from ft_launcher.node.memory_files import node_memory
 from ft_launcher.node.memory_files.adoption import Adoption, adoption, is_over, left_behind, names_for, of_user
+from ft_launcher.node.memory_files.flush import Flush
 from ft_launcher.node.memory_files.node_memory import NodeMemory
 from ft_launcher.node.processes.process_tree import start_ticks
 from rank_monitor.contract import env
@@ -78,11 +79,18 @@ class JobFolder:
     Attributes:
         refused: why there is no folder, in one line; empty: there is one.
         found: what became of an earlier start's folder; None: there was none.
+        flush: what the job has on shared storage; None: the user wants nothing there, or another launcher of the same
+            key lives on this machine.
+        below: states of this step and later ones were set aside last; 0: none was.
     """
 
     def __init__(self, settings: MemorySettings, tag: str) -> None:
         self.refused = ""
         self.found: Adoption | None = None
+        self.flush: Flush | None = None
+        self.below = 0
+        self._is_second = False
+        """Whether another launcher of the same key had its folder before."""
         self._settings = settings
         self._tag = tag
         self._owned: OwnedFolder | None = None
@@ -141,6 +149,17 @@ class JobFolder:
         )
         return {env.MEMORY_FILES: write_record(files)}
 
+    def use_storage(self, storage: str, key: str, command: str) -> None:
+        """Has the state brought back from shared storage at the start, and written there at the end.
+
+        Args:
+            storage: the folder of `--ft-memory-flush`.
+            key: of the job, without the number of the node.
+            command: tells the command of the job from others.
+        """
+        if self._owned is not None and not self._is_second:
+            self.flush = Flush(Path(storage).absolute(), key, command, self._owned.path, self._limit)
+
     def state(self, since_ns: int) -> NodeMemory | None:
         """Returns what the ranks keep in the folder now; None: there is no folder, or it cannot be read. Any thread may
         ask. Takes 0.1 ms for a node of eight ranks.
@@ -178,7 +197,10 @@ class JobFolder:
             return
         try:
             if set_aside_from:
+                self.below = set_aside_from
                 _make_empty(self._owned.path / set_aside_name(set_aside_from))
+                if self.flush is not None:
+                    self.flush.remove(set_aside_from)
             if until:
                 self._no_save.add(no_save_name(until))
                 _make_empty(self._owned.path / no_save_name(until))
@@ -272,6 +294,7 @@ class JobFolder:
                 owned = memory_folder.make(path)
             if owned is None:
                 continue
+            self._is_second = name != names[0]
             owner = owned.read()
             if owner is not None:
                 sweep(owner.tag, _END_S)

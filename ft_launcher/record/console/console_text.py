@@ -17,6 +17,7 @@ from typing import Any
 from ft_launcher.decide.attribution import Fault, FaultClass, FaultKind
 from ft_launcher.decide.policy.restart_policy import Action, Decision
 from rank_monitor.contract.console_line import console_line
+from rank_monitor.contract.memory_files import StateTier
 
 # ECMA-48 codes, as every terminal has them.
 _BOLD_RED, _BOLD_GREEN, _RESET = "\033[1;31m", "\033[1;32m", "\033[0m"
@@ -144,6 +145,8 @@ def goes_on(tier: str, step: int, on_disk: int, steps_lost: int) -> str:
     lost = {0: "no step is lost", 1: "1 step is lost"}.get(steps_lost, f"{steps_lost:,} steps are lost")
     if step:
         where = f"from step {step} in {tier}"
+        if tier == StateTier.FLUSH:
+            where = f"from step {step}, which an earlier start wrote to --ft-memory-flush"
         if on_disk:
             where += f" (the checkpoint on disk has step {on_disk})"
         return f"the training goes on {where}; {lost}"

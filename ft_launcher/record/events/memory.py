@@ -39,8 +39,9 @@ class StateLoadedEvent(OfCycle, Event, name="memory_loaded"):
     restart in process is a look of its own."""
 
     tier: Shared[str]
-    """Where the training goes on from: `memory`, that of the ranks' own nodes; `none`: the program's checkpoint on
-    disk, or the beginning. Later releases may add `buddy` (a copy on another node) and `flush` (shared storage)."""
+    """Where the training goes on from: `memory`, that of the ranks' own nodes; `flush`, what an earlier start wrote to
+    `--ft-memory-flush`; `none`: the program's checkpoint on disk, or the beginning. Later releases may add `buddy`, a
+    copy on another node."""
     step: Shared[int]
     """How many steps the loaded state has; 0: none was loaded."""
     series: Shared[str]
@@ -82,3 +83,34 @@ class StatesSavedEvent(OfCycle, Event, name="memory_saved"):
     """Bytes that all files of the node take."""
     limit: Shared[int]
     """Bytes that they may take (`--ft-memory-limit`)."""
+
+
+@dataclass(frozen=True)
+class StateFlushedEvent(Event, name="memory_flushed"):
+    """At the job's end the newest state in memory of this node was to be written to shared storage
+    (`--ft-memory-flush`)."""
+
+    step: Shared[int | None]
+    """The step that was written; null: none was."""
+    size: Shared[int]
+    """Its bytes, of all ranks of this node."""
+    took_s: Shared[float]
+    """How long that took (seconds)."""
+    reason: FreeText[str]
+    """Why none was written; empty: one was."""
+
+
+@dataclass(frozen=True)
+class StateBroughtBackEvent(Event, name="memory_brought_back"):
+    """An earlier start of this job had written the state of this node to shared storage."""
+
+    step: Shared[int | None]
+    """The step that is in memory now, where the ranks may load it; null: none is."""
+    size: Shared[int]
+    """Its bytes, of all ranks of this node."""
+    reason: FreeText[str]
+    """Why none was brought back; empty: one was."""
+    age_s: Shared[float]
+    """How long ago it was written, by the clock (seconds)."""
+    host: FreeText[str]
+    """The host name of the machine that wrote it."""

@@ -312,6 +312,12 @@ class MemorySettings:
         "how long the state in memory outlives a launcher that was killed, for the next start of the same job; 0: such "
         "a start begins afresh. Background processes of ranks have another option: --ft-linger",
     )
+    memory_flush: str | None = setting(
+        None,
+        kinds.PATH_OR_NONE,
+        "folder on a disk or on shared storage to which the newest state in memory is written when the job gives up or "
+        "gets a signal to end, for the next start of the same job",
+    )
 
 
 @dataclass(frozen=True)

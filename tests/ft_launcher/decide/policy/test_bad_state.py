@@ -151,7 +151,13 @@ def test_where_the_job_would_end_one_failure_from_a_state_is_enough(settings: Re
 
 def test_without_a_budget_the_job_ends() -> None:
     found = decisions([(ERROR, cycle(95)), (ERROR, cycle(95))], budget=1)
-    assert (found[-1].action, found[-1].set_aside_from) == (Action.GIVE_UP, 0)
+    assert found[-1].action is Action.GIVE_UP
+
+
+def test_a_cycle_that_had_not_loaded_yet_sets_nothing_aside() -> None:
+    settings = RestartSettings(same_error_limit=2)
+    cycles = [(NAN, cycle(95)), (NAN, cycle(None))]
+    assert [each.set_aside_from for each in decisions(cycles, settings)] == [0, 1]
 
 
 @pytest.mark.parametrize("code", [17, 3])
@@ -159,7 +165,27 @@ def test_an_exit_code_that_ends_the_job_goes_first(code: int) -> None:
     settings = RestartSettings(no_restart_exit_codes=(3,))
     ending = replace(ERROR, exit_code=code)
     found = decisions([(ERROR, cycle(95)), (ending, cycle(95))], settings)
-    assert (found[-1].action, found[-1].set_aside_from) == (Action.GIVE_UP, 0)
+    assert found[-1].action is Action.GIVE_UP
+
+
+@pytest.mark.parametrize(
+    ("fault", "loaded", "not_kept"),
+    [
+        # One failure from a state is enough: the next start would begin with it.
+        (ERROR, 95, 95),
+        (NAN, 95, 95),
+        # The states that the first cycle saved may be good; after a NaN nobody knows which of them.
+        (ERROR, 0, 0),
+        (NAN, 0, 1),
+        (MOVE, 0, 1),
+        (KILLED, 95, 0),
+    ],
+)
+def test_a_state_that_the_job_failed_from_is_not_kept_for_a_next_start(
+    fault: Fault, loaded: int, not_kept: int
+) -> None:
+    (only,) = decisions([(fault, cycle(loaded))], budget=0)
+    assert (only.action, only.set_aside_from) == (Action.GIVE_UP, not_kept)
 
 
 def test_44_restarts_from_one_bad_state_are_one_fallback() -> None:
