@@ -17,7 +17,7 @@ PARALLEL := -n 4
 .PHONY: help install demo test test-slow check format docs pictures bench clean
 
 help:
-	@echo "make demo       train twice, once with faults, compare the weights bit for bit, report what each fault cost"
+	@echo "make demo       train three times, twice with faults, compare the weights bit for bit, report what each fault cost"
 	@echo "make install    makes .venv; each of the others does so as well"
 	@echo "make test       the tests, with 3 of 10 that start whole jobs, and those of what changed; FT_TEST_SHARE=1: all,"
 	@echo "                TORCH=2.6.0 runs them with that release, in an environment of its own"

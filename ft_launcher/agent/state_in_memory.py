@@ -43,8 +43,9 @@ class StateInMemory:
         second before others report the first."""
         self._folder = folder
         self._recorder = recorder
-        self._iteration = 0
-        """The last iteration that the ranks of the last cycle reported to their monitors."""
+        self._done = 0
+        """How many iterations the ranks of the last cycles had done when they ended, by what they reported to their
+        monitors; 0 again once a look has counted it."""
 
     def cycle_begins(self) -> None:
         """Notes that the ranks of a cycle are about to start."""
@@ -63,8 +64,8 @@ class StateInMemory:
             return
         self._looks.append(message.load)
         self.loaded = message
-        reached = max(message.reached, self._iteration)
-        self._iteration = 0
+        reached = max(message.reached, self._done)
+        self._done = 0
         self._recorder.loaded(
             events.StateLoadedEvent(
                 cycle,
@@ -85,9 +86,10 @@ class StateInMemory:
         Args:
             cycle: the one that is over.
             started_ns: when its ranks were started (monotonic nanoseconds).
-            iteration: the last one that a rank of this node has reported to its monitor; below 0: none has.
+            iteration: the last one that a rank of this node has reported to its monitor; below 0: none has. Iterations
+                are numbered from 0 and reported when they are done.
         """
-        self._iteration = max(self._iteration, iteration)
+        self._done = max(self._done, iteration + 1)
         self.kept = self._folder.state(started_ns)
         if self.kept is not None and self.kept.reached is not None:
             self._recorder.saved(_saved(cycle, self.kept))

@@ -1,8 +1,9 @@
-"""The demo: trains twice under the launcher, without and with faults, and shows that the result is the same.
+"""The demo: trains three times under the launcher and shows that the result is the same: without faults, with faults
+and checkpoints on disk alone, and with the same faults and the state in memory too.
 
-Prints what the launcher saw and did (from its journal), the accuracy on held-out images, whether the weights of both
-runs are equal bit for bit, and, as `ft_launcher report` finds it, what each fault cost. The exit code is 0 only if
-everything that it claims holds.
+Prints what the launcher saw and did (from its journal), the accuracy on held-out images, whether the weights of all
+runs are equal bit for bit, and, as `ft_launcher report` finds it, what each fault cost, and how many steps. The exit
+code is 0 only if everything that it claims holds.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ HERE = Path(__file__).resolve().parent
 WANTED_ACCURACY = 0.95
 LIMIT_S = 300.0
 GRACE_S = 30.0
+ON_DISK, IN_MEMORY = "--ft-memory-interval=none", "--ft-memory-interval=1"
+"""Where a training keeps its state: in its checkpoints alone, or after each step in memory too."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,14 @@ class Training:
         return sum(record["event"] == event for record in self.journal)
 
 
-def train(script: str, out: Path, epochs: int) -> Training:
-    """Runs `script` to its end under the launcher; all that both write goes below `out`, which is made anew."""
+def train(script: str, out: Path, epochs: int, state: str) -> Training:
+    """Runs `script` to its end under the launcher; all that both write goes below `out`, which is made anew. `state`:
+    an option of the launcher."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     command = [
         *(sys.executable, "-m", "ft_launcher", "--standalone", "--nproc-per-node=2", "--max-restarts=5"),
-        *("--ft-rank-section-timeouts=setup:60,step:5,checkpointing:30", f"--log-dir={out / 'logs'}"),
+        *("--ft-rank-section-timeouts=setup:60,step:5,checkpointing:30", f"--log-dir={out / 'logs'}", state),
         *(str(HERE / script), f"--out={out}", f"--epochs={epochs}"),
     ]
     started = time.monotonic()
@@ -99,49 +103,67 @@ def print_timeline(journal: list[dict[str, Any]]) -> None:
             "verdict": lambda r: f"rank {r['rank']}: {r['reason']}",
             "fault": lambda r: f"rank {r['rank']} {r['what']} {r['where']}; {r['hint']}".rstrip("; "),
             "decision": lambda r: f"{r['action']}: {r['reason']}",
+            "memory_loaded": lambda r: f"from step {max(r['step'], r['newer_than'])}, {r['steps_lost']} steps lost",
             "job_end": lambda r: r["reason"],
         }.get(record["event"])
         if words is not None:
-            print(f"  {record['t'] - journal[0]['t']:6.2f} s  {record['event']:<11}  {words(record)}")
+            print(f"  {record['t'] - journal[0]['t']:6.2f} s  {record['event']:<13}  {words(record)}")
 
 
-def print_report(plain: Training, faulty: Training) -> None:
-    """The goodput of both runs, what each fault cost by phase, and where the whole report is."""
+def steps_lost(run: Training) -> list[int]:
+    """How many steps each fault of a training has cost, as far as the report knows."""
+    if run.findings is None:
+        return []
+    return [fault.steps_lost for fault in run.findings.faults if fault.steps_lost is not None]
+
+
+def print_report(runs: dict[str, Training]) -> None:
+    """The goodput of all runs, what each fault cost by phase, and where the whole report is."""
     print("\nWhat the time went to (docs/operations.md):")
-    for name, run in (("without faults", plain), ("with faults", faulty)):
+    for name, run in runs.items():
         if run.findings is not None:
             print(f"  goodput {name}: {run.findings.goodput:.1%} of {run.findings.wall_s:.1f} s")
-    if faulty.findings is None:
-        return
-    for fault in faulty.findings.faults:
-        print(f"  {terminal_text.headline(fault)}\n    {terminal_text.costs(fault)}")
-    page = faulty.out / "report.html"
-    page.write_text(as_html(faulty.findings, advise(faulty.findings)), encoding="utf-8", errors="backslashreplace")
-    print(f"  The whole report: {page}\n  (ft_launcher report {faulty.logs} -o report.html)")
+    for name, run in list(runs.items())[1:]:
+        if run.findings is None:
+            continue
+        print(f"  {name}:")
+        for fault in run.findings.faults:
+            print(f"  {terminal_text.headline(fault)}\n    {terminal_text.costs(fault)}")
+        page = run.out / "report.html"
+        page.write_text(as_html(run.findings, advise(run.findings)), encoding="utf-8", errors="backslashreplace")
+        print(f"  The whole report: {page}\n  (ft_launcher report {run.logs} -o report.html)")
 
 
-def claims(plain: Training, faulty: Training) -> list[tuple[bool, str]]:
+def claims(plain: Training, on_disk: Training, in_memory: Training) -> list[tuple[bool, str]]:
     """What the demo says in the end: whether it holds, and the words."""
-    runs = (plain, faulty)
+    runs, faulty = (plain, on_disk, in_memory), (on_disk, in_memory)
     codes = [run.exit_code for run in runs]
-    injected = sum((faulty.out / f"fault.{fault.name}").exists() for fault in FAULTS)
+    injected = [sum((run.out / f"fault.{fault.name}").exists() for fault in FAULTS) for run in faulty]
     named = [run.count("fault") for run in runs]
-    costs = [fault.cost_s for fault in faulty.findings.faults] if faulty.findings is not None else []
+    costs = [fault.cost_s for run in faulty if run.findings is not None for fault in run.findings.faults]
     accuracies = [run.result.get("test_accuracy", 0.0) for run in runs]
     digests = [run.result.get("weights_sha256", "") for run in runs]
+    lost = [steps_lost(run) for run in faulty]
     return [
-        (codes == [0, 0], f"both trainings came to their end: exit codes {codes}"),
-        (injected == len(FAULTS), f"{injected} of {len(FAULTS)} faults injected"),
-        (named == [0, len(FAULTS)], f"the launcher named every fault and nothing else: {named}"),
+        (codes == [0, 0, 0], f"all trainings came to their end: exit codes {codes}"),
+        (injected == [len(FAULTS)] * 2, f"{injected} of {len(FAULTS)} faults injected"),
+        (named == [0, *[len(FAULTS)] * 2], f"the launcher named every fault and nothing else: {named}"),
         (
-            len(costs) == len(FAULTS) and min(costs) > 0,
+            len(costs) == 2 * len(FAULTS) and min(costs) > 0,
             f"the report says what each fault cost: {[f'{cost_s:.1f} s' for cost_s in costs]}",
+        ),
+        (
+            [len(found) for found in lost] == [len(FAULTS)] * 2 and sum(lost[1]) < sum(lost[0]),
+            f"steps lost by the faults: {lost[0]} without, {lost[1]} with the state in memory",
         ),
         (
             min(accuracies) >= WANTED_ACCURACY,
             f"accuracy on held-out images is at least {WANTED_ACCURACY}: {accuracies}",
         ),
-        (digests[0] == digests[1] != "", f"the weights are the same, bit for bit: {[text[:16] for text in digests]}"),
+        (
+            len(set(digests)) == 1 and digests[0] != "",
+            f"the weights are the same, bit for bit: {[text[:16] for text in digests]}",
+        ),
     ]
 
 
@@ -153,23 +175,27 @@ def main() -> int:
     out = args.out.absolute()
 
     print("Training without faults ...", flush=True)
-    plain = train("train.py", out / "without_faults", args.epochs)
+    plain = train("train.py", out / "without_faults", args.epochs, ON_DISK)
     print(f"  {plain.seconds:.1f} s")
     print(f"Training with faults: {', '.join(fault.name for fault in FAULTS)} ...", flush=True)
-    faulty = train("faults.py", out / "with_faults", args.epochs)
-    print(f"  {faulty.seconds:.1f} s; what the launcher saw and did:")
-    print_timeline(faulty.journal)
+    on_disk = train("faults.py", out / "with_faults", args.epochs, ON_DISK)
+    print(f"  {on_disk.seconds:.1f} s; what the launcher saw and did:")
+    print_timeline(on_disk.journal)
+    print("Training with the same faults, and the state in memory ...", flush=True)
+    in_memory = train("faults.py", out / "in_memory", args.epochs, IN_MEMORY)
+    print(f"  {in_memory.seconds:.1f} s; what the launcher saw and did:")
+    print_timeline(in_memory.journal)
 
-    results = claims(plain, faulty)
-    print("\n[without, with faults]")
+    results = claims(plain, on_disk, in_memory)
+    print("\n[without faults, with faults, with faults and the state in memory]")
     for holds, words in results:
         print(f"  {'ok  ' if holds else 'FAIL'}  {words}")
     failed = not all(holds for holds, _ in results)
     if failed:
-        for run in (plain, faulty):
+        for run in (plain, on_disk, in_memory):
             print(f"\nThe end of {run.out / 'console.log'}:")
             print("\n".join((run.out / "console.log").read_text(errors="replace").splitlines()[-30:]))
-    print_report(plain, faulty)
+    print_report({"without faults": plain, "with faults": on_disk, "with faults and state in memory": in_memory})
     print(f"\nEverything that was written lies in {args.out}.")
     return int(failed)
 

@@ -2,7 +2,8 @@
 
 Three things make it restartable, and none of them needs a launcher of ours: a checkpoint that is whole or absent, a
 place (epoch and batch) inside it, and randomness that follows from the place. The `ft` calls name what the ranks are
-doing, so that a hang is found in seconds; without our launcher they do nothing.
+doing, so that a hang is found in seconds, and keep the state in memory between two checkpoints; without our launcher
+they do nothing.
 Two ranks end with the same weights bit for bit after any restart; with more, the order of a sum may differ in it.
 
     ft_launcher --standalone --nproc-per-node 2 --max-restarts 3 --ft-rank-section-timeouts step:5 train.py
@@ -66,6 +67,16 @@ def save_checkpoint(path: Path, state: dict[str, object]) -> None:
     temporary.replace(path)
 
 
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    """Returns the epoch and the batch at which the checkpoint goes on; the beginning where there is none."""
+    if not path.exists():
+        return 0, 0
+    state = torch.load(path)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["epoch"], state["batch"]
+
+
 def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
     images, labels = dataset.tensors
     model.eval()
@@ -100,14 +111,13 @@ def main() -> None:
         loader = DataLoader(train_set, BATCH_SIZE, sampler=sampler)
         net = convolutional_net()
         optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
-        first_epoch, first_batch = 0, 0
-        if checkpoint.exists():
-            state = torch.load(checkpoint)
-            net.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-            first_epoch, first_batch = state["epoch"], state["batch"]
-            print(f"rank {rank} resumes at epoch {first_epoch}, batch {first_batch}", flush=True)
+        first_epoch, first_batch = load_checkpoint(checkpoint, net, optimizer)
         model = DistributedDataParallel(net)
+        keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer)
+        kept_step = keep.load(newer_than=first_epoch * len(loader) + first_batch)
+        if kept_step:
+            first_epoch, first_batch = divmod(kept_step, len(loader))
+        print(f"rank {rank} begins at epoch {first_epoch}, batch {first_batch}", flush=True)
 
     for epoch in range(first_epoch, args.epochs):
         sampler.set_epoch(epoch)
@@ -118,6 +128,7 @@ def main() -> None:
                 torch.manual_seed(step * dist.get_world_size() + rank)  # a resumed run draws the same dropout
                 train_step(model, optimizer, images, labels)
             ft.report_iteration(step)
+            keep.step(step + 1)  # between two checkpoints on disk, in memory: a fault then costs a step or two
 
             done = batch + 1
             if done % args.checkpoint_every == 0 or done == len(loader):

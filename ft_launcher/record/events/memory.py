@@ -49,8 +49,8 @@ class StateLoadedEvent(OfCycle, Event, name="memory_loaded"):
     newer_than: Shared[int]
     """The step of the checkpoint on disk, as the program says; 0: it named none."""
     reached: Shared[int]
-    """The last step that a rank had reported before, by `step()`, a folder of that step or `report_iteration`; 0: none
-    had."""
+    """The last step that a rank had reported before, by `step()`, a folder of that step or `report_iteration`, which
+    numbers the first one 0; 0: none had."""
     steps_lost: Shared[int]
     """How many steps are computed again: `reached` without the larger of `step` and `newer_than`."""
     refused: InPartOrText[Sequence[Mapping[str, Any]]]
