@@ -3,9 +3,11 @@
 `server.py` uses it, in the monitor's only thread. Nothing is decided here. A method blocks only as long as its
 docstring says.
 
-**Stacks** are asked for by a signal (`ask_stacks`). faulthandler, which the client has registered in the rank, then
-appends a dump to the rank's stack file, also while the rank holds the GIL. `frames` reads from where the file ended
-before the signal: earlier dumps stay in the file for the user.
+**Stacks** are asked for by a message (`ask_stacks`), on which the rank's watchdog appends a dump to the rank's stack
+file. A rank that does not answer gets a signal, on which faulthandler does the same in C, also while the rank holds the
+GIL; but only where `stack_signal.py` says that it may, since the rank can die of it. `look` is called for that until
+the rank has answered. `frames` reads from where the file ended before the question: earlier dumps stay in the file for
+the user.
 """
 
 from __future__ import annotations
@@ -13,17 +15,22 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
-from rank_monitor import stacks
+from rank_monitor import stack_signal, stacks
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.look_ups import has_socket_to_resolver, may_wait_in_poll
+from rank_monitor.stack_signal import Unanswered
 
 _ANSWERS_S = 0.5
 """A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this. At a limit the
 rank was asked 0.1 s before, so one that gives no stacks is ended 0.4 s late: its limit is many times that, and a
 verdict without stacks is worth little."""
+_ANSWERS_SIGNAL_S = 0.25
+"""The least time that the signal is given, where it goes out late. With it, the answer comes 0.75 s after the question
+at most: within the second that the launcher waits."""
 _POLL_S = 0.001
 """From one look at the stack file to the next: about as long as a dump takes."""
 _READINGS = 4
@@ -56,14 +63,26 @@ class RankProcess:
         self.pidfd = os.pidfd_open(pid)
         self._file = ""
         self._offset = 0
-        """The length of the stack file right before the last signal."""
+        """The length of the stack file right before the last question."""
+        self._number = 0
+        """The signal for the stacks."""
         self._asked_at: float | None = None
-        """When the last signal was sent (monotonic seconds); None: none was."""
+        """When the stacks were last asked for (monotonic seconds); None: they were not."""
+        self._answer_by = 0.0
+        """Until when the answer is waited for (monotonic seconds)."""
+        self._was_sent = False
+        """Whether the last question went out as a message."""
+        self._threads: dict[int, tuple[str, int]] = {}
+        """The threads of the process at the last look since the question."""
+        self.look_at: float | None = None
+        """When `look` is to be called next (monotonic seconds); None: there is nothing to look for."""
+        self.awaits_stacks = False
+        """The process was asked for its stacks, has not begun to write them, and got no signal."""
         self._no_stacks = "not asked for"
         """Why there are no stacks; empty: there are."""
         self._before: tuple[str, str] | None = None
-        """The state of the process and the kernel function that it waited in, right before the last signal. While the
-        process writes its stacks both are others."""
+        """The state of the process and the kernel function that it waited in, right before the last question. While the
+        process writes its stacks both may be others."""
         self._around: dict[str, Any] = {}
         """What the last dump says beside the frames of the main thread."""
 
@@ -101,14 +120,21 @@ class RankProcess:
         """Whether the stacks were asked for since a moment (monotonic seconds), so that they need not be again."""
         return self._asked_at is not None and self._asked_at >= moment
 
-    def ask_stacks(self, number: int, file: str) -> None:
-        """Sends signal `number`, on which the process appends its stacks to `file`. Does not wait for them.
+    def ask_stacks(self, number: int, file: str, send: Callable[[], bool]) -> None:
+        """Asks the process to append its stacks to `file`. Does not wait for them. `look` is to be called at `look_at`.
 
-        Nothing is sent where the signal would kill the process, which has no handler for it yet, or where the process
-        could not answer: it is stopped, or waits in the kernel. `facts` then gives the reason as `stacks`.
+        The process is not asked where it could not answer: it is stopped, or waits in the kernel; nor where it has no
+        handler for the signal, which would kill it: it is none of our ranks, or not yet. `facts` then gives the reason
+        as `stacks`.
+
+        Args:
+            number: the signal for the stacks.
+            file: the stack file.
+            send: sends the message that asks for the stacks; returns whether it was sent.
         """
-        self._asked_at = self._before = None
-        self._around = {}
+        self._asked_at = self._before = self.look_at = None
+        self.awaits_stacks = False
+        self._threads, self._around = {}, {}
         status, wchan = self._at_rest()
         state = status.get("State", "")
         if state[:1] in ("T", "t"):
@@ -119,11 +145,44 @@ class RankProcess:
         elif not proc.catches(status, number):
             self._no_stacks = f"none: the process has no handler for signal {number}"
         else:
-            self._file, self._offset = file, _size(file)
+            self._number, self._file, self._offset = number, file, _size(file)
             self._before = (state, wchan)
-            if self.signal(number):
-                self._asked_at = time.monotonic()
+            self._was_sent = send()
+            self._no_stacks = "none: the process did not answer"
+            if not self._was_sent:
+                self._no_stacks = "none: the process is not connected"
+            self._asked_at = time.monotonic()
+            self._answer_by = self._asked_at + _ANSWERS_S
+            self.awaits_stacks = True
+            self.look_at = self._asked_at + stack_signal.FIRST_LOOK_S
+
+    def look(self, is_ending: bool = False) -> None:
+        """Sends the signal for the stacks where the process has not answered and may get it. Does nothing before
+        `look_at`. Does not block.
+
+        Args:
+            is_ending: the process is ended right after this, whatever it does. The time to look is now then.
+        """
+        now = time.monotonic()
+        is_due = is_ending or (self.look_at is not None and now >= self.look_at)
+        if self._asked_at is None or not self.awaits_stacks or not is_due:
+            return
+        self.look_at = None
+        if _size(self._file) > self._offset:
+            self.awaits_stacks = False
+            return
+        is_at_rest = False
+        if not is_ending:
+            before, self._threads = self._threads, proc.threads(self.pid)
+            is_at_rest = stack_signal.is_at_rest(before, self._threads)
+        question = Unanswered(now - self._asked_at, self._was_sent, is_at_rest, is_ending)
+        if stack_signal.may_signal(question):
+            self.awaits_stacks = False
+            if self.signal(self._number):
                 self._no_stacks = "none: the process did not answer"
+                self._answer_by = max(self._answer_by, now + _ANSWERS_SIGNAL_S)
+        elif now < self._answer_by:
+            self.look_at = now + stack_signal.BETWEEN_LOOKS_S
 
     def _at_rest(self) -> tuple[dict[str, str], str]:
         """Returns the fields of the process's status, and the function of the kernel that it waits in; empty: it runs,
@@ -139,14 +198,15 @@ class RankProcess:
         # Since Linux 6.12 one that sleeps may stay queued until its turn, and then wchan names nothing.
         return status, next(iter(proc.kernel_stack(self.pid)), "").partition("+")[0]
 
-    def frames(self) -> list[str]:
-        """The main thread's frames as last asked for; waits until the dump is complete, 0.5 s from the request at most.
+    def frames(self, is_ending: bool = False) -> list[str]:
+        """The main thread's frames as last asked for; waits until the dump is complete, 0.5 s from the question at
+        most, and 0.25 s from a signal that goes out now.
 
-        Returns nothing where the dump does not show the main thread by then.
+        Returns nothing where the dump does not show the main thread by then. `is_ending`: see `look`.
         """
         if self._asked_at is None:
             return []
-        found = self._dump(self._asked_at + _ANSWERS_S)
+        found = self._dump(is_ending)
         if found.frames:
             self._no_stacks = ""
             self._around = {"file": found.file, "other_threads": found.others}
@@ -154,8 +214,8 @@ class RankProcess:
             self._no_stacks = "none: the process had not written that of its main thread yet"
         return found.frames
 
-    def _dump(self, deadline: float) -> stacks.StackDump:
-        """Returns the dump that was asked for, once it is complete or the deadline (monotonic) is over.
+    def _dump(self, is_ending: bool) -> stacks.StackDump:
+        """Returns the dump that was asked for, once it is complete or the time for it is over.
 
         As a rule it was asked for 0.1 s before, and is complete at once. The signal that ends the rank waits for this:
         so nothing is waited for that is there, and a complete dump is read once.
@@ -163,7 +223,7 @@ class RankProcess:
         size, quiet = self._offset, 0
         if _has_settled(self._file):
             size = _size(self._file)
-        while time.monotonic() < deadline:
+        while self._may_answer_yet(is_ending):
             before, size = size, _size(self._file)
             quiet = quiet + 1
             if size != before or size == self._offset:
@@ -175,6 +235,11 @@ class RankProcess:
             time.sleep(_POLL_S)
         return stacks.read(_read_from(self._file, self._offset))
 
+    def _may_answer_yet(self, is_ending: bool) -> bool:
+        """Returns whether the answer is still to be waited for; sends the signal before, if it is time for that."""
+        self.look(is_ending)
+        return time.monotonic() < self._answer_by
+
     def facts(self) -> dict[str, Any]:
         """Returns what /proc says of the process, for a verdict or a snapshot. Does not block.
 
@@ -183,7 +248,7 @@ class RankProcess:
         - `traced`: a debugger or strace is attached
         - `stacks`: the file with the stacks, or why there are none
 
-        Of a process that was just asked for its stacks, `state` and `wchan` are those before the signal. Then there are
+        Of a process that was just asked for its stacks, `state` and `wchan` are those before that. Then there are
         also `file` and `other_threads`: `file` and `others` of `stacks.StackDump`.
         """
         status, wchan = self._at_rest()

@@ -125,10 +125,10 @@ class RankSocket:
         if self._client is not None:
             self._close(self._client)
 
-    def reply(self, message: Message) -> None:
-        """Sends a message to the rank. Without a connection, or with a full queue, the message is dropped."""
-        if self._client is not None:
-            self._send(self._client, message)
+    def reply(self, message: Message) -> bool:
+        """Sends a message to the rank; returns whether it was sent. Without a connection, or with a full queue, the
+        message is dropped."""
+        return self._client is not None and self._send(self._client, message)
 
     def drain(self) -> None:
         """Receives the messages that wait on the rank's connection, at most `_MAX_BATCH`. Does not block.
@@ -279,13 +279,14 @@ class RankSocket:
                         break
             self._close(connection)
 
-    def _send(self, connection: socket.socket, message: Message) -> None:
-        """Sends a message if the queue has room. Does not block. Reading shows whether the peer is gone."""
+    def _send(self, connection: socket.socket, message: Message) -> bool:
+        """Sends a message if the queue has room; returns whether it had. Does not block. Reading shows whether the peer
+        is gone."""
         self._sequence += 1
         try:
-            channel.send(connection, codec.encode(message, self._sequence, time.monotonic_ns()))
+            return channel.send(connection, codec.encode(message, self._sequence, time.monotonic_ns()))
         except OSError:
-            pass
+            return False
 
     def _close(self, connection: socket.socket) -> None:
         self._loop.unwatch(connection.fileno())

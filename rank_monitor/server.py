@@ -14,7 +14,7 @@ A monitor must never stop the training that it protects. No message, whatever it
 used is refused, logged once and counted.
 
 Threads: none but the main thread. All callbacks run in it, inside `serve_once`, one after the other, so nothing here
-needs a lock. What blocks the loop delays a verdict: the longest waits are those for stacks (0.5 s, `rank_process.py`)
+needs a lock. What blocks the loop delays a verdict: the longest waits are those for stacks (0.75 s, `rank_process.py`)
 and for the flight recorder (`_RECORDER_WAIT_S`).
 """
 
@@ -63,6 +63,7 @@ from rank_monitor.contract.wire.messages import (
     LimitsSet,
     LogTo,
     RestartReport,
+    StacksAsked,
     Welcome,
 )
 from rank_monitor.flight_recorder import FlightRecorder
@@ -180,18 +181,28 @@ class MonitorServer:
                 if self._process is not None and self._detector.needs_look_up(now_ns):
                     asks_resolver = self._process.asks_resolver()
                 self._act(self._detector.on_tick(now_ns, asks_resolver))
+            if self._process is not None:
+                self._process.look()
             timeout_s = self._timeout_s()
         self._loop.wait(timeout_s)
 
     def _timeout_s(self) -> float | None:
         """Returns how long the loop may sleep, in seconds; 0: something is due now; None: until the next event."""
-        due_ns, unread_until_ns = self._detector.next_wake(), self._socket.unread_until_ns
-        if due_ns is None and unread_until_ns is None:
+        unread_until_ns = self._socket.unread_until_ns
+        moments = (self._detector.next_wake(), unread_until_ns, self._look_ns())
+        known = [moment for moment in moments if moment is not None]
+        if not known:
             return None
         now_ns = time.monotonic_ns()
         if unread_until_ns is not None and unread_until_ns < now_ns + _READ_EARLY_NS:
             return 0.0
-        return max(0, min(moment for moment in (due_ns, unread_until_ns) if moment is not None) - now_ns) / NS_PER_S
+        return max(0, min(known) - now_ns) / NS_PER_S
+
+    def _look_ns(self) -> int | None:
+        """Returns when to look whether the rank has answered the question for its stacks; None: there is none."""
+        if self._process is None or self._process.look_at is None:
+            return None
+        return int(self._process.look_at * NS_PER_S)
 
     # The rank.
 
@@ -225,6 +236,9 @@ class MonitorServer:
         if isinstance(message, FROM_RANK_TO_LAUNCHER):
             self._agent.forward(message, data)
         elif isinstance(message, (Hello, Attach, Detach)):
+            if isinstance(message, Hello) and self._process is not None and self._process.awaits_stacks:
+                # The question may have been lost with the connection before.
+                self._ask_for_stacks()
             if self._process is not None:
                 pid = self._process.pid
             else:
@@ -358,11 +372,11 @@ class MonitorServer:
                 self._send_times()
             case LimitsSet() | RestartReport() | LogStep() | LogOverdue() | HangOverdue():
                 self._act(self._detector.on_message(received, now_ns))
-            case SnapshotRequest(token, stacks, collectives):
+            case SnapshotRequest() as request:
                 self._socket.drain()
-                snapshot = self._snapshot(token, time.monotonic_ns())
-                if stacks or collectives:
-                    snapshot = self._with_evidence(snapshot, stacks)
+                snapshot = self._snapshot(request.token, time.monotonic_ns())
+                if request.stacks or request.collectives:
+                    snapshot = self._with_evidence(snapshot, request)
                 self._agent.send(snapshot)
             case Bye():
                 self._done = True
@@ -392,12 +406,12 @@ class MonitorServer:
             times = watch.ledger.times(time.monotonic_ns()).json()
             self._agent.send(Times(watch.start.cycle, watch.start.rank_pid, times))
 
-    def _with_evidence(self, snapshot: Snapshot, stacks: bool) -> Snapshot:
-        """Returns the snapshot with the rank's collectives (`groups`) and, where `stacks` is set, its frames.
+    def _with_evidence(self, snapshot: Snapshot, request: SnapshotRequest) -> Snapshot:
+        """Returns the snapshot with the rank's collectives (`groups`) and, where `request` has `stacks`, its frames.
 
         What was asked for in the last `_RECENT_S` is used again. Both requests go out before either answer is waited
-        for, so the two waits overlap. Blocks for 0.5 s at most. Of a rank that has ended there are only the collectives
-        of the last answer.
+        for, so the two waits overlap. Blocks for 0.75 s at most. Of a rank that has ended there are only the
+        collectives of the last answer.
         """
         process, start = self._process, self._detector.watch.start
         if process is None or start is None:
@@ -405,10 +419,11 @@ class MonitorServer:
         since = time.monotonic() - _RECENT_S
         if not process.is_stopped():  # a stopped process answers nothing
             self._recorder.ask(start.recorder_socket, since)
-        if stacks:
+        if request.stacks:
             if self._settings.dump_stacks and not process.has_stacks_since(since):
-                process.ask_stacks(self._settings.stack_signal, start.stack_file)
-            snapshot = dataclasses.replace(snapshot, frames=process.frames(), process=process.facts())
+                process.ask_stacks(self._settings.stack_signal, start.stack_file, self._ask_for_stacks)
+            frames = process.frames(request.before_stop)
+            snapshot = dataclasses.replace(snapshot, frames=frames, process=process.facts())
         return dataclasses.replace(snapshot, groups=self._recorder.groups(_RECORDER_WAIT_S, since))
 
     def _on_agent_gone(self) -> None:
@@ -446,12 +461,13 @@ class MonitorServer:
         question, so the recursion ends.
         """
         lines = []
+        is_ending = any(isinstance(action, SendSignal) for action in actions)
         for action in actions:
             match action:
                 case DumpStacks():
                     self._dump_stacks()
                 case SendVerdict(verdict):
-                    self._agent.send(self._with_process(verdict))
+                    self._agent.send(self._with_process(verdict, is_ending))
                     lines.append(verdict.line)
                 case Interrupt(verdict):
                     self._socket.reply(InterruptAsked(verdict.limit, verdict.reason))
@@ -487,13 +503,20 @@ class MonitorServer:
         if self._process is not None:
             if not self._process.is_stopped():  # a stopped process answers nothing
                 self._recorder.ask(start.recorder_socket, time.monotonic() - _RECENT_S)
-            self._process.ask_stacks(self._settings.stack_signal, start.stack_file)
+            self._process.ask_stacks(self._settings.stack_signal, start.stack_file, self._ask_for_stacks)
 
-    def _with_process(self, verdict: Verdict) -> Verdict:
-        """Returns the verdict with what only the acting side knows: pid, frames and the state in /proc."""
+    def _ask_for_stacks(self) -> bool:
+        """Sends the rank the message that asks for its stacks. Returns whether it was sent."""
+        return self._socket.reply(StacksAsked())
+
+    def _with_process(self, verdict: Verdict, is_ending: bool = False) -> Verdict:
+        """Returns the verdict with what only the acting side knows: pid, frames and the state in /proc.
+
+        `is_ending`: the rank gets the signal that ends it right after this.
+        """
         if self._process is None:
             return verdict
-        frames = self._process.frames()
+        frames = self._process.frames(is_ending)
         return dataclasses.replace(verdict, pid=self._process.pid, frames=frames, process=self._process.facts())
 
     def _signal(self, number: int) -> None:

@@ -3,16 +3,20 @@
 A frame of the program is shown by the name of its file, one of a library by its path within the library: that path has
 a slash, by which the launcher knows the frames that are the user's own.
 
-faulthandler lists the threads newest first, so the main thread is the last block. If the list was cut (after 100
-threads, MAX_NTHREADS in CPython's traceback.c), the main thread is the current one: the kernel prefers the main thread
-for a signal to a process. A dump without a current thread is a beginning: a rank that computes on a busy machine loses
-the CPU while faulthandler writes. Its last block is then some other thread, and says nothing about the main thread.
+faulthandler lists the threads newest first, so the main thread is the last block. A dump by the rank's watchdog, which
+is the current thread then, has that block even where the list was cut (after 100 threads, MAX_NTHREADS in CPython's
+traceback.c), and an end line. In a dump by the signal the main thread is the current one: the kernel prefers the main
+thread for a signal to a process. Such a dump without a current thread is a beginning, as one by the watchdog without an
+end line is: a rank that computes on a busy machine loses the CPU while faulthandler writes. The last block is then some
+other thread, and says nothing about the main thread.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from rank_monitor.contract.wire.messages import END_OF_STACKS
 
 MAX_FRAMES = 40
 """Frames of the main thread that are passed on: the innermost, which show where a rank waits. With 300 characters each
@@ -29,6 +33,8 @@ _STARTED_BY = re.compile(
     r"|/bin/(ft_launcher|ftrun)$"
 )
 """Files whose frames show how every rank begins: the same for all, so they are left out."""
+_BY_WATCHDOG = re.compile(r"/ft_client/rank/monitoring/stack_writer\.py$")
+"""The file with the innermost frame of a watchdog that writes a dump."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/(.+)$")
 _STANDARD = re.compile(r"^.*/lib(?:64)?/(python3[.\d]*t?/.+)$")
@@ -57,18 +63,22 @@ class StackDump:
 
 def read(text: str) -> StackDump:
     """Returns what a dump of faulthandler, or the beginning of one, says. Reads any text without an error."""
-    blocks, current, cut = _threads(text)
-    if current is None:
-        return StackDump([], "", ["?"], is_whole=False)
-    main = blocks[-1]
-    if cut:
-        main = blocks[current]
-    frames = [_frame(frame) for frame in main[:MAX_FRAMES]]
+    found = _threads(text)
+    last = len(found.blocks) - 1
     # A signal to a process usually goes to its main thread: then the last block is the current thread's.
-    is_whole = current == len(blocks) - 1 and text.endswith("\n") and bool(frames)
-    if cut or current != len(blocks) - 1 or not main:
+    has_main_last = found.current == last
+    if found.has_end:
+        has_main_last = last >= 0 and found.current != last
+    if (found.current is None or found.is_by_watchdog) and not (found.has_end and has_main_last):
+        return StackDump([], "", ["?"], is_whole=False)
+    main = found.blocks[-1]
+    if found.is_cut and not found.has_end and found.current is not None:
+        main = found.blocks[found.current]
+    frames = [_frame(frame) for frame in main[:MAX_FRAMES]]
+    is_whole = has_main_last and text.endswith("\n") and bool(frames)
+    if found.is_cut or not has_main_last or not main:
         return StackDump(frames, "", ["?"], is_whole)
-    return StackDump(frames, main[0][0], _locations(blocks[:-1], main[0][0]), is_whole)
+    return StackDump(frames, main[0][0], _locations(found.blocks[:-1], main[0][0]), is_whole)
 
 
 def _locations(threads: list[list[tuple[str, str, str]]], file: str) -> list[str]:
@@ -85,26 +95,45 @@ def _locations(threads: list[list[tuple[str, str, str]]], file: str) -> list[str
     return sorted(found)
 
 
-def _threads(text: str) -> tuple[list[list[tuple[str, str, str]]], int | None, bool]:
-    """Returns the frames of each thread (path, line, function), the index of the current thread, and whether the list
-    of threads was cut. None: the dump has no current thread yet."""
-    blocks: list[list[tuple[str, str, str]]] = []
+@dataclass
+class _Threads:
+    """The threads of a dump.
+
+    `blocks`: of each thread its frames (path, line, function). `current`: the index of the current thread; None: there
+    is none yet. `is_cut`: not all threads are there. `has_end`: the end line has come.
+    """
+
+    blocks: list[list[tuple[str, str, str]]] = field(default_factory=list)
     current: int | None = None
-    cut = False
+    is_cut: bool = False
+    has_end: bool = False
+
+    @property
+    def is_by_watchdog(self) -> bool:
+        """Whether the current thread is a watchdog that writes the dump."""
+        return self.current is not None and any(_BY_WATCHDOG.search(path) for path, _, _ in self.blocks[self.current])
+
+
+def _threads(text: str) -> _Threads:
+    """Returns the threads of a dump, or of the beginning of one. What follows an end line is another dump."""
+    found = _Threads()
     for line in text.splitlines():
         block = _BLOCK.match(line)
         if block:
             if block[1] == "Current thread":
-                current = len(blocks)
-            blocks.append([])
+                found.current = len(found.blocks)
+            found.blocks.append([])
+        elif line == END_OF_STACKS.rstrip():
+            found.has_end = True
+            break
         # faulthandler writes this line where it cuts the list of threads.
         elif line == "...":
-            cut = True
-        elif blocks:
+            found.is_cut = True
+        elif found.blocks:
             frame = _FRAME.match(line)
             if frame and not _STARTED_BY.search(frame[1]):
-                blocks[-1].append((frame[1], frame[2], frame[3]))
-    return blocks, current, cut
+                found.blocks[-1].append((frame[1], frame[2], frame[3]))
+    return found
 
 
 def _frame(frame: tuple[str, str, str]) -> str:

@@ -198,7 +198,7 @@ def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> Cyc
         reports = map(ranks.monitors.report, ranks.monitors.local_ranks)
         ranks.ask_nccl(nccl_ras.hung_for_s(reports, stop_began))
     # The processes are looked for while the monitors answer: both take time on a node with many processes.
-    ranks.monitors.snapshots(meanwhile=tree.search, stacks=hung)
+    ranks.monitors.snapshots(meanwhile=tree.search, stacks=hung, before_stop=True)
     # Read before the stop continues stopped processes: other ranks waited for one that was under SIGSTOP or a debugger.
     stopped = {rank for rank, pid in ranks.processes.pids().items() if is_stopped(pid)}
     nccl = None

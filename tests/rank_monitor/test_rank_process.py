@@ -24,6 +24,11 @@ from tests.rank_monitor.timeline import limited
 SECTIONS = limited(rank_section_timeouts={"step": 0.3}, termination_grace_time=0.3)
 
 
+def is_lost() -> bool:
+    """Stands for a message that is sent and never answered."""
+    return True
+
+
 def enters_step(rank: Puppet) -> None:
     rank.say(Sections((("step", time.monotonic_ns()),), 7))
 
@@ -81,7 +86,8 @@ def test_where_it_waits_is_read_before_it_is_asked_for_its_stacks(tmp_path: Path
         process = RankProcess(child.pid)
         try:
             until(lambda: "futex" in str(process.facts().get("wchan")), "the child to wait for its lock")
-            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"))
+            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"), is_lost)
+            until(lambda: process.look() or not process.awaits_stacks, "the signal")
             assert child.stdout.readline() == "answers\n"
             facts = process.facts()
             assert facts["wchan"].startswith("futex") and facts["state"].startswith("S")
@@ -181,12 +187,54 @@ def test_no_stacks_when_not_wanted(node: Node) -> None:
     assert not Path(node.stack_file).read_text()
 
 
+_COMPUTES = f"""
+import signal, sys
+def dump(number, frame):
+    with open(sys.argv[1], "a") as file:
+        file.write('Current thread 0x2 (most recent call first):\\n  File "train.py", line 3 in load\\n')
+signal.signal({STACK_SIGNAL}, dump)
+print("runs", flush=True)
+while True:
+    pass
+"""
+
+
+def test_a_rank_that_computes_gets_the_signal_only_where_it_is_ended(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _COMPUTES, tmp_path / "stacks"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+        process = RankProcess(child.pid)
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "runs\n"
+            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"), is_lost)
+            assert process.frames() == []
+            assert process.facts()["stacks"] == "none: the process did not answer"
+            assert not (tmp_path / "stacks").exists()
+            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"), is_lost)
+            until(lambda: process.frames(is_ending=True), "the stacks")
+        finally:
+            process.close()
+            child.kill()
+
+
+def test_a_rank_that_is_not_connected_gets_the_signal_only_where_it_is_ended(node: Node) -> None:
+    rank = node.puppet()
+    rank.do("register", STACK_SIGNAL, node.stack_file)
+    process = RankProcess(rank.pid)
+    process.ask_stacks(STACK_SIGNAL, str(node.stack_file), lambda: False)
+    assert process.frames() == []
+    assert process.facts()["stacks"] == "none: the process is not connected"
+    process.ask_stacks(STACK_SIGNAL, str(node.stack_file), lambda: False)
+    assert until(lambda: process.frames(is_ending=True), "no stacks came")[-1].endswith(" in <module>")
+    process.close()
+
+
 def test_only_the_last_dump_is_read(node: Node) -> None:
     rank = node.puppet()
     rank.do("register", STACK_SIGNAL, node.stack_file)
     process = RankProcess(rank.pid)
     for _ in range(3):
-        process.ask_stacks(STACK_SIGNAL, str(node.stack_file))
+        process.ask_stacks(STACK_SIGNAL, str(node.stack_file), is_lost)
         until(process.frames, "no stacks came")
     assert node.stack_file.read_text().count(" in <module>") == 3
     assert sum(frame.endswith(" in <module>") for frame in process.frames()) == 1
@@ -199,7 +247,7 @@ def test_stacks_that_were_written_a_while_ago_are_read_once_and_without_a_wait(
     rank = node.puppet()
     rank.do("register", STACK_SIGNAL, node.stack_file)
     process = RankProcess(rank.pid)
-    process.ask_stacks(STACK_SIGNAL, str(node.stack_file))
+    process.ask_stacks(STACK_SIGNAL, str(node.stack_file), is_lost)
     frames = until(process.frames, "no stacks came")
     written = node.stack_file.stat()
     os.utime(node.stack_file, (written.st_atime, written.st_mtime - 1.0))
@@ -246,7 +294,7 @@ def test_stacks_of_another_thread_are_never_taken_for_the_main_threads(
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "runs\n"
-            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"))
+            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"), is_lost)
             if frames:  # on a busy machine the wait for them may end first, and they come a little later
                 until(process.frames, "no stacks of the main thread came")
             assert process.frames() == frames
@@ -263,7 +311,7 @@ def test_a_process_that_is_gone_is_only_that(node: Node) -> None:
     rank.wait()
     assert ended(process.pidfd)
     assert not process.signal(signal.SIGTERM)
-    process.ask_stacks(STACK_SIGNAL, str(node.stack_file))
+    process.ask_stacks(STACK_SIGNAL, str(node.stack_file), is_lost)
     assert process.frames() == []
     assert process.facts()["state"] == "gone"
     process.close()

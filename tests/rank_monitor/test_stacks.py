@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rank_monitor.contract.wire.messages import END_OF_STACKS
 from rank_monitor.stacks import MAX_FRAMES, read
 from tests.program import run
 
@@ -32,6 +33,24 @@ Thread 0x2 (most recent call first):
   File "other.py", line 4 in work
 ...
 """
+BY_WATCHDOG = """Thread 0x00007f0000000003 (most recent call first):
+  File "/srv/my job/data.py", line 5 in load
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/ft_client/rank/monitoring/stack_writer.py", line 66 in write
+  File "/venv/lib/python3.11/site-packages/ft_client/rank/monitoring/watchdog.py", line 171 in _turn
+
+Thread 0x00007f0000000001 (most recent call first):
+  File "/srv/my job/train.py", line 42 in step
+  File "/srv/my job/train.py", line 7 in <module>
+"""
+CUT_BY_WATCHDOG = """Thread 0x0000000000000009 (most recent call first):
+  File "other.py", line 4 in work
+...
+
+Thread 0x0000000000000001 (most recent call first):
+  File "main.py", line 3 in main
+"""
 BY_OUR_COMMAND = """Current thread 0x1 (most recent call first):
   File "train.py", line 3 in <module>
   File "/venv/bin/ft_launcher", line 8 in <module>
@@ -45,6 +64,10 @@ BY_OUR_COMMAND = """Current thread 0x1 (most recent call first):
         (TWO_THREADS, ["train.py:42 in step", "train.py:7 in <module>"]),
         (OTHER_CURRENT, ["b.py:??? in main"]),
         (CUT, ["main.py:3 in main"]),
+        (BY_WATCHDOG + END_OF_STACKS, ["train.py:42 in step", "train.py:7 in <module>"]),
+        (BY_WATCHDOG + END_OF_STACKS + TWO_THREADS, ["train.py:42 in step", "train.py:7 in <module>"]),
+        (CUT_BY_WATCHDOG + END_OF_STACKS, ["main.py:3 in main"]),
+        (END_OF_STACKS, []),
         ("", []),
         ("no stacks at all\n", []),
         ('  File "a.py", line 1 in f\n', []),
@@ -96,6 +119,21 @@ def test_the_beginning_of_a_dump_says_nothing_of_the_main_thread() -> None:
     for length in range(TWO_THREADS.index("Current")):
         begun = TWO_THREADS[:length]
         assert (read(begun).frames, read(begun).others) == ([], ["?"])
+
+
+@pytest.mark.parametrize("text", [BY_WATCHDOG + END_OF_STACKS, CUT_BY_WATCHDOG + END_OF_STACKS])
+def test_a_dump_by_the_watchdog_is_whole_with_its_last_line(text: str) -> None:
+    assert read(text).is_whole
+    for length in range(len(text) - 1):
+        begun = read(text[:length])
+        assert (begun.frames, begun.others, begun.is_whole) == ([], ["?"], False)
+
+
+def test_the_other_threads_in_a_dump_by_the_watchdog() -> None:
+    found = read(BY_WATCHDOG + END_OF_STACKS)
+    assert found.file == "/srv/my job/train.py"
+    assert found.others == ["data.py:5 in load", "ft_client/rank/monitoring/stack_writer.py:66 in write"]
+    assert read(CUT_BY_WATCHDOG + END_OF_STACKS).others == ["?"]
 
 
 def thread(*frames: str, is_current: bool = False) -> str:

@@ -153,7 +153,7 @@ class NodeMonitors:
         return self._runtime.folder / f"m{local_rank}"
 
     def stack_file(self, local_rank: int) -> Path:
-        """Returns the file that a rank writes its stacks to, on a signal of its monitor."""
+        """Returns the file that a rank writes its stacks to when its monitor asks for them."""
         return self._runtime.folder / f"stacks{local_rank}"
 
     def recorder_socket(self, local_rank: int) -> str:
@@ -328,6 +328,7 @@ class NodeMonitors:
         self,
         meanwhile: Callable[[], object] = lambda: None,
         stacks: bool = False,
+        before_stop: bool = False,
         of: Collection[int] | None = None,
     ) -> None:
         """Asks monitors where their ranks are, and waits for the answers, which `report` then has.
@@ -338,6 +339,8 @@ class NodeMonitors:
         Args:
             meanwhile: called while they answer: searching /proc for processes, which takes time as well.
             stacks: have the ranks write their stacks too.
+            before_stop: the ranks are stopped after that. Those that do not answer then get the signal for their stacks
+                in any case, of which a rank that executes Python may die.
             of: the local ranks whose monitors are asked; None: all.
         """
         self._sequence += 1
@@ -348,7 +351,7 @@ class NodeMonitors:
         # Between cycles a monitor has no rank to ask about.
         waiting = {slot.monitor.channel.fileno(): slot for slot in asked if slot.start is not None}
         for slot in waiting.values():
-            self._send(slot, SnapshotRequest(token, stacks))
+            self._send(slot, SnapshotRequest(token, stacks, before_stop=before_stop))
         meanwhile()
         if stacks:
             deadline = time.monotonic() + _STACKS_WAIT_S

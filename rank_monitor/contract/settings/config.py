@@ -90,7 +90,9 @@ class MonitorSettings:
     )
     # faulthandler takes the signal for itself; programs and libraries use the signals with names.
     stack_signal: int = setting(
-        kinds.SIGNAL.read("SIGRTMIN+7"), kinds.SIGNAL, "asks a rank for its stacks; one that nobody else uses"
+        kinds.SIGNAL.read("SIGRTMIN+7"),
+        kinds.SIGNAL,
+        "asks a rank for its stacks if it does not answer; one that nobody else uses",
     )
     log_level: str = setting("INFO", kinds.LOG_LEVEL, "level of our own log lines")
 

@@ -72,11 +72,15 @@ class SnapshotRequest(Message, kind=50):
 
     With `stacks`, also for the frames of the main thread: the rank is asked to write its stacks to its file. With
     `stacks` or `collectives`, also for `groups`. Either takes up to half a second.
+
+    `before_stop`: the rank is stopped after that, whatever it does. A rank that does not answer then gets the signal
+    for its stacks in any case (`rank_monitor/stack_signal.py`).
     """
 
     token: int
     stacks: bool = False
     collectives: bool = False
+    before_stop: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 Knows no bytes (`codec.py`), no socket and no clock. All moments are nanoseconds of the sender's CLOCK_MONOTONIC, which
 is one clock for a whole machine.
 
-**A connection** begins with `Hello`. The rank then sends what it has to report, and gets no answer but three: `Welcome`
-to a message that asks for the settings, `Refused` to one that cannot be used, and `InterruptAsked` when its wrapper is
-to restart. Nothing is acknowledged: after a loss or a reconnection the rank sends its whole state again, so each
-message must say what is so, not what has changed.
+**A connection** begins with `Hello`. The rank then sends what it has to report, and gets four messages at most:
+`Welcome` in answer to one that asks for the settings, `Refused` to one that cannot be used, `InterruptAsked` when its
+wrapper is to restart, and `StacksAsked` when it is to write its stacks. Nothing is acknowledged: after a loss or a
+reconnection the rank sends its whole state again, so each message must say what is so, not what has changed.
 
 **To the launcher** the monitor passes on, unchanged, the messages of `FROM_RANK_TO_LAUNCHER`.
 """
@@ -383,6 +383,16 @@ class Welcome(Message, kind=32):
 
     settings: dict[str, Any]
     cycle: int
+
+
+END_OF_STACKS = "End of stacks.\n"
+"""The line with which a rank ends a dump of its stacks: by it the monitor knows that the dump is complete."""
+
+
+@dataclass(frozen=True)
+class StacksAsked(Message, kind=35):
+    """Asks the rank to append the stacks of all its threads to its stack file, in the format of faulthandler and with
+    `END_OF_STACKS` as the last line. The file is the answer: no message follows."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,15 @@ from rank_monitor.contract.processes.descriptor import moved_up
 from rank_monitor.contract.settings import declaration
 from rank_monitor.contract.settings.config import MonitorSettings
 from rank_monitor.contract.wire import channel, codec
-from rank_monitor.contract.wire.messages import Hello, InterruptAsked, Message, Refused, RestartReport, Welcome
+from rank_monitor.contract.wire.messages import (
+    Hello,
+    InterruptAsked,
+    Message,
+    Refused,
+    RestartReport,
+    StacksAsked,
+    Welcome,
+)
 
 _QUIETLY = socket.MSG_NOSIGNAL
 """A script may have set SIGPIPE to its default action, which would end the process at a send."""
@@ -111,6 +119,8 @@ class Link:
         """Nothing is sent any more, and no connection is made."""
         self.source: StateSource | None = None
         self.wrapper_link: WrapperLink | None = None
+        self.stacks_asked = False
+        """The monitor wants the stacks of this process. The watchdog writes them, once however often it was asked."""
         self.stamp_ns: int | None = None
         """When the main thread last executed bytecode, as far as the watchdog knows."""
         self._path, self._own = path, own
@@ -196,10 +206,10 @@ class Link:
 
     # Called in the watchdog's thread.
 
-    def poll(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float, after_each: Callable[[], None] = lambda: None) -> None:
         """Receives from the monitor for up to `timeout_s` seconds, or until something has come. Blocks.
 
-        Where there is no connection, waits a while and tries to make one.
+        Where there is no connection, waits a while and tries to make one. `after_each` is called after each message.
         """
         connection = self._socket
         if connection is None or connection.fileno() < 0:
@@ -211,7 +221,7 @@ class Link:
             return
         poll = select.poll()
         poll.register(connection, select.POLLIN)
-        lost = poll.poll(timeout_s * 1000) and not self._drain(connection) and self._socket is connection
+        lost = poll.poll(timeout_s * 1000) and not self._drain(connection, after_each) and self._socket is connection
         if lost and not self.reconnect():
             time.sleep(min(timeout_s, self._pause_s))
 
@@ -296,7 +306,7 @@ class Link:
             self.closed = True
             self._answered.set()
 
-    def _drain(self, connection: socket.socket) -> bool:
+    def _drain(self, connection: socket.socket, after_each: Callable[[], None] = lambda: None) -> bool:
         """Handles the messages that wait. Returns whether the connection is still open. Does not block."""
         try:
             received = channel.receive(connection)
@@ -304,6 +314,7 @@ class Link:
                 if not received[0]:
                     return False
                 self._on_message(received[0])
+                after_each()
                 received = channel.receive(connection)
         except OSError:
             return False
@@ -320,6 +331,8 @@ class Link:
                 self._answered.set()
             elif isinstance(message, Refused) and self.settings is None:
                 self.refused = message.reason
+            elif isinstance(message, StacksAsked):
+                self.stacks_asked = True
             elif isinstance(message, InterruptAsked):
                 wrapper_link = self.wrapper_link
                 if wrapper_link is not None:

@@ -10,6 +10,8 @@ stamp; the old one is sent again, and by that the monitor knows how long the mai
 **The link.** This thread receives what the monitor sends, and restores a lost connection. So a replaced monitor gets
 the whole state also while the main thread hangs. The state itself is not interpreted here.
 
+**The stacks.** Where the monitor asks for the stacks of this process, this thread writes them (`stack_writer.py`).
+
 With each stamp the watchdog also looks for what a program does that reports nothing itself: its first process group,
 the iteration of a Megatron training, and, where the launcher asked for it, the modules that were imported.
 
@@ -26,6 +28,7 @@ import time
 
 from ft_client.rank.monitoring import hidden_thread, imported_modules
 from ft_client.rank.monitoring.link import Link
+from ft_client.rank.monitoring.stack_writer import StackWriter
 from rank_monitor.contract.wire import codec
 from rank_monitor.contract.wire.messages import (
     FIRST_PERIOD_S,
@@ -88,11 +91,12 @@ class Watchdog:
     Args:
         link: the link that it serves.
         reports_modules: whether it is to send which modules the program has imported; see `ModulesImported`.
+        stacks: writes the stacks of this process; None: nobody gets any.
     """
 
-    def __init__(self, link: Link, reports_modules: bool = False) -> None:
+    def __init__(self, link: Link, reports_modules: bool = False, stacks: StackWriter | None = None) -> None:
         self.errors = 0
-        self._link = link
+        self._link, self._stacks = link, stacks
         self._stamp = Stamp(time.monotonic_ns())
         self._iteration: int | None = None
         self._backends = ""
@@ -103,15 +107,18 @@ class Watchdog:
         self._group_seen_ns: int | None = None
         self._ticked_ns = self._due_ns = time.monotonic_ns()
 
-    def start(self, stack_signal: int | None = None) -> None:
-        """Starts the thread, which ends with the process. It blocks all signals but `stack_signal`.
+    def start(self) -> None:
+        """Starts the thread, which ends with the process. It blocks all signals but the one for the stacks.
 
-        So a dump of the stacks is also possible while the main thread blocks that signal.
+        So a dump by that signal is also possible while the main thread blocks it.
 
         Raises:
             RuntimeError: no thread can be started.
         """
-        hidden_thread.start(self._run, stack_signal)
+        takes = None
+        if self._stacks is not None:
+            takes = self._stacks.signal
+        hidden_thread.start(self._run, takes)
 
     def _run(self) -> None:
         """The thread: turn after turn. An error is counted, and ends nothing: without this thread nobody reconnects."""
@@ -131,7 +138,19 @@ class Watchdog:
             self._due_ns = now_ns + period_ns
         if self._link.dirty or self._link.stale:
             self._link.resend_state()
-        self._link.poll(min(self._due_ns - now_ns, period_ns) / 1e9)
+        self._write_stacks()
+        self._link.poll(min(self._due_ns - now_ns, period_ns) / 1e9, after_each=self._write_stacks)
+
+    def _write_stacks(self) -> None:
+        """Writes the stacks if they were asked for.
+
+        Called right after the message: where many threads compute, each further system call costs this thread tens of
+        milliseconds, in which it waits for the GIL again.
+        """
+        if self._link.stacks_asked:
+            self._link.stacks_asked = False
+            if self._stacks is not None:
+                self._stacks.write()
 
     def period_s(self) -> float:
         """Returns the seconds from one stamp to the next: the shortest that the settings or a wrapper ask for.

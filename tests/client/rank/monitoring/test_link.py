@@ -14,7 +14,16 @@ import pytest
 
 from ft_client.rank.monitoring.link import Link
 from rank_monitor.contract.wire import codec
-from rank_monitor.contract.wire.messages import Attach, Heartbeat, Hello, Message, Refused, Sections, Welcome
+from rank_monitor.contract.wire.messages import (
+    Attach,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Sections,
+    StacksAsked,
+    Welcome,
+)
 from tests.client.fake_monitor import FakeMonitor
 from tests.descriptors import connected_to
 from tests.patience import until
@@ -230,3 +239,12 @@ def leads_to(descriptor: int, path: Path) -> bool:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
         return end.family == socket.AF_UNIX and str(end.getpeername()).endswith(path.name)
     return False
+
+
+def test_a_question_for_stacks_is_left_to_the_watchdog(fake: FakeMonitor) -> None:
+    link = Link(fake.path, own=True)
+    assert link.reconnect() and not link.stacks_asked
+    fake.wait_for(Hello)
+    fake.say(codec.encode(StacksAsked(), 1, 1))
+    attend_until(link, lambda: link.stacks_asked, "the question")
+    link.close_in_child()

@@ -38,9 +38,31 @@ def test_a_child() -> None:
     assert child.pid not in proc.pids()
 
 
+COMPUTES = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+ctypes.CDLL(None).prctl(15, b"a) R 1 2 (b", 0, 0, 0)  # PR_SET_NAME
+print("computes", flush=True)
+while True:
+    pass
+"""
+
+
+def test_threads_of_a_process() -> None:
+    with started([sys.executable, "-c", COMPUTES]) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "computes\n"
+        before = proc.threads(child.pid)
+        until(lambda: proc.threads(child.pid)[child.pid][1] > before[child.pid][1], "CPU time of the main thread")
+        (other,) = proc.threads(child.pid).keys() - {child.pid}
+        assert proc.threads(child.pid)[other][0] == "S"
+        assert proc.threads(child.pid)[child.pid][0] == "R"
+
+
 def test_a_process_that_is_gone_has_empty_values() -> None:
     assert not proc.is_stopped(NO_PID)
     assert (proc.environ(NO_PID), proc.status(NO_PID), proc.name_of(NO_PID)) == (b"", {}, "")
+    assert proc.threads(NO_PID) == {}
     assert (proc.waits_in(NO_PID), proc.kernel_stack(NO_PID), proc.descriptors_of(NO_PID)) == ("", [], [])
 
 
