@@ -236,9 +236,13 @@ class RankProcess:
         return stacks.read(_read_from(self._file, self._offset))
 
     def _may_answer_yet(self, is_ending: bool) -> bool:
-        """Returns whether the answer is still to be waited for; sends the signal before, if it is time for that."""
+        """Returns whether the answer is still to be waited for; sends the signal before, if it is time for that.
+
+        A process that has died, maybe of the signal, is not waited for: the launcher must get the verdict before it
+        takes the death for the fault.
+        """
         self.look(is_ending)
-        return time.monotonic() < self._answer_by
+        return time.monotonic() < self._answer_by and not self.ended()
 
     def facts(self) -> dict[str, Any]:
         """Returns what /proc says of the process, for a verdict or a snapshot. Does not block.

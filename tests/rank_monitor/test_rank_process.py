@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rank_monitor import stacks
+from rank_monitor import rank_process, stacks
 from rank_monitor.contract.processes import proc
 from rank_monitor.contract.wire.launcher_messages import Verdict
 from rank_monitor.contract.wire.messages import Hello, Progress, Sections
 from rank_monitor.rank_process import RankProcess
-from tests.patience import until
+from tests.patience import patient, until
 from tests.rank_monitor.node import STACK_SIGNAL, Node, Puppet, ended
 from tests.rank_monitor.timeline import limited
 
@@ -227,6 +227,22 @@ def test_a_rank_that_is_not_connected_gets_the_signal_only_where_it_is_ended(nod
     process.ask_stacks(STACK_SIGNAL, str(node.stack_file), lambda: False)
     assert until(lambda: process.frames(is_ending=True), "no stacks came")[-1].endswith(" in <module>")
     process.close()
+
+
+def test_a_rank_that_dies_of_the_signal_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_process, "_ANSWERS_S", 600.0)
+    dies = _COMPUTES.replace("with open", "import os; os._exit(7)\n    with open")
+    with subprocess.Popen([sys.executable, "-c", dies], stdout=subprocess.PIPE, text=True) as child:
+        process = RankProcess(child.pid)
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "runs\n"
+            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"), is_lost)
+            assert process.frames(is_ending=True) == []
+            assert child.wait(patient(60)) == 7
+        finally:
+            process.close()
+            child.kill()
 
 
 def test_only_the_last_dump_is_read(node: Node) -> None:
