@@ -24,7 +24,7 @@ from rank_monitor.contract.processes.wait import readable
 from rank_monitor.look_ups import has_socket_to_resolver, may_wait_in_poll
 from rank_monitor.stack_signal import Unanswered
 
-_ANSWERS_S = 0.5
+ANSWERS_S = 0.5
 """A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this. At a limit the
 rank was asked 0.1 s before, so one that gives no stacks is ended 0.4 s late: its limit is many times that, and a
 verdict without stacks is worth little."""
@@ -152,7 +152,7 @@ class RankProcess:
             if not self._was_sent:
                 self._no_stacks = "none: the process is not connected"
             self._asked_at = time.monotonic()
-            self._answer_by = self._asked_at + _ANSWERS_S
+            self._answer_by = self._asked_at + ANSWERS_S
             self.awaits_stacks = True
             self.look_at = self._asked_at + stack_signal.FIRST_LOOK_S
 
@@ -257,7 +257,7 @@ class RankProcess:
         """
         status, wchan = self._at_rest()
         state = status.get("State", "gone")
-        was_asked = self.has_stacks_since(time.monotonic() - 2 * _ANSWERS_S)
+        was_asked = self.has_stacks_since(time.monotonic() - 2 * ANSWERS_S)
         # A process that has ended since is described as it was, too. One that is stopped now is described as it is.
         if self._before is not None and was_asked and state[:1] not in ("T", "t"):
             state, wchan = self._before

@@ -437,6 +437,7 @@ def test_stacks_tell_frames_that_started_a_rank_from_frames_of_its_program() -> 
             "ft_launcher.node.zygote.forked_rank",
             "ft_launcher.node.ranks.function_rank",
         ),
+        "ft_client.rank.monitoring.stack_writer",  # of the thread that writes the dump
     }
     dump = 'Current thread 0x1 (most recent call first):\n  File "{}", line 1 in main\n'
     assert {module.name for module in MODULES if not stacks.read(dump.format(module.path)).frames} == started_by

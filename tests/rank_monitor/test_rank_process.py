@@ -230,7 +230,7 @@ def test_a_rank_that_is_not_connected_gets_the_signal_only_where_it_is_ended(nod
 
 
 def test_a_rank_that_dies_of_the_signal_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_process, "_ANSWERS_S", 600.0)
+    monkeypatch.setattr(rank_process, "ANSWERS_S", 600.0)
     dies = _COMPUTES.replace("with open", "import os; os._exit(7)\n    with open")
     with subprocess.Popen([sys.executable, "-c", dies], stdout=subprocess.PIPE, text=True) as child:
         process = RankProcess(child.pid)
