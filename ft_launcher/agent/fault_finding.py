@@ -180,10 +180,20 @@ def _with_state(life: CycleLife, fault: Fault, ranks: Ranks) -> CycleLife:
     kept = ranks.parts.state_in_memory.state(ranks.processes.started_ns)
     if loaded is None or kept is None:
         return life
-    step = None
+    step, saved_step = None, 0
     if fault.rank in kept.ranks:
         step = kept.ranks[fault.rank].step
-    return replace(life, loaded_step=loaded.step, loaded_series=loaded.series, step=step, last_step=kept.reached or 0)
+    # A folder of `ft.memory_folder` may be there from before, newer than what all nodes had in common.
+    if kept.saves and (kept.newest or 0) > loaded.step:
+        saved_step = kept.newest or 0
+    return replace(
+        life,
+        loaded_step=loaded.step,
+        loaded_series=loaded.series,
+        step=step,
+        last_step=kept.reached or 0,
+        saved_step=saved_step,
+    )
 
 
 def _stop(ranks: Ranks, hung: bool, stood_still: bool, stop_began: float) -> CycleEvidence:

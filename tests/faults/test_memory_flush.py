@@ -59,6 +59,21 @@ def test_a_job_that_gives_up_leaves_its_state_but_not_one_that_it_failed_from(
         nothing_left(job)
 
 
+def test_a_job_that_gives_up_after_newer_saves_leaves_the_newest(
+    start_job: StartJob, tmp_path: Path, storage: Path
+) -> None:
+    """The state that the last start began from has proved good: it saved newer ones before it failed."""
+    for name, fails_at, began, step in (("first", 22, 0, 20), ("second", 32, 20, 30), ("third", 37, 30, 35)):
+        write_plan(tmp_path, [(0, fails_at, [1], "raises")])
+        job = start(start_job, storage, name)
+        assert job.finish(120) == 1, job.tail()
+        assert [event["step"] for event in job.journal("memory_loaded")] == [began], job.tail()
+        assert [event["step"] for event in job.journal("memory_flushed")] == [step], job.tail()
+        (end,) = job.journal("cycle_end")
+        assert (end["loaded_step"], end["saved_step"]) == (began, step)
+        nothing_left(job)
+
+
 def test_two_jobs_share_a_storage(start_job: StartJob, tmp_path: Path, storage: Path) -> None:
     """Neither goes on from the state of the other one."""
     write_plan(tmp_path, [(0, 22, [1], "raises")])

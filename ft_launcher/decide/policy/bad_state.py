@@ -5,10 +5,14 @@ each restart from it fails again in the same way. `restart_policy.py` asks here 
 
 1. `suspicion`: could a bad state have caused this fault, and would the same state cause the same one? The class of the
    fault decides. What comes from outside (a kill, a hang, memory, the network) never counts.
-2. `tried`: how often the job has failed in that way from the state that this cycle went on from (`StateTrial`, a part
-   of the history).
+2. `tried`: how often the job has failed in that way from the state that this cycle went on from, before it had saved a
+   newer one (`StateTrial`, a part of the history).
 3. `to_set_aside`: whether that state, and all later ones, are set aside now.
 4. `no_save_until`: the step that the training has to pass before it saves again.
+
+**A newer save ends the trial** (2). A cycle that has saved a newer state has passed the step at which the one before
+failed: it proved the state good from which it went on, and the next cycle goes on from the newer state. What it saved
+may be hours of good states, which must not be lost for the name of the state that the cycle began from.
 
 **Why saves wait** (4). The first save after a load may be due one step later. The bad state would then be saved once
 more, under the next step's number, and loaded in place of the one that has just failed: no state would ever fail twice.
@@ -62,8 +66,8 @@ def suspicion(fault: Fault, life: CycleLife) -> str:
 def tried(before: StateTrial, fault: Fault, life: CycleLife) -> StateTrial:
     """Returns how often the job has failed from the state of the cycle that `fault` ended, with that cycle.
 
-    A failure of another kind in between does not begin the count anew: the state is still the newest one, since nothing
-    was saved meanwhile.
+    A failure of another kind in between does not begin the count anew, as long as nothing was saved meanwhile: the
+    state is still the newest one.
 
     Args:
         before: the trial before this cycle.
@@ -71,6 +75,8 @@ def tried(before: StateTrial, fault: Fault, life: CycleLife) -> StateTrial:
     """
     if life.loaded_step is None:  # it ended before its ranks had looked for a state
         return before
+    if life.saved_step > life.loaded_step:
+        return StateTrial()
     why = suspicion(fault, life)
     is_same_state = (before.step, before.series) == (life.loaded_step, life.loaded_series)
     if is_same_state and (not why or why == before.suspicion):
@@ -88,7 +94,7 @@ def to_set_aside(trial: StateTrial, fault: Fault, life: CycleLife, would_end: bo
     Args:
         trial: with the cycle that `fault` ended.
         life: how that cycle went.
-        would_end: whether the same error or a lack of progress would end the job now.
+        would_end: whether the job would end now, since the same error, a lack of progress or exit code 16 would.
     """
     return _is_failure_of(trial, fault, life) and (trial.failures >= FAILURES or would_end)
 
@@ -97,7 +103,7 @@ def not_to_keep(trial: StateTrial, fault: Fault, life: CycleLife) -> int:
     """Returns the step from which on states are not kept for a next start, where `fault` ends the job; 0: all are.
 
     One failure from a state is enough here: a next start would begin with it. After a loss of NaN or exit code 16 in a
-    cycle that went on from no state, any of the states that it saved may be bad.
+    cycle that has saved states, any of these may be bad, but not the one that the cycle went on from.
 
     Args:
         trial: with the cycle that `fault` ended.
@@ -106,7 +112,7 @@ def not_to_keep(trial: StateTrial, fault: Fault, life: CycleLife) -> int:
     if _is_failure_of(trial, fault, life):
         return trial.step
     if suspicion(fault, life) and (_is_bad_loss(fault) or fault.exit_code == ExitCode.RESUME_TO_DISAMBIGUATE):
-        return 1
+        return (life.loaded_step or 0) + 1
     return 0
 
 

@@ -39,6 +39,8 @@ class CycleLife:
         step: how many steps the rank of the fault had done, by its own count for the state in memory; None: it kept
             none.
         last_step: the largest such count of the ranks of its node.
+        saved_step: the newest step that the ranks of its node have saved in memory since they went on, whole on the
+            node; 0: none.
     """
 
     lived_s: float = 0.0
@@ -47,6 +49,7 @@ class CycleLife:
     loaded_series: str = ""
     step: int | None = None
     last_step: int = 0
+    saved_step: int = 0
 
 
 def ended_cycle(fault: Fault, life: CycleLife) -> EndedRun:

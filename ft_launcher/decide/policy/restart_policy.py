@@ -4,7 +4,8 @@
 
 1. Ends that nothing prevents: a result that could not be validated, an exit code of the user's list (`_ends_at_once`).
 2. A state in memory that is bad is set aside, and the job goes on from an older one, if the budget has a restart for
-   that (`bad_state.py`).
+   that (`bad_state.py`). Where the next rule would end the job, one failure from the state is enough. So it is after
+   exit code 16, too: from an older state the same hardware computes other steps.
 3. Ends that no budget prevents: no other hardware, the same error too often, no progress (`_not_restarted`).
 4. Restarts that cost nothing: a move to other hardware, hardware that a waiting node replaces, a preemption
    (`_reason_not_charged`). Each is bounded, so that it cannot go on for ever.
@@ -241,7 +242,9 @@ def decide(fault: Fault, question: Question, now: float) -> Decision:
     settings, max_restarts, left = question.settings, question.max_restarts, _left(question, now)
     final = _not_restarted(fault, question)
     trial = question.history.trial
-    is_bad = left > 0 and bad_state.to_set_aside(trial, fault, question.life, would_end=_is_repeated(question))
+    # A user who lists exit code 16 wants no restart after it.
+    may_fall_back = left > 0 and fault.exit_code not in settings.no_restart_exit_codes
+    is_bad = may_fall_back and bad_state.to_set_aside(trial, fault, question.life, would_end=final is not None)
     if final is not None and not is_bad:
         return final
     not_charged = _reason_not_charged(fault, question)
@@ -335,11 +338,6 @@ def _not_restarted(fault: Fault, question: Question) -> Decision | None:
     else:
         return None
     return Decision(Action.GIVE_UP, reason, exit_code=settings.no_restart_exit_code, not_restartable=True)
-
-
-def _is_repeated(question: Question) -> bool:
-    """Returns whether the same error or a lack of progress ends the job, unless an older state may help."""
-    return _is_same_error(question) or _lacks_progress(question)
 
 
 def _is_same_error(question: Question) -> bool:

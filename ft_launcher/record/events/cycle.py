@@ -70,6 +70,8 @@ class CycleEndEvent(Event, name="cycle_end"):
     counts none."""
     last_step: Shared[int | Absent] = ABSENT
     """After `failed`: the largest such count of the ranks of this node."""
+    saved_step: Shared[int | Absent] = ABSENT
+    """After `failed`: the newest step that the ranks of this node had saved in memory since they went on; 0: none."""
 
 
 @dataclass(frozen=True)

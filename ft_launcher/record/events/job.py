@@ -172,10 +172,11 @@ class DecisionEvent(Event, name="decision"):
     of charged restarts the ages in seconds, without a window their number), `lived_s`, `iteration`, `loaded_step` and
     `loaded_series` (of the state in memory that the cycle went on from; 0: of none; null: no rank looked for one),
     `step` and `last_step` (how many steps the rank of the fault, and the furthest rank of its node, had done),
-    `elsewhere` (other hardware is there), `agreed_exit_code` (of all nodes), `by_views` (by where the ranks of so many
-    nodes were the fault was found; 0: by `evidence` of this node), where it counted `returned` (the rank of the job
-    that had returned, and how many seconds before the stop), or the `request` of a rank. null: the policy was not
-    asked, since this node leaves. `ft_launcher replay` decides by it again."""
+    `saved_step` (the newest step that the ranks of that node had saved in memory since; 0: none), `elsewhere` (other
+    hardware is there), `agreed_exit_code` (of all nodes), `by_views` (by where the ranks of so many nodes were the
+    fault was found; 0: by `evidence` of this node), where it counted `returned` (the rank of the job that had returned,
+    and how many seconds before the stop), or the `request` of a rank. null: the policy was not asked, since this node
+    leaves. `ft_launcher replay` decides by it again."""
     budget: Shared[str | Absent] = ABSENT
     """Of a charged restart when the budget is whole again, in words, and whether progress has just given it back; else
     empty."""

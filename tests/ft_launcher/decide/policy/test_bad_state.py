@@ -38,10 +38,11 @@ OTHER_CAUSES = {
 SETTINGS = RestartSettings()
 
 
-def cycle(loaded: int | None, step: int | None = 99, series: str = "a") -> CycleLife:
-    """A cycle that went on from a step in memory (0: from the disk; None: it did not look), and came to `step`."""
+def cycle(loaded: int | None, step: int | None = 99, series: str = "a", saved: int = 0) -> CycleLife:
+    """A cycle that went on from a step in memory (0: from the disk; None: it did not look), came to `step`, and saved
+    the steps up to `saved` (0: none)."""
     name = series if loaded else ""
-    return CycleLife(700.0, 100, loaded, name, step, step or 0)
+    return CycleLife(700.0, 100, loaded, name, step, step or 0, saved)
 
 
 def decisions(
@@ -75,9 +76,52 @@ def test_the_second_exit_16_from_a_state_sets_it_aside_and_is_charged() -> None:
     assert (second.set_aside_from, second.charged) == (95, True)
 
 
-def test_an_exit_16_without_other_hardware_ends_the_job_from_a_state_that_failed_once() -> None:
-    (only,) = decisions([(MOVE, cycle(95))])
+def test_an_exit_16_without_other_hardware_ends_the_job_when_no_older_state_is_left() -> None:
+    """One failure from a state is enough, since the job would end: a first cycle from an older state is a real try."""
+    found = decisions([(MOVE, cycle(95)), (MOVE, cycle(90)), (MOVE, cycle(0))])
+    assert [each.set_aside_from for each in found] == [95, 90, 1]
+    assert [each.action for each in found] == [Action.RESTART, Action.RESTART, Action.GIVE_UP]
+    assert [each.charged for each in found] == [True, True, False]
+    assert found[-1].exit_code == 16
+
+
+@pytest.mark.parametrize(
+    ("life", "settings", "budget"),
+    [
+        # The state in memory has proved good, or there was none.
+        (cycle(95, 120, saved=115), SETTINGS, 50),
+        (cycle(0), SETTINGS, 50),
+        (cycle(None), SETTINGS, 50),
+        # The user wants no restart.
+        (cycle(95), SETTINGS, 0),
+        (cycle(95), RestartSettings(no_restart_exit_codes=(16,)), 50),
+    ],
+)
+def test_an_exit_16_without_other_hardware_ends_the_job_at_once(
+    life: CycleLife, settings: RestartSettings, budget: int
+) -> None:
+    (only,) = decisions([(MOVE, life)], settings, budget)
     assert (only.action, only.exit_code) == (Action.GIVE_UP, 16)
+
+
+@pytest.mark.parametrize("fault", [NAN, MOVE])
+def test_a_cycle_that_saved_newer_states_is_no_failure_of_the_one_it_began_from(fault: Fault) -> None:
+    """The first cycle from step 95 fails by a passing fault. The second one runs for hours and saves its own states."""
+    settings = RestartSettings(same_error_limit=0, max_no_progress_cycles=0)
+    cycles = [(fault, cycle(95)), (fault, cycle(95, 5010, saved=4990)), *[(fault, cycle(4990, 5010))] * 2]
+    found = decisions(cycles, settings, other_hardware=True)
+    assert [each.set_aside_from for each in found] == [0, 0, 0, 4990]
+
+
+def test_any_cycle_that_saved_newer_states_ends_the_trial_of_the_one_it_began_from() -> None:
+    cycles = [(NAN, cycle(95)), (KILLED, cycle(95, 120, saved=115)), (NAN, cycle(95))]
+    assert set_aside(cycles) == [0, 0, 0]
+
+
+def test_a_state_that_a_cycle_has_saved_after_is_not_set_aside_where_the_job_would_end() -> None:
+    settings = RestartSettings(same_error_limit=1, max_no_progress_cycles=0)
+    (only,) = decisions([(ERROR, cycle(95, saved=97))], settings)
+    assert (only.action, only.exit_code, only.set_aside_from) == (Action.GIVE_UP, 93, 0)
 
 
 @pytest.mark.parametrize("fault", OTHER_CAUSES.values(), ids=OTHER_CAUSES)
@@ -169,22 +213,28 @@ def test_an_exit_code_that_ends_the_job_goes_first(code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "loaded", "not_kept"),
+    ("fault", "loaded", "saved", "not_kept"),
     [
         # One failure from a state is enough: the next start would begin with it.
-        (ERROR, 95, 95),
-        (NAN, 95, 95),
-        # The states that the first cycle saved may be good; after a NaN nobody knows which of them.
-        (ERROR, 0, 0),
-        (NAN, 0, 1),
-        (MOVE, 0, 1),
-        (KILLED, 95, 0),
+        (ERROR, 95, 0, 95),
+        (NAN, 95, 0, 95),
+        # The states that the last cycle saved may be good; after a NaN nobody knows which of them.
+        (ERROR, 0, 0, 0),
+        (ERROR, 0, 97, 0),
+        (ERROR, 95, 97, 0),
+        (NAN, 0, 0, 1),
+        (NAN, 0, 97, 1),
+        (NAN, 95, 97, 96),
+        (MOVE, 0, 97, 1),
+        (MOVE, 95, 97, 96),
+        (KILLED, 95, 0, 0),
+        (KILLED, 95, 97, 0),
     ],
 )
 def test_a_state_that_the_job_failed_from_is_not_kept_for_a_next_start(
-    fault: Fault, loaded: int, not_kept: int
+    fault: Fault, loaded: int, saved: int, not_kept: int
 ) -> None:
-    (only,) = decisions([(fault, cycle(loaded))], budget=0)
+    (only,) = decisions([(fault, cycle(loaded, saved=saved))], budget=0)
     assert (only.action, only.set_aside_from) == (Action.GIVE_UP, not_kept)
 
 
