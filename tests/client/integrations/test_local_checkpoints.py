@@ -336,6 +336,19 @@ def test_the_launcher_is_told_what_is_loaded_and_what_saves_come_to(
     assert (noted.step, noted.saves, noted.failed) == (7, 2, 1) and noted.cost_ns > 0 and noted.size > 4000
 
 
+def test_a_state_that_the_launcher_has_set_aside_is_not_used_and_may_be_saved_again(tell: Tell, user: Path) -> None:
+    folder = tell()
+    LocalCheckpointManager(user).save(state(20), 20)
+    (folder / memory_files.set_aside_name(20)).touch()
+    assert memory_files.parts_marks(os.listdir(folder)) == []  # noqa: PTH208
+    manager = LocalCheckpointManager(user)
+    assert manager.find_latest() == -1 and files_of(manager) == []
+    assert not (folder / memory_files.set_aside_name(20)).exists()
+    manager.save(state(21), 20)
+    again = LocalCheckpointManager(user)
+    assert again.find_latest() == 20 and value_of(again) == 21
+
+
 def test_a_negative_iteration_is_an_error(tell: Tell, user: Path) -> None:
     tell()
     with pytest.raises(CheckpointingException):

@@ -156,6 +156,9 @@ class BaseCheckpointManager(ABC):
         fail."""
         return str(self.rank), 0
 
+    def _forget_bad(self, seen: SeenSaves) -> None:  # noqa: B027 - not all have a launcher
+        """Removes what the launcher has set aside, of which no rank has offered anything. Collective."""
+
     def _on_look(self, found: Save | None, seen: SeenSaves) -> None:  # noqa: B027 - not all have notes
         """Tells the launcher what a look came to. Called once for each look, on all ranks alike; once more where a
         later look finds nothing only after a save."""
@@ -184,6 +187,7 @@ class BaseCheckpointManager(ABC):
         BACKGROUND.wait()
         own = [[save.iteration, save.token] for save in self._saves()]
         self._look = seen_saves(group.gather_json([*self._place(), os.urandom(4).hex(), own]), self.rank)
+        self._forget_bad(self._look)
         common = common_saves(self._look.offers)
         for save in common:
             if self._is_read_everywhere(save):

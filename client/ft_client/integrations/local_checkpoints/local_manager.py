@@ -18,6 +18,7 @@ from ft_client.integrations.local_checkpoints.part_files import TornPart
 from ft_client.integrations.local_checkpoints.part_format import SavedPart
 from ft_client.integrations.local_checkpoints.parts_folder import PartsFolder
 from ft_client.integrations.local_checkpoints.state_dicts import TensorAwareStateDict
+from ft_client.rank.agreement import group
 
 
 class LocalCheckpointManager(BaseCheckpointManager):
@@ -53,6 +54,11 @@ class LocalCheckpointManager(BaseCheckpointManager):
 
     def _place(self) -> tuple[str, int]:
         return self._parts.node, self._parts.last_noted()
+
+    def _forget_bad(self, seen: SeenSaves) -> None:
+        self._parts.remove_set_aside()
+        group.min_over_ranks([1.0])
+        self._parts.remove_marks(seen.node_ranks)
 
     def _on_look(self, found: Save | None, seen: SeenSaves) -> None:
         self._parts.tell(found, seen)

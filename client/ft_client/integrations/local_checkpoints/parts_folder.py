@@ -7,17 +7,18 @@ as with the peer's package. Nobody removes that.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ft_client.integrations.local_checkpoints import part_files, part_format
 from ft_client.integrations.local_checkpoints.agreement import Save, SeenSaves
 from ft_client.integrations.local_checkpoints.part_format import SavedPart
-from ft_client.memory import progress
+from ft_client.memory import progress, step_folders
 from ft_client.memory.load_report import line_of_step
 from ft_client.memory.node_folder import claim, names_in, node_of, read_settings_in_group, say, why_not
 from ft_client.memory.progress import StepNotes
@@ -87,19 +88,36 @@ class PartsFolder:
     def parts(self) -> list[SavedPart]:
         """Returns what is whole, as far as its name and record say, of this rank in a job of as many ranks as now. What
         the launcher has set aside is left out."""
-        below = None
-        if self._settings is not None:
-            below = memory_files.set_aside_from(names_in(self._settings.folder))
         found = []
+        below = self._set_aside_from()
         for name in self.names():
             numbers = part_format.whole(name)
             part = part_files.part_of(self.path / name) if numbers is not None else None
             if part is None or numbers != (part.iteration, part.rank):
                 continue
-            is_set_aside = below is not None and part.iteration >= below
-            if (part.rank, part.world) == (group.rank(), group.size()) and not is_set_aside:
+            if (part.rank, part.world) == (group.rank(), group.size()) and part.iteration < below:
                 found.append(part)
         return found
+
+    def remove_set_aside(self) -> None:
+        """Removes what the launcher has set aside after faults that a bad state may have caused."""
+        below = self._set_aside_from()
+        self._remove(name for name in self.names() if (part_format.whole(name) or (-1,))[0] >= below)
+
+    def remove_marks(self, node_ranks: Sequence[int]) -> None:
+        """Removes the launcher's marks of that, on the first rank of the node. Called once all ranks have removed their
+        parts: later saves of these iterations are good ones."""
+        if self._settings is not None and group.rank() == node_ranks[0]:
+            step_folders.remove_set_aside(Path(self._settings.folder))
+
+    def _set_aside_from(self) -> float:
+        """Returns from which iteration on parts are not used; infinity: all may be used."""
+        below = None
+        if self._settings is not None:
+            below = memory_files.set_aside_from(names_in(self._settings.folder))
+        if below is None:
+            return math.inf
+        return below
 
     def remove_dirty(self) -> None:
         """Removes files whose writer has died, or will give them no name any more."""
