@@ -64,6 +64,9 @@ class StackDump:
 def read(text: str) -> StackDump:
     """Returns what a dump of faulthandler, or the beginning of one, says. Reads any text without an error."""
     found = _threads(text)
+    # The list was cut, and what follows is not the main thread's block, which the watchdog adds: it saw no cut.
+    if found.has_end and found.ends_cut:
+        return StackDump([], "", ["?"], is_whole=False)
     last = len(found.blocks) - 1
     # A signal to a process usually goes to its main thread: then the last block is the current thread's.
     has_main_last = found.current == last
@@ -100,12 +103,14 @@ class _Threads:
     """The threads of a dump.
 
     `blocks`: of each thread its frames (path, line, function). `current`: the index of the current thread; None: there
-    is none yet. `is_cut`: not all threads are there. `has_end`: the end line has come.
+    is none yet. `is_cut`: not all threads are there. `ends_cut`: no thread has come after the last cut. `has_end`: the
+    end line has come.
     """
 
     blocks: list[list[tuple[str, str, str]]] = field(default_factory=list)
     current: int | None = None
     is_cut: bool = False
+    ends_cut: bool = False
     has_end: bool = False
 
     @property
@@ -123,12 +128,13 @@ def _threads(text: str) -> _Threads:
             if block[1] == "Current thread":
                 found.current = len(found.blocks)
             found.blocks.append([])
+            found.ends_cut = False
         elif line == END_OF_STACKS.rstrip():
             found.has_end = True
             break
         # faulthandler writes this line where it cuts the list of threads.
         elif line == "...":
-            found.is_cut = True
+            found.is_cut = found.ends_cut = True
         elif found.blocks:
             frame = _FRAME.match(line)
             if frame and not _STARTED_BY.search(frame[1]):

@@ -129,6 +129,13 @@ def test_a_dump_by_the_watchdog_is_whole_with_its_last_line(text: str) -> None:
         assert (begun.frames, begun.others, begun.is_whole) == ([], ["?"], False)
 
 
+def test_the_last_thread_before_a_cut_is_not_the_main_thread() -> None:
+    """The watchdog adds the main thread to a dump that was cut, where it sees the cut: most of the hundred threads may
+    have no frame."""
+    text = BY_WATCHDOG + "...\n" + END_OF_STACKS
+    assert (read(text).frames, read(text).others, read(text).is_whole) == ([], ["?"], False)
+
+
 def test_the_other_threads_in_a_dump_by_the_watchdog() -> None:
     found = read(BY_WATCHDOG + END_OF_STACKS)
     assert found.file == "/srv/my job/train.py"
