@@ -12,6 +12,7 @@ the user.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -28,6 +29,10 @@ ANSWERS_S = 0.5
 """A dump takes about 1 ms; a rank that computes on a busy machine is not scheduled sooner than this. At a limit the
 rank was asked 0.1 s before, so one that gives no stacks is ended 0.4 s late: its limit is many times that, and a
 verdict without stacks is worth little."""
+_SILENT_S = 0.25
+"""After so long without an answer to the message a rank that computes counts as silent: its watchdog does not get the
+GIL. A rank in which threads execute Python answers in 15 ms for each of these. A wrapped rank is asked 0.3 s before its
+limit, so that the launcher knows by then."""
 _ANSWERS_SIGNAL_S = 0.25
 """The least time that the signal is given, where it goes out late. With it, the answer comes 0.75 s after the question
 at most: within the second that the launcher waits."""
@@ -78,6 +83,8 @@ class RankProcess:
         """When `look` is to be called next (monotonic seconds); None: there is nothing to look for."""
         self.awaits_stacks = False
         """The process was asked for its stacks, has not begun to write them, and got no signal."""
+        self._was_signalled = False
+        """The process got the signal for the last question."""
         self._no_stacks = "not asked for"
         """Why there are no stacks; empty: there are."""
         self._before: tuple[str, str] | None = None
@@ -133,7 +140,7 @@ class RankProcess:
             send: sends the message that asks for the stacks; returns whether it was sent.
         """
         self._asked_at = self._before = self.look_at = None
-        self.awaits_stacks = False
+        self.awaits_stacks = self._was_signalled = False
         self._threads, self._around = {}, {}
         status, wchan = self._at_rest()
         state = status.get("State", "")
@@ -149,10 +156,11 @@ class RankProcess:
             self._before = (state, wchan)
             self._was_sent = send()
             self._no_stacks = "none: the process did not answer"
-            if not self._was_sent:
+            self._asked_at = self._answer_by = time.monotonic()
+            if self._was_sent:
+                self._answer_by += ANSWERS_S
+            else:  # nothing will be answered, unless the rank gets the signal
                 self._no_stacks = "none: the process is not connected"
-            self._asked_at = time.monotonic()
-            self._answer_by = self._asked_at + ANSWERS_S
             self.awaits_stacks = True
             self.look_at = self._asked_at + stack_signal.FIRST_LOOK_S
 
@@ -179,6 +187,7 @@ class RankProcess:
         if stack_signal.may_signal(question):
             self.awaits_stacks = False
             if self.signal(self._number):
+                self._was_signalled = True
                 self._no_stacks = "none: the process did not answer"
                 self._answer_by = max(self._answer_by, now + _ANSWERS_SIGNAL_S)
         elif now < self._answer_by:
@@ -198,15 +207,20 @@ class RankProcess:
         # Since Linux 6.12 one that sleeps may stay queued until its turn, and then wchan names nothing.
         return status, next(iter(proc.kernel_stack(self.pid)), "").partition("+")[0]
 
-    def frames(self, is_ending: bool = False) -> list[str]:
+    def frames(self, is_ending: bool = False, until: float = math.inf) -> list[str]:
         """The main thread's frames as last asked for; waits until the dump is complete, 0.5 s from the question at
-        most, and 0.25 s from a signal that goes out now.
+        most, and 0.25 s from a signal that goes out now. Does not wait where the question could not be sent and no
+        signal goes out.
 
-        Returns nothing where the dump does not show the main thread by then. `is_ending`: see `look`.
+        Returns nothing where the dump does not show the main thread by then.
+
+        Args:
+            is_ending: see `look`.
+            until: the wait ends at this moment, too (monotonic seconds).
         """
         if self._asked_at is None:
             return []
-        found = self._dump(is_ending)
+        found = self._dump(is_ending, until)
         if found.frames:
             self._no_stacks = ""
             self._around = {"file": found.file, "other_threads": found.others}
@@ -214,8 +228,9 @@ class RankProcess:
             self._no_stacks = "none: the process had not written that of its main thread yet"
         return found.frames
 
-    def _dump(self, is_ending: bool) -> stacks.StackDump:
-        """Returns the dump that was asked for, once it is complete or the time for it is over.
+    def _dump(self, is_ending: bool, until: float) -> stacks.StackDump:
+        """Returns the dump that was asked for, once it is complete or the time for it is over. Arguments as of
+        `frames`.
 
         As a rule it was asked for 0.1 s before, and is complete at once. The signal that ends the rank waits for this:
         so nothing is waited for that is there, and a complete dump is read once.
@@ -223,7 +238,7 @@ class RankProcess:
         size, quiet = self._offset, 0
         if _has_settled(self._file):
             size = _size(self._file)
-        while self._may_answer_yet(is_ending):
+        while self._may_answer_yet(is_ending) and time.monotonic() < until:
             before, size = size, _size(self._file)
             quiet = quiet + 1
             if size != before or size == self._offset:
@@ -251,6 +266,9 @@ class RankProcess:
         - `kernel_stack`: innermost first, where this process may read it
         - `traced`: a debugger or strace is attached
         - `stacks`: the file with the stacks, or why there are none
+        - `silent`: the main thread computes, and the question for the stacks stands without an answer for a while: a
+          thread holds the GIL in C code
+        - `signalled`: the process got the signal for the stacks after the last question, of which it may die
 
         Of a process that was just asked for its stacks, `state` and `wchan` are those before that. Then there are
         also `file` and `other_threads`: `file` and `others` of `stacks.StackDump`.
@@ -274,8 +292,22 @@ class RankProcess:
             facts["traced"] = True
         if was_asked:
             facts |= self._around
+            if self._is_silent(status):
+                facts["silent"] = True
+            if self._was_signalled:
+                facts["signalled"] = True
         facts["kernel_stack"] = proc.kernel_stack(self.pid)[:_MAX_KERNEL_FRAMES]
         return facts
+
+    def _is_silent(self, status: dict[str, str]) -> bool:
+        """Returns whether the main thread computed right before the question and computes now (`status`), and a
+        question that was sent stands without an answer for `_SILENT_S`."""
+        if self._asked_at is None or self._before is None or not (self._was_sent and self.awaits_stacks):
+            return False
+        states = (self._before[0], status.get("State", ""))
+        computes = all(state.startswith("R") for state in states)
+        is_over = time.monotonic() >= self._asked_at + _SILENT_S
+        return computes and is_over and _size(self._file) <= self._offset
 
 
 def _read_from(path: str, offset: int) -> str:

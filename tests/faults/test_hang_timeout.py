@@ -19,7 +19,7 @@ LIMIT_S = 3.0
 LIMITED = (f"--ft-hang-timeout={LIMIT_S:g}", "--max-restarts=1")
 
 HANGS = """
-import os, signal, time
+import os, re, signal, time
 import torch, torch.distributed as dist
 
 def load():
@@ -27,6 +27,8 @@ def load():
         os.kill(os.getpid(), signal.SIGSTOP)
     while HOW == "spins":
         pass
+    if HOW == "holds the GIL":
+        re.match("(a+)+$", "a" * 60 + "b")  # for ever, and no other thread of the rank runs
     time.sleep(600)
 
 dist.init_process_group("gloo")
@@ -73,6 +75,24 @@ def test_the_rank_that_does_not_come_is_ended_and_the_job_restarts(
     # Those that lost the rank may have been ended before they had printed their errors.
     if "Connection closed by peer" in job.output:
         assert "failed in consequence" in fault["others"][0], job.tail()
+    assert [line["cycle"] for line in job.journal("cycle_start")] == [0, 1], job.tail()
+
+
+def test_a_rank_that_holds_the_gil_and_computes_is_ended_without_a_flight_recorder(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """Its monitor gets no stack of it before the verdict: a rank that is not ended gets no signal while it computes.
+
+    Without a recorder the reported iteration shows that the training has begun.
+    """
+    begun = "import ft_client\nft_client.init()\nft_client.report_iteration(3)\n"
+    training = script(tmp_path, begun + HANGS.replace("HOW", repr("holds the GIL")))
+    job = start_job(Plan(), 3, *LIMITED, "--ft-flight-recorder=off", script=training)
+    assert job.finish(120) == 0, job.tail()
+    assert verdict_on(job, 1).startswith("2 ranks wait for it in a collective for "), job.tail()
+    (fault,) = job.journal("fault")
+    assert [fault[name] for name in ("rank", "finding", "blamed", "waiting")] == [1, "behind", [1], 2], job.tail()
+    assert "in load" in fault["detail"][1], job.tail()
     assert [line["cycle"] for line in job.journal("cycle_start")] == [0, 1], job.tail()
 
 

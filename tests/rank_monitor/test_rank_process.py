@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,53 @@ def test_a_rank_that_computes_gets_the_signal_only_where_it_is_ended(tmp_path: P
         finally:
             process.close()
             child.kill()
+
+
+@pytest.fixture
+def computes(tmp_path: Path) -> Iterator[RankProcess]:
+    """A rank that computes, and was asked for its stacks by a message that it does not answer."""
+    words = [sys.executable, "-c", _COMPUTES, tmp_path / "stacks"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+        process = RankProcess(child.pid)
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "runs\n"
+            until(lambda: str(process.facts()["state"]).startswith("R"), "the child to compute")
+            process.ask_stacks(STACK_SIGNAL, str(tmp_path / "stacks"), is_lost)
+            yield process
+        finally:
+            process.close()
+            child.kill()
+
+
+def test_a_rank_that_computes_and_does_not_answer_is_silent(computes: RankProcess) -> None:
+    """A thread holds the GIL in C code, so the rank waits in no collective."""
+    assert "silent" not in computes.facts(), "it was asked just now"
+    assert computes.frames() == []
+    assert (computes.facts()["silent"], "signalled" in computes.facts()) == (True, False)
+
+
+def test_a_rank_that_got_the_signal_for_its_stacks_is_marked(computes: RankProcess) -> None:
+    assert until(lambda: computes.frames(is_ending=True), "the stacks")
+    assert (computes.facts()["signalled"], "silent" in computes.facts()) == (True, False)
+
+
+def test_stacks_are_waited_for_until_a_limit_passes(computes: RankProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.delattr(time, "sleep")
+        assert computes.frames(until=time.monotonic()) == []
+
+
+def test_a_rank_that_is_not_connected_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = node.puppet()
+    rank.do("register", STACK_SIGNAL, node.stack_file)
+    process = RankProcess(rank.pid)
+    process.ask_stacks(STACK_SIGNAL, str(node.stack_file), lambda: False)
+    with monkeypatch.context() as patched:
+        patched.delattr(time, "sleep")
+        assert process.frames() == []
+    assert "silent" not in process.facts()
+    process.close()
 
 
 def test_a_rank_that_is_not_connected_gets_the_signal_only_where_it_is_ended(node: Node) -> None:

@@ -41,7 +41,7 @@ from ft_launcher.record.journal.contained import contained, log_contained
 from ft_launcher.record.placement import RankNumbers
 from rank_monitor.contract.processes.cgroup import oom_kills
 from rank_monitor.contract.wire.foreign import open_regular, read_file
-from rank_monitor.contract.wire.launcher_messages import HANG
+from rank_monitor.contract.wire.launcher_messages import HANG, Snapshot
 from rank_monitor.contract.wire.messages import NO_ITERATION, RankException
 
 _T = TypeVar("_T")
@@ -124,6 +124,8 @@ def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_stil
     The end of that rank breaks the connections of the other ranks. What these show afterwards is a consequence of the
     end, and says nothing about the hang. So two cases are mended:
     - This node has ended a rank: all ranks are as they were at the check that decided it.
+      A rank that held the GIL gave no stack at that check, but may give one right before the stop. If it still
+      computes then, it has not noticed the end of the other rank, and the stack counts.
     - Another node has ended a rank (`stood_still`): the ranks that stood still are as they were at the last check. When
       the other node ended its rank is not known here. So a return from the program after that check does not count
       either: the rank's wait had failed.
@@ -146,12 +148,23 @@ def as_decided(ranks: Sequence[RankEvidence], monitors: NodeMonitors, stood_stil
             found.append(rank)
             continue
         last = rank.snapshot or seen
-        snapshot = replace(last, frames=seen.frames, process=seen.process, groups=seen.groups)
+        frames, process = seen.frames, dict(seen.process)
+        if last.process.get("signalled") is True:
+            process["signalled"] = True
+        if _computed_on(seen, last):
+            frames, process = last.frames, last.process
+        snapshot = replace(last, frames=frames, process=process, groups=seen.groups)
         as_seen = replace(rank, snapshot=snapshot)
         if not is_own and rank.left_at is not None:
             as_seen = replace(as_seen, exit_code=None, died_at=None, returned_at=None)
         found.append(as_seen)
     return found
+
+
+def _computed_on(seen: Snapshot, last: Snapshot) -> bool:
+    """Returns whether a rank computed and was silent at the check, and still computed when it gave its last stack."""
+    was_silent = seen.process.get("silent") is True and not seen.frames
+    return was_silent and bool(last.frames) and str(last.process.get("state", "")).startswith("R")
 
 
 def log_unusable_texts(error: Exception) -> None:

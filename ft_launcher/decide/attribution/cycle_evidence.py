@@ -24,6 +24,9 @@ from rank_monitor.contract.wire.messages import NO_ITERATION, RankException, Res
 
 # A rank that died of one of these signals after the stop began was ended by the stop.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_OF_A_DUMP = (signal.SIGSEGV, signal.SIGBUS)
+"""A rank that executes Python may die of one of these when it is asked for its stacks by a signal
+(`rank_monitor/stack_signal.py`)."""
 _LOOKS_LIKE_A_WAIT = {Activity.COLLECTIVE: 1.0, Activity.BLOCKED: 0.5}
 """`RankEvidence.consequence_score` of a rank that exceeded a limit, by its activity. In C code (BLOCKED) torch's
 `work.wait()` and a lock of the program look alike: hence one half."""
@@ -158,9 +161,17 @@ class RankEvidence:
     @property
     def _died_of_no_stop(self) -> bool:
         """Whether a signal ended the rank that neither the stop nor its monitor sends (SIGSEGV, the kernel's SIGKILL).
-        Such a rank died by itself, even where the agent saw its end only after the stop had begun."""
-        ended_by_us = self.killed_by_us or self.condemned
+        Such a rank died by itself, even where the agent saw its end only after the stop had begun.
+
+        A rank that got the signal for its stacks may have died of that: faulthandler may have read freed memory."""
+        may_be_of_dump = self._was_signalled and self.signal_number in _OF_A_DUMP
+        ended_by_us = self.killed_by_us or self.condemned or may_be_of_dump
         return self.signal_number > 0 and self.signal_number not in _STOP_SIGNALS and not ended_by_us
+
+    @property
+    def _was_signalled(self) -> bool:
+        """Whether the rank got the signal for its stacks when its monitor was last asked (`rank_process.py`)."""
+        return self.snapshot is not None and self.snapshot.process.get("signalled") is True
 
 
 @dataclass(frozen=True)

@@ -259,6 +259,7 @@ def to_record(view: RankView) -> dict[str, Any]:
         "state": state,
         "wchan": str((view.scene.process or {}).get("wchan", "")),
         "in_own_lock": view.scene.in_own_lock,
+        "silent": view.scene.is_silent,
         "groups": groups,
         "sends": _listed(view.sends),
         "receives": _listed(view.receives),
@@ -285,7 +286,9 @@ def of_record(record: Any) -> RankView:
             str(name): GroupState(int(entered), int(finished), str(operation), str(shape), str(description))
             for name, (entered, finished, operation, shape, description) in record["groups"].items()
         }
-        process = {"state": str(record["state"]), "wchan": str(record["wchan"])}
+        process: dict[str, Any] = {"state": str(record["state"]), "wchan": str(record["wchan"])}
+        if record.get("silent") is True:
+            process["silent"] = True
         frames = [str(frame) for frame in record["frames"]]
         scene = Scene(int(record["rank"]), frames, process, record.get("in_own_lock") is True)
         sends, receives = peers_of({"": record}, "sends"), peers_of({"": record}, "receives")

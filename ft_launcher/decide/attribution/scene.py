@@ -77,7 +77,8 @@ class Scene:
     Attributes:
         rank: its global rank.
         frames: of its main thread, the innermost first; empty where no stack was taken.
-        process: what /proc says of the process (`state`, `wchan`, `other_threads`); None: nothing was read.
+        process: what /proc says of the process (`state`, `wchan`, `other_threads`, `silent`); None: nothing was
+            read.
         in_own_lock: the source line of the innermost frame certainly waits for a lock that only threads of this process
             can release (`own_lock.py`).
     """
@@ -97,6 +98,9 @@ class Scene:
         if not self.frames:
             if state.startswith("D"):
                 return Activity.IN_KERNEL
+            # A wait in a collective gives up the GIL, so the rank would have answered.
+            if self.is_silent and state.startswith("R"):
+                return Activity.OUTSIDE
             return Activity.UNKNOWN
         if in_collective(self.frames):
             return Activity.COLLECTIVE
@@ -111,6 +115,11 @@ class Scene:
         if self.in_own_lock:
             return Activity.LOCKED
         return Activity.BLOCKED
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the rank computes and does not answer, since a thread holds the GIL in C code (`rank_process.py`)."""
+        return (self.process or {}).get("silent") is True
 
     @property
     def has_returned(self) -> bool:

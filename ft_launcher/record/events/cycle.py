@@ -175,8 +175,9 @@ class StacksEvent(Event, name="stacks"):
     ranks: InPart[Sequence[Mapping[str, Any]]]
     """Each with `rank`, `place` (`stopped`, `in_kernel`, `collective`, `wrapper`, `blocked`, `locked`, `outside` or
     `unknown`), `frames` of its main thread (the innermost first), `process` as /proc has it, with the path of the
-    innermost frame's `file` and where its `other_threads` are, `stacks`, the file with all of them (empty: none), and
-    `groups`: how far it was in each process group, by torch's flight recorder."""
+    innermost frame's `file` and where its `other_threads` are, `silent` (it computed and did not answer, since a thread
+    held the GIL) and `signalled` (it got the signal for its stacks, of which it may die), `stacks`, the file with all
+    of them (empty: none), and `groups`: how far it was in each process group, by torch's flight recorder."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ _OF_RANK = _words(
     "rank local_rank pid place exit_code died_at verdict_at exception_at was_stopped killed_by_us frames process "
     "groups state iteration sections sign_age_s reading_age_s"
 )
-_OF_PROCESS = _words("state stopped threads wchan")
+_OF_PROCESS = _words("signalled silent state stopped threads wchan")
 _OF_GROUP = _words("entered finished started operation shape description sends receives")
 _OF_ROW = _OF_GROUP - {"description"} | {"group", "ranks"}
 _OF_READING = _words("check state took_s")

@@ -225,3 +225,23 @@ def test_a_return_after_another_node_has_ended_the_hang_is_no_return(
     (view,) = views(as_decided([rank], monitors, stood_still), stop_began=101.0)
     assert view.ended is not stood_still
     assert view.is_waiting is stood_still
+
+
+@pytest.mark.parametrize(
+    ("was_silent", "state", "frames"),
+    [
+        (True, "R (running)", ["train.py:9 in search"]),
+        (True, "S (sleeping)", []),
+        (False, "R (running)", []),
+    ],
+)
+def test_a_stack_from_before_the_stop_counts_where_the_rank_computed_on(
+    was_silent: bool, state: str, frames: list[str]
+) -> None:
+    """It held the GIL at the check, and got the signal for its stacks only before the stop."""
+    before = Snapshot(1, True, False, NO_ITERATION, {}, None, process={"state": "R (running)", "silent": was_silent})
+    last = replace(before, frames=["train.py:9 in search"], process={"state": state, "signalled": True})
+    monitors: Any = SimpleNamespace(stood_still=lambda local_rank: before)
+    (found,) = as_decided([RankEvidence(0, 0, 42, snapshot=last)], monitors, stood_still=True)
+    assert found.snapshot is not None and found.snapshot.frames == frames
+    assert found.snapshot.process["signalled"] is True

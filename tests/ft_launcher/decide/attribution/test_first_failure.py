@@ -222,6 +222,19 @@ def test_a_death_seen_after_the_stop_began_may_be_the_cause(late: dict[str, Any]
     assert fault is not None and fault.rank == blamed
 
 
+@pytest.mark.parametrize(("code", "blamed"), [(-11, 0), (-7, 0), (-9, 1)])
+@pytest.mark.parametrize("died_at", [2.0, 1.0])
+def test_a_rank_that_dies_of_being_asked_for_its_stacks_is_no_fault(code: int, blamed: int, died_at: float) -> None:
+    """The launcher asked it by the signal right before the stop, which began at 1.5."""
+    waiting = verdict(0, frames=["torch/distributed/distributed_c10d.py:2962 in all_reduce", "train.py:3 in step"])
+    asked = Snapshot(1, True, True, 7, {}, 0.1, process={"state": "R (running)", "signalled": True})
+    ranks = [rank(0, verdict=waiting, verdict_at=1.2), rank(1, exit_code=code, died_at=died_at, snapshot=asked)]
+    fault = attribute(ranks, NODE, stop_began=1.5)
+    if died_at < 1.5:
+        blamed = 1
+    assert fault is not None and fault.rank == blamed
+
+
 # Class, by what is known of all ranks.
 
 USER, HANG, HARDWARE, MEMORY = FaultClass.USER_ERROR, FaultClass.HANG, FaultClass.HARDWARE, FaultClass.MEMORY

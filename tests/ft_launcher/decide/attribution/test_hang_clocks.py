@@ -83,6 +83,16 @@ def test_what_the_rank_that_does_not_come_does(rank: RankSample, waited_s: float
     assert waited(waits(0), rank, waits(2)) == waited_s
 
 
+def test_without_a_recorder_a_rank_that_holds_the_gil_and_computes_is_ended() -> None:
+    """It gave no stack. Another node may have asked."""
+    silent = RankSample(RankView(Scene(1, [], {"state": "R (running)", "silent": True}), iteration=3), 40.0)
+    inside = [RankSample(replace(view(rank, IN_COLLECTIVE, 0, 0), iteration=3), 40.0) for rank in (0, 2)]
+    for rank in (silent, of_record(json.loads(json.dumps(to_record(silent))))):
+        hang = judged(*inside, rank)
+        assert hang is not None and hang.is_over_limit and hang.finding is not None
+        assert (hang.finding.kind, hang.rank_to_end([0, 1, 2])) == (HangKind.BEHIND, 1)
+
+
 def test_what_the_waiting_ranks_report_or_have_open_is_no_matter() -> None:
     assert waited(waits(0, has_own_limit=True), absent(1), waits(2, report_age_s=39.0)) == 39.0
 

@@ -57,10 +57,28 @@ def test_outside_of_all(frames: list[str]) -> None:
         ([], "D (disk sleep)", Activity.IN_KERNEL),
         ([], "S (sleeping)", Activity.UNKNOWN),
         ([], "", Activity.UNKNOWN),
+        ([], "R (running)", Activity.UNKNOWN),
     ],
 )
 def test_what_its_process_says(frames: list[str], state: str, place: Activity) -> None:
     assert Scene(0, frames, {"state": state}).activity is place
+
+
+@pytest.mark.parametrize(
+    ("frames", "state", "place"),
+    [
+        ([], "R (running)", Activity.OUTSIDE),
+        ([], "S (sleeping)", Activity.UNKNOWN),
+        ([], "T (stopped)", Activity.STOPPED),
+        (IN_BARRIER, "R (running)", Activity.COLLECTIVE),
+    ],
+)
+def test_a_rank_that_computes_and_does_not_answer_waits_for_no_rank(
+    frames: list[str], state: str, place: Activity
+) -> None:
+    scene = Scene(0, frames, {"state": state, "silent": True})
+    assert scene.activity is place
+    assert scene.waits_for_no_rank is state.startswith("R")
 
 
 @pytest.mark.parametrize(
