@@ -9,14 +9,17 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from ft_client.integrations import nvrx_alias
+from ft_client.integrations.local_checkpoints.parts_folder import PartsFolder
 from ft_client.memory.background_work import BACKGROUND
 
 nvrx_alias.install()
@@ -26,8 +29,8 @@ from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager impor
 from nvidia_resiliency_ext.checkpointing.local.replication.group_utils import GroupWrapper  # noqa: E402
 
 
-def state(value: float) -> Any:
-    return BasicTensorAwareStateDict({"weight": torch.full((1000,), value + dist.get_rank())})
+def state(value: float, size: int = 1000) -> Any:
+    return BasicTensorAwareStateDict({"weight": torch.full((size,), value + dist.get_rank())})
 
 
 def loaded(manager: Any) -> list[float]:
@@ -91,6 +94,52 @@ def is_torn_on_one_rank(user: Path) -> Any:
     dist.barrier()
     found = loaded(LocalCheckpointManager(user))
     return [found, path_of(manager, 10).exists()]
+
+
+def has_two(user: Path) -> None:
+    """Leaves whole parts of iterations 20 and 25."""
+    manager = LocalCheckpointManager(user)
+    manager.save(state(200, 10_000), 20)
+    kept = path_of(manager, 20).read_bytes()
+    manager.save(state(250, 10_000), 25)
+    path_of(manager, 20).write_bytes(kept)
+    dist.barrier()
+
+
+def has_lost_a_node(user: Path) -> Any:
+    has_two(user)
+    manager = LocalCheckpointManager(user)
+    if dist.get_rank() == 1:
+        for path in manager.local_ckpt_dir.iterdir():
+            path.unlink()
+    found = loaded(manager)
+    manager.save(state(300, 10_000), 30)
+    return [found, manager.failures, loaded(LocalCheckpointManager(user))]
+
+
+def measures_the_room(user: Path) -> Any:
+    """Rank 1 takes its time to remove its old part. Returns what was found, and how many old parts rank 0 sees of rank
+    1 when it measures."""
+    has_two(user)
+    manager = LocalCheckpointManager(user)
+    found = [manager.find_latest()]
+    seen: list[Path] = []
+    remove, measure = PartsFolder.keep_only, PartsFolder.left
+
+    def remove_slowly(parts: Any, *iterations: Any) -> None:
+        time.sleep(0.5 * dist.get_rank())
+        remove(parts, *iterations)
+
+    def look_and_measure(parts: Any) -> Any:
+        seen.extend(path_of(manager, 20).parent.parent.glob("*/iter_0000020_*"))
+        return measure(parts)
+
+    with (
+        mock.patch.object(PartsFolder, "keep_only", remove_slowly),
+        mock.patch.object(PartsFolder, "left", look_and_measure),
+    ):
+        manager.save(state(300, 10_000), 30)
+    return [found, len(seen)]
 
 
 def cannot_load_on_one_rank(user: Path) -> Any:

@@ -122,7 +122,8 @@ def by_a_persistent_worker(user: Path) -> Any:
 
 
 def refused(user: Path) -> Any:
-    """The job's queue gets the request of a save that does not fit, and does not hang."""
+    """The job's queue gets the request of a save that does not fit, and does not hang. The program's function for a
+    checkpoint that is there is not called."""
     from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
     from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
 

@@ -18,7 +18,7 @@ from ft_client.integrations.local_checkpoints.agreement import (
     decide_save,
     newest_left_out,
 )
-from ft_client.integrations.local_checkpoints.part_files import NotReadable, TornPart
+from ft_client.integrations.local_checkpoints.part_files import NotReadable, Overtaken, TornPart
 from ft_client.integrations.local_checkpoints.part_format import SavedPart
 
 TOKEN = "00112233aabbccdd"
@@ -141,8 +141,10 @@ def test_a_write_that_fails_leaves_no_file_and_the_old_part(tmp_path: Path) -> N
     assert part_files.read(path)[0] == "old"
 
 
-def bid(node: str = "a", need: int = 10, files: int = 100, memory: int = 100, refused: str = "") -> Bid:
-    return Bid(node, TOKEN, need, files, memory, refused)
+def bid(
+    node: str = "a", need: int = 10, files: int = 100, memory: int = 100, copies: int = 100, refused: str = ""
+) -> Bid:
+    return Bid(node, TOKEN, need, files, memory, copies, refused)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,30 @@ def test_a_save_begins_where_it_fits_on_all_nodes(bids: list[Bid], refused: str)
     verdict = decide_save(bids)
     assert verdict.token == TOKEN
     assert refused in verdict.refused and bool(refused) == bool(verdict.refused)
+
+
+@pytest.mark.parametrize(
+    ("bids", "copies_fit"),
+    [
+        ([bid(copies=10)], True),
+        ([bid(copies=20), bid()], True),
+        ([bid(copies=19), bid()], False),
+        ([bid(copies=19), bid("b"), bid("c", copies=9)], False),
+    ],
+)
+def test_copies_for_a_persistent_worker_must_fit_on_all_nodes(bids: list[Bid], copies_fit: bool) -> None:
+    verdict = decide_save(bids)
+    assert verdict.copies_fit == copies_fit and not verdict.refused, "a forked worker needs none"
+
+
+def test_a_part_of_another_save_than_was_found_is_not_replaced(tmp_path: Path) -> None:
+    path = written(tmp_path / "3", "old")
+    dirty = path.with_name(part_format.dirty_name(10, 3, 16 * "0"))
+    with pytest.raises(Overtaken):
+        part_files.write("new", dirty, path, PART, found="")
+    assert part_files.read(path)[0] == "old" and not dirty.exists()
+    part_files.write("new", dirty, path, PART, found=TOKEN)
+    assert part_files.read(path)[0] == "new"
 
 
 A10, B10, A5, C20 = Save(10, "a"), Save(10, "b"), Save(5, "a"), Save(20, "c")

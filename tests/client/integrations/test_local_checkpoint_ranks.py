@@ -86,6 +86,17 @@ def test_a_torn_part_costs_all_ranks_that_save_and_only_that_part(tmp_path: Path
     assert said.count("iteration 10 is not used: rank 1: ") == 1
 
 
+def test_parts_that_no_other_node_has_do_not_take_the_room_of_new_ones(tmp_path: Path) -> None:
+    """As after a death in the middle of a save, where the other node was replaced."""
+    found, said = run(tmp_path, "has_lost_a_node", 2, limit=220_000)
+    assert found == [[[-1], 0, [30, 300.0]], [[-1], 0, [30, 301.0]]], said
+
+
+def test_the_room_is_measured_once_all_ranks_of_the_node_have_made_theirs(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, "measures_the_room")
+    assert found == [[[25], 0], [[25], 0]]
+
+
 def test_a_load_that_fails_on_one_rank_is_an_error_on_all(tmp_path: Path) -> None:
     found, _ = run(tmp_path, "cannot_load_on_one_rank")
     assert found[0] == found[1]

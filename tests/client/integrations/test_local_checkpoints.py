@@ -3,17 +3,21 @@ training."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
+import weakref
 from collections.abc import Iterator
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ft_client.integrations.local_checkpoints import part_format
+from ft_client.integrations.local_checkpoints import part_files, part_format
 from ft_client.integrations.local_checkpoints.async_request import AsyncRequest
 from ft_client.integrations.local_checkpoints.base_manager import CheckpointingException
 from ft_client.integrations.local_checkpoints.group_utils import parse_group_sequence
@@ -247,17 +251,37 @@ def test_a_save_while_another_is_written_is_left_out_and_counts_as_no_failure(
     tell()
     manager = LocalCheckpointManager(user)
     first = manager.save(state(1), 1, is_async=True)
-    late = [manager.save(state(2), iteration, is_async=True) for iteration in range(2, 7)]
+    late = [manager.save(state(2), iteration, is_async=True) for iteration in range(2, 14)]
     assert first is not None
     for request in late:
-        assert request is not None and callable(request.async_fn) and not request.finalize_fns
-        pickle.dumps(request)
+        assert request is not None and callable(request.async_fn)
+        request.add_finalize_fn(lambda: pytest.fail("the program counts upon a checkpoint that is not there"))
+        pickle.dumps((request.async_fn, request.async_fn_args))
         in_another_process(request, "fork")
     in_another_process(first, "fork")
-    assert capfd.readouterr().err.count("is left out: that of iteration 1 is still being written") == 1
+    assert capfd.readouterr().err.count("is left out: that of iteration 1 is still being written") == 2
     assert manager.find_latest() == 1 and manager.failures == 0
-    manager.save(state(7), 7)
-    assert manager.find_latest() == 7
+    manager.save(state(17), 17)
+    assert manager.find_latest() == 17
+
+
+def test_a_save_that_waits_in_the_queue_does_not_hold_up_the_next(tell: Tell, user: Path, capfd: Said) -> None:
+    """The queue finalizes in order, and a checkpoint on disk before this one may take minutes."""
+    tell()
+    manager = LocalCheckpointManager(user)
+    order: list[int] = []
+    requests = []
+    for iteration in (1, 2, 3):
+        request = manager.save(state(iteration), iteration, is_async=True)
+        assert request is not None
+        request.add_finalize_fn(partial(order.append, iteration))
+        request.async_fn(*request.async_fn_args)
+        requests.append(request)
+    assert files_of(manager) == ["iter_0000002_0_local.pt", "iter_0000003_0_local.pt"]
+    for request in requests:
+        request.execute_finalize_fns()
+    assert order == [1, 2, 3] and manager.failures == 0 and "left out" not in capfd.readouterr().err
+    assert files_of(manager) == ["iter_0000003_0_local.pt"] and manager.find_latest() == 3
 
 
 def test_a_writer_that_dies_costs_its_save_only(tell: Tell, user: Path, capfd: Said) -> None:
@@ -266,6 +290,7 @@ def test_a_writer_that_dies_costs_its_save_only(tell: Tell, user: Path, capfd: S
     manager.save(state(5), 5)
     request = manager.save(state(6), 6, is_async=True)
     assert request is not None
+    request.add_finalize_fn(lambda: pytest.fail("the program counts upon a checkpoint that is not there"))
     (manager.local_ckpt_dir / part_format.dirty_name(6, 0, 16 * "0")).write_bytes(b"half")
     request.execute_finalize_fns()
     assert files_of(manager) == ["iter_0000005_0_local.pt"]
@@ -281,8 +306,115 @@ def test_a_writer_that_outlives_its_rank_gives_no_name_to_a_later_save(tell: Tel
     again = LocalCheckpointManager(user)
     again.save(state(2), 5)
     old.async_fn(*old.async_fn_args)
+    assert "iter_0000005_0_local.pt was written by another save in the meantime" in capfd.readouterr().err
     fresh = LocalCheckpointManager(user)
-    assert fresh.find_latest() == 5 and value_of(fresh) == 1, "whole, and of one save"
+    assert fresh.find_latest() == 5 and value_of(fresh) == 2
+    assert files_of(fresh) == ["iter_0000005_0_local.pt"]
+
+
+class Unsendable:
+    """What can be written, but not be sent to another process."""
+
+    def __init__(self) -> None:
+        self.no_pickle = lambda: None
+
+
+@pytest.mark.parametrize("what", ["no pickle", "no room"])
+def test_a_state_that_cannot_be_sent_to_a_worker_is_a_failed_save_and_no_request_that_never_ends(
+    tell: Tell, user: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said, what: str
+) -> None:
+    """A persistent worker gets the request by a queue, whose thread drops what cannot be pickled, without a sign."""
+    tell()
+    given = state(2)
+    if what == "no pickle":
+        given = BasicTensorAwareStateDict({"weight": torch.ones(3), "more": Unsendable()})
+    else:
+        monkeypatch.setattr("ft_client.integrations.local_checkpoints.parts_folder.SHARED_MEMORY", "/not/there")
+    manager = LocalCheckpointManager(user)
+    request = manager.save(given, 5, is_async=True)
+    assert request is not None
+    function, arguments = ForkingPickler.loads(ForkingPickler.dumps((request.async_fn, request.async_fn_args)))
+    function(*arguments)
+    request.execute_finalize_fns()
+    said = capfd.readouterr().err
+    assert "the state could not be sent to the process that writes it" in said
+    assert {"no pickle": "lambda", "no room": "do not fit into the shared memory"}[what] in said
+    assert manager.failures == 1 and manager.find_latest() == -1
+
+
+def test_an_optimizer_in_a_file_beside_the_parts_is_never_mixed_with_them(tell: Tell, user: Path, capfd: Said) -> None:
+    """As Megatron Bridge writes the state of a layer-wise distributed optimizer before each save."""
+    tell()
+    manager = LocalCheckpointManager(user)
+    manager.save(state(20), 20)
+    (manager.local_ckpt_dir / "layer_wise_optimizer_0.pt").write_bytes(b"of iteration 40")
+    assert LocalCheckpointManager(user).find_latest() == -1
+    manager.save(state(40), 40)
+    assert "rank 0: the program keeps its optimizer's state in a file of its own (layer_wise_optimizer_0.pt)" in (
+        capfd.readouterr().err
+    )
+    assert manager.find_latest() == -1 and manager.failures == 1
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_parts_of_ranks_that_are_not_on_the_node_any_more_are_removed(
+    tell: Tell, user: Path, is_launched: bool
+) -> None:
+    """In the launcher's folder: the user's may be one that nodes share."""
+    if is_launched:
+        tell(limit=20_000)
+    manager = LocalCheckpointManager(user)
+    gone = manager.local_ckpt_dir.with_name("8")
+    gone.mkdir(mode=0o700, parents=True)
+    (gone / part_format.file_name(3, 8)).write_bytes(bytes(8000))
+    (gone / part_format.dirty_name(4, 8, 16 * "0")).write_bytes(bytes(8000))
+    manager.save(state(5), 5)
+    assert gone.exists() != is_launched
+    for iteration in range(6, 10):
+        manager.save(state(iteration), iteration)
+    assert manager.failures == 0 and manager.find_latest() == 9
+
+
+def test_a_first_save_of_a_program_that_did_not_look_says_what_it_removes(tell: Tell, user: Path, capfd: Said) -> None:
+    tell()
+    LocalCheckpointManager(user).save(state(1000), 1000)
+    manager = LocalCheckpointManager(user)
+    for iteration in (20, 40):
+        manager.save(state(iteration), iteration)
+    line = "has not looked for the local checkpoint of iteration 1000 (Megatron-LM looks only with --load)"
+    assert capfd.readouterr().err.count(line) == 1
+    assert manager.find_latest() == 40
+
+
+def test_a_look_leaves_no_state_in_memory(tell: Tell, user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose checkpoint on disk is newer never loads it."""
+    tell()
+    manager = LocalCheckpointManager(user)
+    manager.save(state(5), 5)
+    seen: list[weakref.ref[Any]] = []
+
+    read = part_files.read
+
+    def read_and_watch(path: Path) -> Any:
+        found = read(path)
+        seen.append(weakref.ref(found[0]))
+        return found
+
+    monkeypatch.setattr(part_files, "read", read_and_watch)
+    assert manager.find_latest() == 5
+    gc.collect()
+    assert [found() for found in seen] == [None]
+
+
+def test_a_disk_may_be_filled(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What must stay free in memory need not on a disk of the user."""
+    folder = "ft_client.integrations.local_checkpoints.parts_folder"
+    mount = os.statvfs_result((4096, 4096, 1 << 30, 100, 100, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(f"{folder}.os.statvfs", lambda path: mount)
+    monkeypatch.setattr(f"{folder}.tmpfs.kind_of", lambda path: "ext4")
+    manager = LocalCheckpointManager(user)
+    manager.save(state(5), 5)
+    assert manager.find_latest() == 5 and manager.failures == 0
 
 
 def test_a_state_that_cannot_be_copied_or_pickled_ends_no_training(tell: Tell, user: Path, capfd: Said) -> None:

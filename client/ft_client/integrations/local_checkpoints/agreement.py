@@ -20,6 +20,8 @@ class Bid:
         need: bytes that its part will have, as far as known.
         left_for_files: bytes that all new parts of its node may have together.
         left_in_memory: bytes that all new parts of its node and the copies on the host may have together.
+        left_for_copies: bytes that the copies of its node may have together in shared memory, beside the new parts.
+            Only a persistent worker gets such copies.
         refused: why it cannot save; empty: it can.
     """
 
@@ -28,6 +30,7 @@ class Bid:
     need: int
     left_for_files: int
     left_in_memory: int
+    left_for_copies: int
     refused: str
 
     def as_json(self) -> dict[str, Any]:
@@ -41,10 +44,12 @@ class SaveVerdict:
     Attributes:
         token: of the save.
         refused: why no rank saves; empty: all do.
+        copies_fit: whether a persistent worker can get its copies on all nodes.
     """
 
     token: str
     refused: str
+    copies_fit: bool = True
 
 
 def decide_save(bids: Sequence[Bid]) -> SaveVerdict:
@@ -55,6 +60,7 @@ def decide_save(bids: Sequence[Bid]) -> SaveVerdict:
         if bid.refused:
             return SaveVerdict(token, f"rank {rank}: {bid.refused}")
         nodes[bid.node].append(rank)
+    copies_fit = True
     for ranks in nodes.values():
         need = sum(bids[rank].need for rank in ranks)
         left = min(bids[rank].left_for_files for rank in ranks)
@@ -74,7 +80,8 @@ def decide_save(bids: Sequence[Bid]) -> SaveVerdict:
                 f"parts of {size_in_words(need)} and their copies do not fit into the {size_in_words(in_memory)} of"
                 f" memory that are left on {where}",
             )
-    return SaveVerdict(token, "")
+        copies_fit = copies_fit and need <= min(bids[rank].left_for_copies for rank in ranks)
+    return SaveVerdict(token, "", copies_fit)
 
 
 @dataclass(frozen=True, order=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 
@@ -61,3 +63,44 @@ class AsyncRequest(NamedTuple):
 
 def nothing(*_: Any, **__: Any) -> None:
     """Does nothing: the function of a save that is refused."""
+
+
+class SentState:
+    """A state on its way to the process that writes it.
+
+    A forked process gets it as it is. A persistent worker gets a pickle, which a thread of a queue makes. What cannot
+    be pickled is dropped there without a sign: the program's queue waits for its end for ever, and so do all later
+    requests. So an object of this class can always be pickled: with its state, or with the reason why not.
+
+    Args:
+        state: what is written.
+        unsendable: why the state cannot be sent by a pickle; empty: it is tried.
+    """
+
+    def __init__(self, state: Any, unsendable: str = "") -> None:
+        self._state = state
+        self._unsendable = unsendable
+        self._content = b""
+        self._problem = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        content, problem = b"", self._unsendable
+        if not problem:
+            try:
+                content = bytes(ForkingPickler.dumps(self._state))
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+        return {"_state": None, "_unsendable": "", "_content": content, "_problem": problem}
+
+    def take(self) -> Any:
+        """Returns the state.
+
+        Raises:
+            RuntimeError: it could not be sent.
+            Exception: whatever its objects raise as they are made.
+        """
+        if self._problem:
+            raise RuntimeError(f"the state could not be sent to the process that writes it: {self._problem}")
+        if self._content:
+            return pickle.loads(self._content)
+        return self._state

@@ -15,8 +15,9 @@ import gc
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from typing import Any
@@ -33,7 +34,7 @@ from ft_client.integrations.local_checkpoints.agreement import (
     newest_left_out,
     seen_saves,
 )
-from ft_client.integrations.local_checkpoints.async_request import AsyncRequest, nothing
+from ft_client.integrations.local_checkpoints.async_request import AsyncRequest, SentState, nothing
 from ft_client.integrations.local_checkpoints.debug import debug_time
 from ft_client.integrations.local_checkpoints.state_dicts import TensorAwareStateDict
 from ft_client.memory.background_work import BACKGROUND
@@ -44,6 +45,9 @@ logger = getLogger("ft_client")
 
 MAX_FAILURES = 3
 """Saves in a row that may fail, as for `MemoryCheckpoint`."""
+_SAID_AGAIN = 10
+"""Saves in a row that are left out, from one line about that to the next: a save that never ends shall be seen."""
+_COPIES_DO_NOT_FIT = "the copies for a persistent worker do not fit into the shared memory beside the parts"
 _NOT_REPLICATED = (
     "local checkpoints are not replicated: they are pickles, and none from another node is read. Each node keeps those"
     " of its ranks"
@@ -89,23 +93,25 @@ class BaseCheckpointManager(ABC):
         """Of the save that is loaded."""
         self._size = 1
         """How many ranks the job had at the beginning of that save."""
-        self._in_flight: int | None = None
-        """The iteration of an asynchronous save that is not finalized yet."""
-        self._is_late_said = False
+        self._replaced = ""
+        """The token of the part that had the name of the new one when that save began; empty: there was none."""
+        self._nodes: list[Any] = []
+        """By rank, what tells its node from others; as of that save."""
+        self._copies_fit = True
+        self._in_flight: Save | None = None
+        """An asynchronous save of which it is not known yet whether it is whole."""
+        self._settled: set[Save] = set()
+        """Asynchronous saves that are known to be whole before the program has finalized them."""
+        self._late = 0
+        """How many saves in a row were left out."""
         self._complete: int | None = None
         """The newest iteration that all ranks are known to have."""
-        self._held: tuple[int, Any] | None = None
-        """The state that `find_latest` has read, for the `load` after it."""
         self._look: SeenSaves | None = None
         """The last one for the newest iteration."""
         self._is_told = False
         """Whether the launcher knows what it came to."""
         if repl_strategy is not None:
             say_on_rank_0(_NOT_REPLICATED)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what another process needs to write a part: a persistent worker gets this object."""
-        return {**vars(self), "_held": None}
 
     @property
     def rank(self) -> int:
@@ -171,19 +177,38 @@ class BaseCheckpointManager(ABC):
 
     def _bid(self, state_dict: TensorAwareStateDict) -> Bid:
         """Returns what this rank says before a save. Does not fail."""
-        return Bid(str(self.rank), "", 0, 0, 0, "")
+        return Bid(str(self.rank), "", 0, 0, 0, 0, "")
+
+    def _make_room(self, kept: Collection[int] | None) -> str:
+        """Removes parts that nobody loads any more, before a save. Does not fail.
+
+        Args:
+            kept: the iterations of the parts that stay; empty: the newest one stays; None: all whole parts stay.
+
+        Returns:
+            Why this rank cannot save; empty: it can.
+        """
+        return ""
+
+    def _on_node(self, node_ranks: Collection[int]) -> None:  # noqa: B027 - a subclass may have nothing in common
+        """Removes what writers of ranks that are not on this node have left. Called before a save, once the ranks of
+        the node are known. Does not fail."""
+
+    @property
+    def _node_ranks(self) -> list[int]:
+        """The ranks of this rank's node, as of the last save."""
+        return [rank for rank, node in enumerate(self._nodes) if node == self._nodes[self.rank]]
 
     def find_latest(self) -> int:
         """Returns the newest iteration of which all ranks have a part of the same save, each verified and read; -1:
         there is none. Collective.
 
         A part that cannot be read here will not be read by `load` either, and the training would end. So the state is
-        read now, and held until `load`.
+        read now. It is dropped again: a program whose checkpoint on disk is newer never calls `load`.
         """
         self._prepare()
         if self.latest_iteration != -1:
             return self.latest_iteration
-        self._held = None
         BACKGROUND.wait()
         own = [[save.iteration, save.token] for save in self._saves()]
         self._look = seen_saves(group.gather_json([*self._place(), os.urandom(4).hex(), own]), self.rank)
@@ -214,17 +239,15 @@ class BaseCheckpointManager(ABC):
             raise CheckpointingException("find_latest() has found no local checkpoint to load, or was not called")
         ckpt_id = self._ckpt_id(self.latest_iteration)
         problem = ""
-        held, self._held = self._held, None
-        if held is None or held[0] != self.latest_iteration:
-            try:
-                held = self.latest_iteration, self._load(ckpt_id)
-            except Exception as error:
-                problem = _words(error)
+        state: TensorAwareStateDict | None = None
+        try:
+            state = self._load(ckpt_id)
+        except Exception as error:
+            problem = _words(error)
         first = _first_problem(problem)
-        if first or held is None:
+        if first or state is None:
             raise CheckpointingException(f"the local checkpoint of iteration {ckpt_id[0]} cannot be loaded: {first}")
         self._tell(Save(ckpt_id[0], self._agreed_token))
-        state: TensorAwareStateDict = held[1]
         state.restore_tensor_device(non_blocking=False)
         return state, ckpt_id
 
@@ -244,24 +267,27 @@ class BaseCheckpointManager(ABC):
         began = time.monotonic()
         self.latest_iteration = -1
         self._is_told = False
-        self._held = None
-        refused = self._why_off(iteration) or self._begin(state_dict)
+        refused = self._why_off(iteration) or self._begin(state_dict, iteration)
+        then: list[Callable[[], Any]] = []
         if refused:
             if is_async:
-                return AsyncRequest(nothing, (), [], {})
+                then.append(then.clear)
+                return AsyncRequest(nothing, (), then, {})
             return None
         problem = self._copy_to_host(state_dict)
-        self._in_flight = iteration
+        save = Save(iteration, self._token)
         if is_async:
+            self._in_flight = save
             self._on_save(iteration, time.monotonic() - began)
-            finalize = partial(self._finalize, iteration, problem)
+            then.append(partial(self._finalize, save, problem, then))
             if problem:
-                return AsyncRequest(nothing, (), [finalize], {})
-            return AsyncRequest(_write_in_another_process, (self, state_dict, ckpt_id), [finalize], {})
+                return AsyncRequest(nothing, (), then, {})
+            sent = SentState(state_dict, "" if self._copies_fit else _COPIES_DO_NOT_FIT)
+            return AsyncRequest(_write_in_another_process, (self, sent, ckpt_id), then, {})
         if not problem:
             problem = _problem_of(partial(self._save_fn, {ckpt_id: state_dict}))
         self._on_save(iteration, time.monotonic() - began)
-        self._finalize(iteration, problem, is_async=False)
+        self._settle(save, problem, is_async=False)
         return None
 
     def _save_fn(self, id_to_state_dict: dict[CkptID, TensorAwareStateDict]) -> None:
@@ -281,25 +307,63 @@ class BaseCheckpointManager(ABC):
             return "off"
         if self._in_flight is None:
             return ""
-        if not self._is_late_said:
-            self._is_late_said = True
+        # The program's queue finalizes in order: this save may be whole while a checkpoint on disk is still written.
+        missing = ""
+        if not self._is_here(self._in_flight):
+            missing = "its part is not there yet"
+        if not _first_problem(missing):
+            self._settled.add(self._in_flight)
+            self._settle(self._in_flight, "", is_async=True)
+            return ""
+        if self._late % _SAID_AGAIN == 0:
             say_on_rank_0(
-                f"the local checkpoint of iteration {iteration} is left out: that of iteration {self._in_flight} is"
-                " still being written"
+                f"the local checkpoint of iteration {iteration} is left out: that of iteration"
+                f" {self._in_flight.iteration} is still being written"
             )
+        self._late += 1
         return "late"
 
-    def _begin(self, state_dict: TensorAwareStateDict) -> str:
+    def _kept(self) -> set[int] | None:
+        """Returns the iterations that must stay until the next one is whole on all ranks; empty: this rank's newest,
+        which not all have; None: nobody has looked."""
+        if self._complete is not None:
+            return {self._complete}
+        if self._look is None:
+            return None
+        return {save.iteration for save in common_saves(self._look.offers)}
+
+    def _begin(self, state_dict: TensorAwareStateDict, iteration: int) -> str:
         """Agrees with all ranks that a save begins, and on its token. Returns why not, the same on all ranks."""
         # What an earlier save removes counts as free only once it is removed.
         BACKGROUND.wait()
-        bids = [Bid(**bid) for bid in group.gather_json(self._bid(state_dict).as_json())]
+        if self._look is None and not self._nodes:
+            self._say_what_is_not_loaded(iteration)
+        problem = self._make_room(self._kept())
+        # An exchange also before the room is measured: until then the other ranks of the node have removed theirs.
+        nodes = group.gather_json(self._place()[0])
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self._on_node(self._node_ranks)
+            group.gather_json(None)
+        own = self._bid(state_dict)
+        bids = [Bid(**bid) for bid in group.gather_json(replace(own, refused=problem or own.refused).as_json())]
         verdict: SaveVerdict = decide_save(bids)
         self._token = verdict.token
         self._size = len(bids)
+        self._copies_fit = verdict.copies_fit
+        self._replaced = self._token_of(self._ckpt_id(iteration))
         if verdict.refused:
             self._note_failure(verdict.refused)
         return verdict.refused
+
+    def _say_what_is_not_loaded(self, iteration: int) -> None:
+        """Says that a first save will remove newer parts, for which the program has never asked."""
+        newer = [save.iteration for save in self._saves() if save.iteration > iteration]
+        if newer:
+            say_on_rank_0(
+                f"the program has not looked for the local checkpoint of iteration {max(newer)} (Megatron-LM looks only"
+                f" with --load), and its save of iteration {iteration} removes it"
+            )
 
     def _copy_to_host(self, state_dict: TensorAwareStateDict) -> str:
         """Copies the tensors to the host, and waits for that. Returns why it has failed; empty: it has not."""
@@ -311,12 +375,28 @@ class BaseCheckpointManager(ABC):
 
         return _problem_of(copy)
 
-    def _finalize(self, iteration: int, problem: str, is_async: bool = True) -> None:
-        """Agrees with all ranks on what became of a save, and removes what is not needed any more. Collective."""
+    def _finalize(self, save: Save, problem: str, then: list[Callable[[], Any]]) -> None:
+        """Agrees with all ranks on what became of an asynchronous save. Collective.
+
+        Args:
+            save: which one.
+            problem: why it cannot be whole; empty: this rank looks.
+            then: the functions of the request, of which this one is the first. After a failure no other is called: the
+                program's functions count upon a checkpoint, and the peer's class raises an exception before them.
+        """
+        if save in self._settled:
+            self._settled.remove(save)
+        elif not self._settle(save, problem, is_async=True):
+            then.clear()
+
+    def _settle(self, save: Save, problem: str, is_async: bool) -> bool:
+        """Agrees with all ranks on what became of a save, and removes what is not needed any more. Returns whether it
+        is whole on all ranks. Collective."""
+        iteration = save.iteration
         with debug_time("finalize_fn", logger):
             self._in_flight = None
-            self._is_late_said = False
-            if not problem and not self._is_here(iteration):
+            self._late = 0
+            if not problem and not self._is_here(save):
                 problem = "its part is not there"
             first = _first_problem(problem)
             if first:
@@ -333,10 +413,11 @@ class BaseCheckpointManager(ABC):
                 BACKGROUND.start(partial(_quietly, clean))
             else:
                 _quietly(clean)
+        return not first
 
-    def _is_here(self, iteration: int) -> bool:
-        """Whether this rank's part of the save that was written is whole."""
-        return any(save == Save(iteration, self._token) for save in self._saves())
+    def _is_here(self, save: Save) -> bool:
+        """Whether this rank's part of a save is whole."""
+        return save in self._saves()
 
     def _saves(self) -> list[Save]:
         """Returns the saves of which this rank has its part. Does not fail: the other ranks wait for this one."""
@@ -347,16 +428,15 @@ class BaseCheckpointManager(ABC):
             return []
 
     def _is_read_everywhere(self, save: Save) -> bool:
-        """Reads this rank's part of a save, and holds it. Returns whether all ranks have read theirs. Collective."""
+        """Reads this rank's part of a save. Returns whether all ranks have read theirs. Collective."""
         self._agreed_token = save.token
         problem = ""
         try:
-            self._held = save.iteration, self._load(self._ckpt_id(save.iteration))
+            self._load(self._ckpt_id(save.iteration))
         except Exception as error:
             problem = _words(error)
         first = _first_problem(problem)
         if first:
-            self._held = None
             say_on_rank_0(f"the local checkpoint of iteration {save.iteration} is not used: {first}")
         return not first
 
@@ -377,14 +457,12 @@ class BaseCheckpointManager(ABC):
         say_on_rank_0(text)
 
 
-def _write_in_another_process(
-    manager: BaseCheckpointManager, state_dict: TensorAwareStateDict, ckpt_id: CkptID
-) -> None:
+def _write_in_another_process(manager: BaseCheckpointManager, sent: SentState, ckpt_id: CkptID) -> None:
     """Writes a part. Mostly runs in a process beside the rank, whose end must not depend on it.
 
     A function of a module, which a persistent worker can be sent.
     """
-    problem = _problem_of(partial(manager._save_fn, {ckpt_id: state_dict}))
+    problem = _problem_of(lambda: manager._save_fn({ckpt_id: sent.take()}))
     if problem:
         say(f"the local checkpoint of iteration {ckpt_id[0]} of rank {ckpt_id[1]} was not written: {problem}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,24 +84,39 @@ class LocalCheckpointManager(BaseCheckpointManager):
             return ""
         return part.token
 
+    def _make_room(self, kept: Collection[int] | None) -> str:
+        parts = self._parts
+        refused = parts.refused
+        if refused:
+            return refused
+        try:
+            parts.make()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        if kept is None:
+            parts.remove_dirty()
+        else:
+            parts.keep_only(kept)
+        return ""
+
+    def _on_node(self, node_ranks: Collection[int]) -> None:
+        if self.rank == min(node_ranks):
+            self._parts.remove_dirty_of_strangers(node_ranks)
+
     def _bid(self, state_dict: TensorAwareStateDict) -> Bid:
         parts = self._parts
-        need = left = in_memory = 0
+        need = left = in_memory = for_copies = 0
         refused = parts.refused
         if not refused:
             try:
-                parts.make()
-                if self._complete is None:
-                    parts.remove_dirty()
-                else:
-                    parts.keep_only(self._complete)
                 need = max(_bytes_of(state_dict), 1)
                 if need == 1:
                     need = max(need, parts.largest())
-                left, in_memory = parts.left()
+                left, in_memory, for_copies = parts.left()
             except Exception as error:
                 refused = f"{type(error).__name__}: {error}"
-        return Bid(parts.node, os.urandom(part_format.TOKEN_BYTES).hex(), need, left, in_memory, refused)
+        token = os.urandom(part_format.TOKEN_BYTES).hex()
+        return Bid(parts.node, token, need, left, in_memory, for_copies, refused)
 
     def _load(self, ckpt_id: CkptID) -> TensorAwareStateDict:
         """Reads and verifies a part.
@@ -127,11 +142,13 @@ class LocalCheckpointManager(BaseCheckpointManager):
         iteration, rank, _ = ckpt_id
         dirty = self._parts.path / part_format.dirty_name(iteration, rank, self._token)
         part = SavedPart(iteration, rank, self._size, self._token, 0, 0)
-        part_files.write(state_dict, dirty, self._local_ckpt_path_from_id(ckpt_id), part)
+        part_files.write(state_dict, dirty, self._local_ckpt_path_from_id(ckpt_id), part, self._replaced)
 
     def _cleanup(self, iteration: int) -> None:
         self._parts.mark(iteration)
-        self._parts.keep_only(iteration)
+        self._parts.keep_only({iteration})
+        if self.rank == min(self._node_ranks):
+            self._parts.remove_strangers(self._node_ranks)
 
     def _cleanup_failed_save(self, iteration: int) -> None:
         self._parts.remove_iteration(iteration)

@@ -30,6 +30,10 @@ class NotReadable(Exception):
     """A file or its folder is not this user's own, or others may write into it."""
 
 
+class Overtaken(Exception):
+    """Another save has written the part of the same name in the meantime."""
+
+
 class _Summed:
     """A file that `torch.save` writes into, with the checksum of what was written."""
 
@@ -49,7 +53,7 @@ class _Summed:
         self._file.flush()
 
 
-def write(state: object, path: Path, final: Path, part: SavedPart) -> None:
+def write(state: object, path: Path, final: Path, part: SavedPart, found: str | None = None) -> None:
     """Writes a part and gives its file the name of a whole one.
 
     Args:
@@ -57,8 +61,11 @@ def write(state: object, path: Path, final: Path, part: SavedPart) -> None:
         path: of the file while it is written; there must be none.
         final: its name then; a file of this name is replaced.
         part: what the record says; size and checksum are filled in here.
+        found: the token of the part that had this name when the save began, and may be replaced; empty: there was none;
+            None: any part may be replaced.
 
     Raises:
+        Overtaken: the part of this name is that of another save than was found. It stays.
         OSError: there is no room, or the like. No file is left then.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -69,6 +76,9 @@ def write(state: object, path: Path, final: Path, part: SavedPart) -> None:
             torch.save(state, summed)
             record = SavedPart(part.iteration, part.rank, part.world, part.token, summed.size, summed.checksum)
             file.write(record.pack())
+        there = part_of(final)
+        if found is not None and there is not None and there.token != found:
+            raise Overtaken(f"{final.name} was written by another save in the meantime")
         path.rename(final)
     except BaseException:
         with suppress(OSError):

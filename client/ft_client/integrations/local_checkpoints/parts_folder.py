@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +34,11 @@ from rank_monitor.contract.processes import tmpfs
 from rank_monitor.contract.processes.cgroup import memory_room
 from rank_monitor.contract.wire.messages import StateLoaded
 
+SHARED_MEMORY = "/dev/shm"
+"""Where torch puts tensors that it sends to another process."""
+_FOREIGN = "layer_wise_optimizer_"
+"""So begin the names of files that Megatron Bridge writes beside the parts."""
+
 
 class PartsFolder:
     """The folder of this rank's parts. Must be made after `init_process_group`.
@@ -46,11 +52,11 @@ class PartsFolder:
 
     Attributes:
         path: the folder of this rank. It may not be there yet.
-        refused: why this rank can keep no part; empty: it can, as far as is known.
+        claim_refused: why this rank can keep no part; empty: it can, as far as is known.
     """
 
     def __init__(self, root: str | Path, session: str) -> None:
-        self.refused = ""
+        self.claim_refused = ""
         self._settings: MemoryFiles | None = None
         self._key = f"{zlib.crc32(repr((os.path.abspath(root), session)).encode()):08x}"  # noqa: PTH100 - no link is read
         top = Path(root) / session
@@ -59,7 +65,7 @@ class PartsFolder:
             reason = why_not(settings)
             if not reason:
                 self._settings = settings
-                self.refused = claim(settings.folder)
+                self.claim_refused = claim(settings.folder)
                 top = Path(settings.folder) / memory_files.parts_name(self._key)
             elif os.environ.get("LOCAL_RANK", "0") == "0":
                 say(f"local checkpoints lie in {top}, as their program says: {reason}")
@@ -70,6 +76,23 @@ class PartsFolder:
     def node(self) -> str:
         """What tells the node of this folder from others."""
         return node_of(str(self._top), group.rank())
+
+    @property
+    def refused(self) -> str:
+        """Why this rank can keep no part and load none; empty: it can, as far as is known.
+
+        Megatron Bridge writes the state of a layer-wise distributed optimizer (Muon) to one file beside the parts,
+        before each save, and loads it beside whatever iteration there is. Nothing says of which iteration it is.
+        """
+        if self.claim_refused:
+            return self.claim_refused
+        for name in self.names():
+            if name.startswith(_FOREIGN):
+                return (
+                    f"the program keeps its optimizer's state in a file of its own ({name}), which may be of another"
+                    " iteration than the part"
+                )
+        return ""
 
     def make(self) -> None:
         """Makes the folder.
@@ -123,13 +146,41 @@ class PartsFolder:
         """Removes files whose writer has died, or will give them no name any more."""
         self._remove(name for name in self.names() if part_format.is_dirty(name))
 
-    def keep_only(self, iteration: int) -> None:
-        """Removes all parts but that of an iteration."""
+    def keep_only(self, iterations: Collection[int]) -> None:
+        """Removes all parts but those of some iterations. Where none is given, the newest whole part stays."""
+        names = self.names()
+        whole = {}
+        for name in names:
+            numbers = part_format.whole(name)
+            if numbers is not None:
+                whole[name] = numbers[0]
+        kept = set(iterations)
+        if not kept and whole:
+            kept = {max(whole.values())}
         self._remove(
-            name
-            for name in self.names()
-            if part_format.is_leftover(name) or (part_format.whole(name) or (iteration,))[0] != iteration
+            name for name in names if part_format.is_leftover(name) or (name in whole and whole[name] not in kept)
         )
+
+    def remove_strangers(self, node_ranks: Collection[int]) -> None:
+        """Removes the parts of ranks that are not on this node any more: ranks have moved, or there are fewer. No rank
+        of the job looks for them here, and they would count against the limit until the job's end."""
+        for path in self._strangers(node_ranks):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def remove_dirty_of_strangers(self, node_ranks: Collection[int]) -> None:
+        """Removes what writers of ranks that are not on this node any more have left."""
+        for path in self._strangers(node_ranks):
+            for name in names_in(str(path)):
+                if part_format.is_dirty(name):
+                    with suppress(OSError):
+                        (path / name).unlink()
+
+    def _strangers(self, node_ranks: Collection[int]) -> list[Path]:
+        """Returns the folders of other ranks than these. None in the user's folder, which nodes may share."""
+        if self._settings is None:
+            return []
+        own = {str(rank) for rank in node_ranks}
+        return [self._top / name for name in names_in(str(self._top)) if name.isdecimal() and name not in own]
 
     def remove_iteration(self, iteration: int) -> None:
         """Removes the part of an iteration, and files that are not whole."""
@@ -162,7 +213,7 @@ class PartsFolder:
 
     def notes(self) -> StepNotes:
         """Returns where this rank notes its saves for the launcher; nowhere before `tell`, and without its folder."""
-        if self._settings is None or self.refused:
+        if self._settings is None or self.claim_refused:
             return StepNotes()
         return progress.current(self._settings.folder, group.rank())
 
@@ -175,7 +226,7 @@ class PartsFolder:
             found: what is loaded; None: nothing.
             seen: what the ranks have said; all of them tell the same.
         """
-        if self._settings is None or self.refused:
+        if self._settings is None or self.claim_refused:
             return
         tier, step, token = StateTier.NONE, 0, ""
         if found is not None:
@@ -197,38 +248,50 @@ class PartsFolder:
         """Returns the bytes of this rank's largest file."""
         return max((size_of(self.path / name) for name in self.names()), default=0)
 
-    def left(self) -> tuple[int, int]:
-        """Returns how many bytes new parts of this node may have together: by the limit and the mount, and by the
-        memory, in which the copies on the host lie, too.
+    def left(self) -> tuple[int, int, int]:
+        """Returns how many bytes new parts of this node may have together: by the limit and the mount; by the memory,
+        in which the copies on the host lie, too; and by the shared memory, where a persistent worker gets copies.
 
-        Files whose writers have died count as free: each rank removes its own before it writes.
+        Called once all ranks of the node have removed what they do not need any more.
 
         Raises:
             OSError: the folder cannot be looked at.
         """
         mount = os.statvfs(self.path)
         size, free = mount.f_blocks * mount.f_frsize, mount.f_bavail * mount.f_frsize
+        is_in_memory = tmpfs.kind_of(str(self.path)) == tmpfs.KIND
         memory = memory_room()
         if self._settings is None:
+            if not is_in_memory:
+                # No process dies of a disk that is full: nothing need stay free.
+                return Room(sys.maxsize, 0, 0, 0, free).left(), sys.maxsize, self._left_for_copies(0)
             files = Room(sys.maxsize, 0, 0, size, free).left()
-            if tmpfs.kind_of(str(self.path)) != tmpfs.KIND:
-                return files, sys.maxsize
-            return files, _left_in_memory(memory, 0, 0)
-        folder = Path(self._settings.folder)
-        promised = allocated = dirty = 0
-        for top, _, names in os.walk(folder):
+            return files, _left_in_memory(memory, 0), self._left_for_copies(0)
+        promised = allocated = 0
+        for top, _, names in os.walk(self._settings.folder):
             for name in names:
-                path = Path(top) / name
                 with suppress(OSError):
-                    status = path.lstat()
-                    if part_format.is_dirty(name):
-                        dirty += status.st_blocks * 512
-                    else:
-                        promised += status.st_size
-                        allocated += status.st_blocks * 512
+                    status = (Path(top) / name).lstat()
+                    promised += status.st_size
+                    allocated += status.st_blocks * 512
         unwritten = max(0, promised - allocated)
-        files = Room(self._settings.limit, promised, unwritten, size, free, own=dirty).left()
-        return files, _left_in_memory(memory, unwritten, dirty)
+        if not is_in_memory:
+            size = 0
+        files = Room(self._settings.limit, promised, unwritten, size, free).left()
+        return files, _left_in_memory(memory, unwritten), self._left_for_copies(unwritten)
+
+    def _left_for_copies(self, unwritten: int) -> int:
+        """Returns how many bytes the copies of this node's new parts may have in shared memory, beside the parts where
+        these lie on the same mount."""
+        try:
+            mount = os.statvfs(SHARED_MEMORY)
+            is_shared = os.stat(self.path).st_dev == os.stat(SHARED_MEMORY).st_dev
+        except OSError:
+            return 0
+        size, free = mount.f_blocks * mount.f_frsize, mount.f_bavail * mount.f_frsize
+        if is_shared:
+            return Room(sys.maxsize, 0, unwritten, size, free).left() // 2
+        return Room(sys.maxsize, 0, 0, size, free).left()
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -236,6 +299,6 @@ class PartsFolder:
                 (self.path / name).unlink()
 
 
-def _left_in_memory(memory: MemoryRoom | None, unwritten: int, own: int) -> int:
+def _left_in_memory(memory: MemoryRoom | None, unwritten: int) -> int:
     """Returns what the memory alone allows."""
-    return Room(sys.maxsize, 0, unwritten, 0, sys.maxsize // 2, own, memory).left()
+    return Room(sys.maxsize, 0, unwritten, 0, sys.maxsize // 2, 0, memory).left()
