@@ -98,8 +98,7 @@ _OWN_STORE = (
     "the ranks' store, and a rank that looks for it too early waits 0.3 to 0.8 s longer: about one restart in three"
 )
 _REST_S = 2.0
-"""Seconds of the time that a signal leaves which are kept for the end after the state in memory is written. At the end
-of that time `EndLimit` would take the launcher, which reads no signals meanwhile, for one that stands still."""
+"""Seconds of the time that a signal leaves which are kept for the end after the state in memory is written."""
 _LAST_FILES_S = 1.0
 """Seconds at the end for lines of the log file. Journal and logs have been closed by then."""
 
@@ -297,7 +296,7 @@ def _run_recorded(
         if agents and agents[0].exit_code is not None:
             outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
         if agents and memory.flush is not None:
-            _flush(memory, outcome.code, _end_time(job, signals, agents[0].grace_ends_at), recorder)
+            _flush(memory, outcome.code, end_time(job, signals, agents[0].grace_ends_at), recorder)
     finally:
         memory.close()
         runtime.template.goodbye = memory.goodbye()
@@ -323,7 +322,7 @@ def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolde
     elif memory.found is not None:
         recorder.memory.found(memory.found.step, memory.found.reason, asdict(memory.found.left))
     if settings.memory_flush is not None and not memory.refused:
-        memory.use_storage(settings.memory_flush, *_keys_on_storage(job))
+        memory.use_storage(settings.memory_flush, *keys_on_storage(job))
         if memory.flush is None:
             recorder.memory.not_flushed("another launcher of this job's key lives on this machine")
     return memory
@@ -356,7 +355,7 @@ def _flush(memory: JobFolder, code: int, ends_at: EndTime, recorder: Recorder) -
         recorder.memory.not_flushed(written.reason)
 
 
-def _end_time(job: Job, signals: SignalPipe, grace_ends_at: float) -> EndTime:
+def end_time(job: Job, signals: SignalPipe, grace_ends_at: float) -> EndTime:
     """Returns until when the end of this launcher may take.
 
     Args:
@@ -364,9 +363,15 @@ def _end_time(job: Job, signals: SignalPipe, grace_ends_at: float) -> EndTime:
             there was none.
     """
     stop = job.settings.stop
+
+    def arrived() -> list[int]:
+        """Reads the signals, so that `EndLimit` knows that nobody stands still."""
+        signals.read()
+        return signals.arrived
+
     return EndTime(
         grace_ends_at - _REST_S,
-        lambda: (*signals.arrived, *signals.peek()),
+        arrived,
         lambda arrived: min(stop.preemption_grace, time_to_end(arrived, stop.workers_stop_timeout)) - _REST_S,
     )
 
@@ -382,13 +387,17 @@ def memory_key(job: Job) -> str:
     return job_key("", os.geteuid(), *_command(job), job.node_rank)
 
 
-def _keys_on_storage(job: Job) -> tuple[str, str]:
-    """Returns the job's key on shared storage, which all nodes have in common, and what tells its command from others,
-    also where `--rdzv-id` alone makes the key."""
+def keys_on_storage(job: Job) -> tuple[str, str]:
+    """Returns the job's key on shared storage, and what tells its command from others, also where `--rdzv-id` alone
+    makes the key.
+
+    All nodes have the key of a `--rdzv-id` in common. Without one each machine has a key of its own: two jobs of one
+    command on different machines may be different runs, as those of a sweep by environment variables.
+    """
     command = job_key("", os.geteuid(), *_command(job), "")
     if job.chosen_run_id:
         return job_key(job.chosen_run_id, os.geteuid(), "", [], ""), command
-    return command, command
+    return job_key("", os.geteuid(), socket.gethostname(), [command], ""), command
 
 
 def _command(job: Job) -> tuple[str, list[str]]:

@@ -1,14 +1,15 @@
-"""The program that writes the newest state in memory to shared storage, and brings it back into memory.
+"""The program that writes the newest states in memory to shared storage, and brings them back into memory.
 
 The launcher starts it as a process of its own (`ft_launcher/node/memory_files/flush.py`): storage may stop answering,
 and a process that waits for it in the kernel cannot be ended. The launcher then leaves this process behind. Standard
-library only. Argument: an `FlushOrder`, as JSON. Output: the bytes done so far, a line each time, which shows that the
-storage answers; then a `FlushResult`, as JSON.
+library only. Argument: an `FlushOrder`, as JSON. Output: the bytes of a state done so far, a line each time, which
+shows that the storage answers; a `FlushResult`, as JSON, when the newest state is done, and once more at the end.
 
 **On the storage** a job has a folder (`home`) of mode 0700, named as its folder in memory. In it each node has a folder
-for the step that it wrote, named as a folder of `ft.memory_folder`: so several nodes may share the storage. It gets its
-name last, when all its files and the record are on the storage: what was cut off is never read. The record says whose
-the state is; a state of another user, or of another command under the same `--rdzv-id`, is refused.
+for each of the last steps that it wrote, named as a folder of `ft.memory_folder`: so several nodes may share the
+storage. It gets its name last, when all its files are on the storage: what was cut off is never read. The record, which
+is its first file, says whose the state is; a state of another user, or of another command under the same `--rdzv-id`,
+is refused. A node removes only states of its own ranks, but after a success.
 
 **Back in memory** the files get their names when all of them are there, and the ranks find them in `load()` as they
 find any generation, and verify them. `flushed_name` marks where they come from.
@@ -26,7 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rank_monitor.contract import memory_files
@@ -34,12 +35,18 @@ from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.flush_order import BRING_BACK, REMOVE, WRITE, FlushOrder, FlushResult
 from rank_monitor.contract.memory_files import UNFINISHED, Generation, StateFile, StateFolder
 from rank_monitor.contract.memory_room import size_in_words
+from rank_monitor.contract.processes import tmpfs
 from rank_monitor.contract.wire.foreign import parse_json, read_file
 from rank_monitor.contract.wire.json_record import from_json, read_record, write_record
 
 _CHUNK = 8 << 20
 """Bytes that are copied at once. After each the storage has them: a large write at the end could take longer than the
 launcher waits for a sign of life."""
+_KEPT = 2
+"""How many states of its ranks a node has on the storage. Where a job ends while its ranks save, the newest one of a
+node is mostly the second one of another."""
+_TRIES = 10
+"""How often the job's folder is made again that another process removes."""
 _RECORD_NAME = "record"
 _MAX_RECORD = 4096
 _FREE = 0.95
@@ -66,116 +73,203 @@ def main() -> None:
     order = read_record(FlushOrder, sys.argv[-1])
     try:
         result = {WRITE: _write, BRING_BACK: _bring_back, REMOVE: _remove}[order.work](order)
-    except _Refused as refused:
-        result = FlushResult(reason=str(refused))
-    except OSError as error:
-        result = FlushResult(reason=f"{error.filename or order.storage}: {error.strerror or error}")
+    except (_Refused, OSError) as problem:
+        result = FlushResult(reason=_words(problem, order))
     print(write_record(result), flush=True)
 
 
 def _write(order: FlushOrder) -> FlushResult:
-    """Writes the newest generation that is complete in memory and not set aside."""
-    found = memory_files.complete_generations(os.listdir(order.memory))  # noqa: PTH208 - names, not paths
+    """Writes the generations that are complete in memory and not set aside, the newest first: the newest one of this
+    node may not be complete on the others. Says each one when it is written; returns the newest that was."""
     home = Path(order.storage) / order.name
     if order.below:
         _remove_from(home, order)
-    if not found:
-        return FlushResult()
-    newest = found[0]
-    with suppress(FileExistsError):
-        _home(order).mkdir(0o700)
-    _must_be_own(home, order)
-    folder = StateFolder(newest.step, newest.world, memory_files.ranks_in_name(newest.ranks), newest.series)
-    sources = [Path(order.memory) / name for name in _files_of(newest)]
+    found = memory_files.complete_generations(_names(Path(order.memory)))
+    written: list[StateFolder] = []
+    newest, reason = FlushResult(), ""
+    for generation in found[:_KEPT]:
+        folder = _folder_of(generation)
+        if written and not _has_ranks_of(folder.name, written[0]):
+            continue
+        try:
+            size = _write_one(generation, home, order)
+        except (_Refused, OSError) as problem:
+            reason = reason or _words(problem, order)
+            continue
+        written.append(folder)
+        if newest.step is None:
+            newest = FlushResult(generation.step, size)
+            print(write_record(newest), flush=True)
+        _keep_newest(home, written, order)
+    if newest.step is None:
+        return FlushResult(reason=reason)
+    return newest
+
+
+def _write_one(generation: Generation, home: Path, order: FlushOrder) -> int:
+    """Writes one generation; returns its bytes. Raises _Refused or OSError: it is not written."""
+    _home(order)
+    sources = [Path(order.memory) / name for name in _files_of(generation)]
     size = sum(source.stat().st_size for source in sources)
-    target, partial = home / folder.name, home / (folder.name + UNFINISHED)
-    shutil.rmtree(partial, ignore_errors=True)
+    target = home / _folder_of(generation).name
+    partial = target.with_name(target.name + UNFINISHED)
+    _make(home, partial, order)
     if target.is_dir():  # a start that did not get beyond this step
-        return FlushResult(newest.step, size)
-    free = os.statvfs(home)
-    if size > free.f_bavail * free.f_frsize:
-        has = size_in_words(free.f_bavail * free.f_frsize)
-        raise _Refused(f"step {newest.step} has {size_in_words(size)}, and {order.storage} has {has} free")
+        _remove_folder(partial)
+        return size
     try:
-        partial.mkdir(0o700)
-        _copy(sources, partial)
+        free = os.statvfs(home)
+        if size > free.f_bavail * free.f_frsize:
+            has = size_in_words(free.f_bavail * free.f_frsize)
+            raise _Refused(f"step {generation.step} has {size_in_words(size)}, and {order.storage} has {has} free")
         record = FlushRecord(order.uid, order.name, order.command, order.host, time.time())
         _write_whole(partial / _RECORD_NAME, write_record(record).encode())
+        _copy(sources, partial)
         _sync(partial)
         partial.rename(target)
         _sync(home)
-    except OSError:
-        shutil.rmtree(partial, ignore_errors=True)
+    except (_Refused, OSError):
+        _remove_folder(partial)
         raise
-    for other in memory_files.complete_folders(_names(home)):
-        if other != folder and (other.world, other.ranks) == (folder.world, folder.ranks):
-            _remove_folder(home / other.name)
-    return FlushResult(newest.step, size)
+    return size
+
+
+def _make(home: Path, partial: Path, order: FlushOrder) -> None:
+    """Makes the folder for a state that is not whole, empty, and the job's folder around it. Another process may remove
+    the job's folder between the two, where it was empty."""
+    for _ in range(_TRIES):
+        with suppress(FileExistsError):
+            home.mkdir(0o700)
+        with suppress(FileNotFoundError):
+            _must_be_own(home, order)
+            _remove_folder(partial)
+            partial.mkdir(0o700)
+            return
+    raise _Refused(f"{home} is removed by another process again and again")
+
+
+def _keep_newest(home: Path, written: Sequence[StateFolder], order: FlushOrder) -> None:
+    """Removes older states of the same ranks, so that `_KEPT` are there, and what was cut off. What was there before
+    and is of a later step goes, too: the training has not gone on from it."""
+    names = [
+        name
+        for name in _names(home)
+        if _has_ranks_of(name.removesuffix(UNFINISHED), written[0]) and _is_ours(home / name, order)
+    ]
+    others = [folder for folder in memory_files.complete_folders(names) if folder not in written]
+    older = [folder for folder in others if folder.step < written[0].step]
+    kept = {folder.name for folder in [*written, *older[: _KEPT - len(written)]]}
+    for name in names:
+        if name not in kept:
+            with suppress(OSError):
+                _remove_folder(home / name)
+
+
+def _has_ranks_of(name: str, other: StateFolder) -> bool:
+    """Returns whether a name is that of a state of the same ranks."""
+    found = memory_files.state_folder(name)
+    return found is not None and (found.world, found.ranks) == (other.world, other.ranks)
 
 
 def _bring_back(order: FlushOrder) -> FlushResult:
-    """Copies the newest state of this node's ranks into memory, if memory has none that is as new."""
+    """Copies the states of this node's ranks into memory that are not there, the newest first: which of them all nodes
+    have is found out by the ranks. Says the first one when it is there, and returns it."""
     home = _home(order)
     if not home.exists():
         return FlushResult()
     _must_be_own(home, order)
-    in_name = memory_files.ranks_in_name(order.ranks)
+    names = _names(Path(order.memory))
+    below = memory_files.set_aside_from(names)
+    in_memory = {(each.step, each.series) for each in memory_files.complete_generations(names)}
     found = [
         each
         for each in memory_files.complete_folders(_names(home))
-        if (each.world, each.ranks) == (order.world, in_name)
+        if _is_of_ranks(each, order) and (below is None or each.step < below)
     ]
-    if not found:
-        return FlushResult()
-    newest = found[0]
-    folder = home / newest.name
+    own = [each for each in found if _is_ours(home / each.name, order)]
+    if found and not own:
+        _record_of(home / found[0].name, order)
+    newest, reason, there = FlushResult(), "", ""
+    for each in own:
+        if (each.step, each.series) in in_memory:
+            there = there or f"step {each.step} there is in memory already"
+            continue
+        try:
+            back = _bring_one(home / each.name, each, order)
+        except (_Refused, OSError) as problem:
+            reason = reason or _words(problem, order)
+            continue
+        if newest.step is None:
+            newest = replace(back, reason=reason)
+            print(write_record(newest), flush=True)
+    if newest.step is None:
+        return FlushResult(reason=reason or there)
+    return newest
+
+
+def _bring_one(folder: Path, found: StateFolder, order: FlushOrder) -> FlushResult:
+    """Copies one state into memory. Raises _Refused or OSError: it is not there, not even in part."""
     record = _record_of(folder, order)
-    names = os.listdir(order.memory)  # noqa: PTH208 - names, not paths
-    in_memory = memory_files.complete_generations(names)
-    if in_memory and in_memory[0].step >= newest.step:
-        return FlushResult(reason=f"step {newest.step} there is not newer than step {in_memory[0].step} in memory")
-    generation = Generation(newest.step, newest.world, newest.series, tuple(order.ranks))
+    generation = Generation(found.step, found.world, found.series, tuple(order.ranks))
     sources = [folder / name for name in _files_of(generation)]
     size = sum(_size_of(source) for source in sources)
-    mount = os.statvfs(order.memory)
-    room = min(order.limit, int(mount.f_bavail * mount.f_frsize * _FREE))
+    memory = Path(order.memory)
+    mount = os.statvfs(memory)
+    room = max(0, min(order.limit - tmpfs.bytes_in(order.memory), int(mount.f_bavail * mount.f_frsize * _FREE)))
     if size > room:
         raise _Refused(
-            f"step {newest.step} there has {size_in_words(size)}, and memory has room for {size_in_words(room)}"
+            f"step {found.step} there has {size_in_words(size)}, and memory has room for {size_in_words(room)}"
         )
-    memory = Path(order.memory)
     try:
         _copy(sources, memory, UNFINISHED)
-        _write_whole(memory / memory_files.flushed_name(newest.step, newest.series), b"")
+        _write_whole(memory / memory_files.flushed_name(found.step, found.series), b"")
         for source in sources:
             (memory / (source.name + UNFINISHED)).rename(memory / source.name)
     except OSError:
         for source in sources:
             (memory / (source.name + UNFINISHED)).unlink(missing_ok=True)
         raise
-    return FlushResult(newest.step, size, age_s=max(0.0, time.time() - record.written_at), host=record.host)
+    return FlushResult(found.step, size, age_s=max(0.0, time.time() - record.written_at), host=record.host)
 
 
 def _remove(order: FlushOrder) -> FlushResult:
-    """Removes what the job has on the storage; with `FlushOrder.below` only the states of that step and later ones."""
+    """Removes what the job has on the storage, of all nodes; with `FlushOrder.below` only the states of that step and
+    later ones, and only of this node's ranks."""
     home = Path(order.storage) / order.name
     _remove_from(home, order)
+    if not order.below:
+        with suppress(OSError):  # something of others is in it, or it was never made
+            home.rmdir()
     return FlushResult()
 
 
 def _remove_from(home: Path, order: FlushOrder) -> None:
-    """Removes the states of this job's command from the step `below` on, and the folder where nothing is left."""
+    """Removes the states of this job's command that `_remove` names. Other nodes may write theirs at this moment."""
     if not home.exists():
         return
     _must_be_own(home, order)
     for name in _names(home):
         found = memory_files.state_folder(name.removesuffix(UNFINISHED))
-        if found is None or found.step < order.below:
+        if found is None or found.step < order.below or (order.below and not _is_of_ranks(found, order)):
             continue
-        if name.endswith(UNFINISHED) or _is_ours(home / name, order):
+        if _is_ours(home / name, order):
             _remove_folder(home / name)
-    with suppress(OSError):  # something of others is in it
-        home.rmdir()
+
+
+def _is_of_ranks(folder: StateFolder, order: FlushOrder) -> bool:
+    return (folder.world, folder.ranks) == (order.world, memory_files.ranks_in_name(order.ranks))
+
+
+def _folder_of(generation: Generation) -> StateFolder:
+    ranks = memory_files.ranks_in_name(generation.ranks)
+    return StateFolder(generation.step, generation.world, ranks, generation.series)
+
+
+def _words(problem: Exception, order: FlushOrder) -> str:
+    """Returns why something is not done, in words."""
+    if isinstance(problem, OSError):
+        return f"{problem.filename or order.storage}: {problem.strerror or problem}"
+    return str(problem)
 
 
 def _home(order: FlushOrder) -> Path:
@@ -285,11 +379,23 @@ def _sync(folder: Path) -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Removes a written state: its record first, so that what is left of it is never read. Another process may remove
-    the same at this moment.
+    """Removes a state, whole or not. First it gets the name of one that is not whole, so that what is left of it is
+    never read; its record goes last, so that a later removal knows whose it is. Another process may remove the same at
+    this moment.
 
     Raises:
-        OSError: the record cannot be removed.
+        OSError: it cannot be renamed.
     """
-    (folder / _RECORD_NAME).unlink(missing_ok=True)
+    if not folder.name.endswith(UNFINISHED):
+        rest = folder.with_name(folder.name + UNFINISHED)
+        _remove_folder(rest)
+        try:
+            folder.rename(rest)
+        except FileNotFoundError:
+            return
+        folder = rest
+    with suppress(OSError):
+        for name in _names(folder):
+            if name != _RECORD_NAME:
+                (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

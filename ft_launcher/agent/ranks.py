@@ -524,7 +524,7 @@ class Ranks(EventSource):
     def _own_pids(self) -> set[int]:
         """Returns the pids of the launcher's own processes. They are its children, as orphans of ranks are, and must
         not be taken for these."""
-        checks = self.parts.health.pids() | self.parts.memory.pids()
+        checks = self.parts.health.pids() | self.parts.memory.pids() | self.parts.state_in_memory.pids()
         if self.parts.health_watch is not None:
             checks |= self.parts.health_watch.pids()
         return self.monitors.pids() | self.parts.zygotes.pids() | checks

@@ -68,10 +68,12 @@ class MemoryRecorder:
 
     @contained("an event cannot be recorded")
     def brought_back(self, found: FlushResult) -> None:
-        """Records what an earlier start had written to shared storage, and what became of it."""
+        """Records what an earlier start had written to shared storage, and what became of it: of the newest state."""
         if found.step is not None:
             size, age = size_in_words(found.size), f"{found.age_s:.0f} s ago on {found.host}"
             console_text.say(f"takes over step {found.step} ({size}) from --ft-memory-flush, written {age}")
+            if found.reason:
+                logger.warning("no newer state is taken over from --ft-memory-flush: %s", found.reason)
         elif found.reason:
             logger.warning("no state is taken over from --ft-memory-flush: %s", found.reason)
         else:

@@ -22,7 +22,7 @@ class FlushOrder:
         world: how many ranks the job has.
         ranks: of this node.
         limit: bytes that all files in memory may have.
-        below: states of this step and later ones are set aside; 0: none is.
+        below: states of this step and later ones, of these ranks, are set aside; 0: none is.
     """
 
     work: str
@@ -43,9 +43,9 @@ class FlushResult:
     """What became of it.
 
     Attributes:
-        step: of the state that was written, or brought back; None: none was.
+        step: of the newest state that was written, or brought back; None: none was.
         size: its bytes.
-        reason: why none was, with numbers; empty: there was none.
+        reason: why none was, or with `step` why no newer one was brought back, with numbers; empty: there was none.
         age_s: how long ago the state was written.
         host: where.
     """

@@ -49,13 +49,15 @@ def test_a_preempted_job_goes_on_from_the_storage(start_job: StartJob, tmp_path:
 def test_a_job_that_gives_up_leaves_its_state_but_not_one_that_it_failed_from(
     start_job: StartJob, tmp_path: Path, storage: Path
 ) -> None:
-    """The first start fails once: its state may be good. The second goes on from it, and fails in the same way."""
+    """The first start fails once: its state may be good. The second goes on from it, and fails in the same way. The
+    third goes on from the one before."""
     write_plan(tmp_path, [(-1, 22, [1], "raises")])
-    for name, step, began in (("first", 20, 0), ("second", None, 20), ("third", 20, 0)):
+    for name, step, began in (("first", 20, 0), ("second", 15, 20), ("third", None, 15)):
         job = start(start_job, storage, name)
         assert job.finish(120) == 1, job.tail()
-        assert [event["step"] for event in job.journal("memory_flushed")] == [step] * (step is not None), job.tail()
         assert [event["step"] for event in job.journal("memory_loaded")] == [began], job.tail()
+        if step is not None:
+            assert [event["step"] for event in job.journal("memory_flushed")] == [step], job.tail()
         nothing_left(job)
 
 

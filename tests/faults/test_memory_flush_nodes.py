@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -44,9 +45,11 @@ def start(start_job: StartJob, storage: Path, memories: list[Path], again: str) 
     ]
 
 
+@pytest.mark.parametrize("step", [20, 15])
 def test_two_nodes_that_are_preempted_go_on_from_the_storage(
-    start_job: StartJob, tmp_path: Path, memories: list[Path]
+    start_job: StartJob, tmp_path: Path, memories: list[Path], step: int
 ) -> None:
+    """Also where the newest state of one node was not complete, and not written."""
     storage = tmp_path / "storage"
     storage.mkdir()
     write_plan(tmp_path, [(0, 22, [0, 1], "waits_for_the_end")])
@@ -56,14 +59,16 @@ def test_two_nodes_that_are_preempted_go_on_from_the_storage(
     for node in nodes:
         assert node.finish(120) in (86, 87), node.tail()
         assert [event["step"] for event in node.journal("memory_flushed")] == [20], node.tail()
+    if step < 20:
+        shutil.rmtree(next(storage.glob("*/step-20_*")))
     write_plan(tmp_path)
     nodes = start(start_job, storage, memories, " again")
     for node in nodes:
         assert node.finish(120) == 0, node.tail()
         (loaded,) = node.journal("memory_loaded")
-        assert (loaded["tier"], loaded["step"]) == ("flush", 20), node.tail()
+        assert (loaded["tier"], loaded["step"]) == ("flush", step), node.tail()
         nothing_left(node)
     for rank in range(2):
         found = json.loads((tmp_path / f"end-{rank}").read_text())
-        assert (found["start"], found["same"]) == (20, True)
+        assert (found["start"], found["same"]) == (step, True)
     assert not list(storage.iterdir())

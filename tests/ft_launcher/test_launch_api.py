@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import sys
@@ -15,8 +16,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
-from ft_launcher import LaunchConfig, launch
+from ft_launcher import LaunchConfig, composition, launch
 from ft_launcher.composition import memory_key
+from ft_launcher.node.processes.signals import SignalPipe
 from ft_launcher.python_api import job_of
 from ft_launcher.settings import options
 from rank_monitor.contract.errors import ConfigError
@@ -214,6 +216,30 @@ def test_the_state_in_memory_of_a_function_is_that_of_its_arguments_and_program(
     monkeypatch.setattr(sys, "argv", ["another.py"])
     others.append(key(train, {"lr": 1}))
     assert len({own, *others}) == 5
+
+
+def test_without_a_run_id_each_machine_has_a_key_of_its_own_on_shared_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs that differ in their environment variables alone must not load each other's state."""
+    keys = []
+    for host in ("one", "other"):
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        keys.append([composition.keys_on_storage(job_of(train, ({},), LaunchConfig(run_id=of))) for of in ("", "7")])
+    assert keys[0][0] != keys[1][0] and keys[0][0][1] == keys[1][0][1]
+    assert keys[0][1] == keys[1][1]
+
+
+def test_the_end_reads_the_signals_while_a_state_is_written() -> None:
+    """`EndLimit` takes a launcher that reads none for one that stands still, and ends it."""
+    signals = SignalPipe([signal.SIGUSR1])
+    try:
+        ends_at = composition.end_time(job_of(train, ({},), LaunchConfig()), signals, math.inf)
+        assert ends_at() == math.inf
+        signals.read_at = -math.inf
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert ends_at() < math.inf
+        assert signals.read_at > -math.inf and signals.arrived == [signal.SIGUSR1]
+    finally:
+        signals.close()
 
 
 def test_a_function_that_cannot_be_told_from_others_begins_without_state_in_memory() -> None:

@@ -160,6 +160,12 @@ class JobFolder:
         if self._owned is not None and not self._is_second:
             self.flush = Flush(Path(storage).absolute(), key, command, self._owned.path, self._limit)
 
+    def pids(self) -> set[int]:
+        """Returns the pids of processes that work on shared storage now, or have been left behind there."""
+        if self.flush is None:
+            return set()
+        return self.flush.pids()
+
     def state(self, since_ns: int) -> NodeMemory | None:
         """Returns what the ranks keep in the folder now; None: there is no folder, or it cannot be read. Any thread may
         ask. Takes 0.1 ms for a node of eight ranks.

@@ -87,29 +87,29 @@ class StatesSavedEvent(OfCycle, Event, name="memory_saved"):
 
 @dataclass(frozen=True)
 class StateFlushedEvent(Event, name="memory_flushed"):
-    """At the job's end the newest state in memory of this node was to be written to shared storage
+    """At the job's end the newest states in memory of this node were to be written to shared storage
     (`--ft-memory-flush`)."""
 
     step: Shared[int | None]
-    """The step that was written; null: none was."""
+    """The newest step that was written; null: none was. The one before is written after it, where there is time."""
     size: Shared[int]
     """Its bytes, of all ranks of this node."""
     took_s: Shared[float]
-    """How long that took (seconds)."""
+    """How long all of it took (seconds)."""
     reason: FreeText[str]
     """Why none was written; empty: one was."""
 
 
 @dataclass(frozen=True)
 class StateBroughtBackEvent(Event, name="memory_brought_back"):
-    """An earlier start of this job had written the state of this node to shared storage."""
+    """An earlier start of this job had written states of this node's ranks to shared storage."""
 
     step: Shared[int | None]
-    """The step that is in memory now, where the ranks may load it; null: none is."""
+    """The newest step that is in memory by this, where the ranks may load it; null: none is."""
     size: Shared[int]
     """Its bytes, of all ranks of this node."""
     reason: FreeText[str]
-    """Why none was brought back; empty: one was."""
+    """Why none was brought back, or with `step` why no newer one was; empty: there is no reason."""
     age_s: Shared[float]
     """How long ago it was written, by the clock (seconds)."""
     host: FreeText[str]

@@ -317,8 +317,8 @@ class MemorySettings:
     memory_flush: str | None = setting(
         None,
         kinds.PATH_OR_NONE,
-        "folder on a disk or on shared storage to which the newest state in memory is written when the job gives up or "
-        "gets a signal to end, for the next start of the same job",
+        "folder on a disk or on shared storage to which the newest states in memory are written when the job gives up "
+        "or gets a signal to end, for the next start of the same job",
     )
 
 
