@@ -66,6 +66,7 @@ class StandaloneCall:
         self, prefix: str, connect: Callable[[float], Any], connect_s: float, limit_s: float, say: Callable[[str], None]
     ) -> None:
         self._prefix, self._limit_s, self._say = prefix, limit_s, say
+        self._notice_s = connect_s + limit_s
         self._round_threads = StoreThreads(partial(connect, float("inf")))
         self._loss_threads = StoreThreads(partial(connect, connect_s))
         # Processes that a rank without a launcher leaves are its user's, and are not ended.
@@ -101,7 +102,9 @@ class StandaloneCall:
     def wait_for_notice(self, wait_for_all: Callable[[Keys], None]) -> None:
         """Blocks until a report of a loss has ended, or `wait_for_all` has: it waits until all members have ended.
 
-        An error that ends `wait_for_all` says nothing about the others, which may wait for the report.
+        An error that ends `wait_for_all` says nothing about the others, which may wait for the report. The report then
+        has the time that it may take to connect and to be taken note of. It can take longer only where it never ends:
+        its connection was made, and the store's host has stopped since.
         """
         ended: EventQueue[str] = EventQueue()
         self._loss_threads.start("ft_all_ended", self._prefix, wait_for_all, ended.put)
@@ -109,7 +112,7 @@ class StandaloneCall:
         for problem in ended.drain():
             self._note_problem(problem)
             if problem:
-                readable(self.descriptors(), None)
+                readable(self.descriptors(), self._notice_s)
         self.poll()
         ended.close()
 

@@ -96,6 +96,29 @@ def test_a_rank_that_holds_the_gil_and_computes_is_ended_without_a_flight_record
     assert [line["cycle"] for line in job.journal("cycle_start")] == [0, 1], job.tail()
 
 
+ALL_CALL = """
+import os
+import torch, torch.distributed as dist
+from ft_client.rank.agreement import roll_call
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+    pass
+roll_call.await_all("load()")
+"""
+
+
+def test_ranks_that_wait_until_all_have_made_a_call_wait_as_in_a_collective(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    job = start_job(Plan(), 3, *LIMITED, script=script(tmp_path, ALL_CALL))
+    assert job.finish(120) == 0, job.tail()
+    assert verdict_on(job, 1).startswith("2 ranks wait for it in a collective for "), job.tail()
+    (fault,) = job.journal("fault")
+    assert (fault["rank"], fault["finding"], fault["blamed"], fault["waiting"]) == (1, "behind", [1], 2), job.tail()
+
+
 LOSES = """
 import os, signal, time
 import torch, torch.distributed as dist

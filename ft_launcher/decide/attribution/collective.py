@@ -414,9 +414,13 @@ def _transport(views: Mapping[int, RankView], waits: Sequence[Wait]) -> HangFind
 def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> HangFinding:
     """Rule 6: decides by iterations and stacks, where the recorder gives no finding.
 
-    Names ranks outside of any collective in two cases. Either it is a single rank, at no later iteration than the ranks
-    that wait, or with all ranks of the job known. Or all ranks outside are at no later iteration, and they are not more
-    than the ranks that wait. In each other case the text says which evidence is missing.
+    Names ranks outside of any collective in three cases, and in each other case the text says which evidence is
+    missing:
+
+    - All ranks that wait have made a call that all ranks must make, and those outside are not more than these. Then
+      those outside have certainly not made it.
+    - It is a single rank, at no later iteration than the ranks that wait, or with all ranks of the job known.
+    - All ranks outside are at no later iteration, and they are not more than the ranks that wait.
     """
     waiting = [view for view in views.values() if view.is_waiting]
     not_waiting = [view for view in views.values() if not (view.is_waiting or view.ended)]
@@ -435,6 +439,8 @@ def _without_recorder(views: Mapping[int, RankView], all_ranks: bool) -> HangFin
         return HangFinding(HangKind.UNKNOWN, text=_in_unseen_call(may_wait))
     if not outside:
         return HangFinding(HangKind.UNKNOWN, text="all ranks wait in collectives, and nothing says in which")
+    if all_ranks and len(outside) <= len(waiting) and all(view.scene.is_in_roll_call for view in waiting):
+        return HangFinding(HangKind.BEHIND, _ranks(outside), "has not made a call that all ranks must make")
     reached = [view.iteration for view in waiting if view.iteration != NO_ITERATION]
     late = [view for view in outside if reached and NO_ITERATION != view.iteration <= min(reached)]
     is_ahead = bool(reached) and outside[0].iteration > min(reached)

@@ -42,10 +42,12 @@ _WAITED = re.compile(
     r"collective operation timeout|timed out waiting \d{1,12} ?ms for (recv|send) operation"
     r"|failed to pass monitoredBarrier"
     r"|wait timeout after \d{1,12} ?ms, keys|seconds waiting for clients|Dist\w{0,20}Error: Socket Timeout"
-    r"|Application timeout caused pair closure",
+    r"|Application timeout caused pair closure"
+    r"|these did not call it within \d{1,12}(\.\d{1,12})? s\b",
     re.IGNORECASE,
 )
-"""Texts of a collective, a send or a receive that timed out: another rank did not take part in time."""
+"""Texts of a collective, a send or a receive that timed out, or of our own wait for all ranks to make a call
+(`ft_client/rank/agreement/roll_call.py`): another rank did not take part in time."""
 BAD_LOSS = "loss is not finite"
 """Stands in the place of an exception's type where nothing was raised, but the launcher read a loss of nan or inf in
 the rank's output (`--ft-watch-log-nan=fault`)."""
@@ -89,6 +91,8 @@ _BY_TEXT: tuple[tuple[str, Cause], ...] = (
     (r"invalid device ordinal", Cause(_UNKNOWN, "more ranks than GPUs, or a GPU of this node is gone")),
     (r"Detected mismatch between collectives|ncclInvalidUsage|expects same model across all ranks",
      Cause(_USER, _OUT_OF_STEP)),
+    # Of `roll_call.py`: a rank has proved that it does not make a call that all ranks must make.
+    (r"All ranks of the default process group must call it", Cause(_USER, "call it on all ranks, or on none")),
     (r"shapes? .{0,200}cannot be|size mismatch|must (match the size|have the same dtype)"
      r"|all tensors to be on the same device"
      r"|loading state_dict|does not require grad|inplace operation|backward through the graph a second time"

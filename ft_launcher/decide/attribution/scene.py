@@ -18,10 +18,11 @@ from typing import Any
 
 _WAITS_FOR_PEERS = re.compile(
     r"torch/distributed/(?!(elastic|launcher|checkpoint|run\.py))|torch/nn/parallel/|torch/autograd/graph\.py"
+    r"|ft_client/rank/agreement/roll_call\.py"
 )
-"""Files of torch whose calls wait for peers. `autograd/graph.py` is one of them because the hooks of DDP and FSDP run,
-and wait, in the backward pass. `checkpoint` is none: it may wait for storage, and where it calls a collective, the
-innermost frame is the collective's own."""
+"""Files of torch whose calls wait for peers, and one of ours that waits until all ranks have made a call.
+`autograd/graph.py` is one of them because the hooks of DDP and FSDP run, and wait, in the backward pass. `checkpoint`
+is none: it may wait for storage, and where it calls a collective, the innermost frame is the collective's own."""
 
 _STANDARD = re.compile(r"python3[.\dt]*/")
 _PASSED_THROUGH = re.compile(r"python3[.\dt]*/|torch/(_ops|_compile|utils/_contextlib|_dynamo/eval_frame)\.py")
@@ -38,6 +39,7 @@ _IDLE = re.compile(
 )
 """Files in which a thread waits for work: the standard library's, and those of our own threads that report to the
 monitor or wait for the end of a round."""
+_IN_ROLL_CALL = re.compile(r"ft_client/rank/agreement/roll_call\.py")
 _IN_WRAPPER = re.compile(r"ft_client/inprocess/restart/call\.py:\d+ in (\w+)$")
 _NEXT = ("_next", "_announce")
 """The two functions of `call.py` in which a wrapped rank waits for the others, innermost first. `_next` alone is a
@@ -120,6 +122,11 @@ class Scene:
     def is_silent(self) -> bool:
         """Whether the rank computes and does not answer, since a thread holds the GIL in C code (`rank_process.py`)."""
         return (self.process or {}).get("silent") is True
+
+    @property
+    def is_in_roll_call(self) -> bool:
+        """Whether the rank has made a call that all ranks must make, and waits until all of them have."""
+        return any(map(_IN_ROLL_CALL.match, self.frames[:1]))
 
     @property
     def has_returned(self) -> bool:

@@ -125,6 +125,8 @@ class Coordinator:
         self._leaving: set[str] = set()
         """Nodes that leave and have not said so yet (`Left`): they are preempted, leave as a rank has asked, were
         refused, or are told that the job is over."""
+        self._saving: set[str] = set()
+        """Those of them that are preempted, and have not arrived since."""
         self._over = JobOver(int(ExitCode.OK), "")
         if previous is not None:
             self._take_over(previous)
@@ -162,6 +164,17 @@ class Coordinator:
         if self.phase is Phase.OVER:
             return self._leaving - {self._me}
         return set()
+
+    @property
+    def to_read(self) -> set[str]:
+        """The nodes of `to_leave` without those that are preempted: they have the end of the job to read, or an answer
+        of their own, which takes them a moment. The ranks of a preempted node may save for minutes."""
+        return self.to_leave - self._saving
+
+    def may_return(self, node: str) -> bool:
+        """Returns whether a node that is silent may arrive again; not if it is preempted. To be asked before
+        `on_lost`."""
+        return node not in self._saving
 
     def standing(self) -> tuple[int, frozenset[str], frozenset[str]] | None:
         """Returns the number of the cycle that runs, the ids of the nodes that wait meanwhile, and those of the members
@@ -240,12 +253,14 @@ class Coordinator:
             case Left():
                 self._fault_decision.drop(message.node)
                 self._leaving.discard(message.node)
+                self._saving.discard(message.node)
                 return [*self._ranks_ended([message.node]), *self._left(message, now)]
 
     def on_lost(self, node: str, now: float) -> list[Work]:
         """Processes the loss of a node: it has made no beat for the node timeout, so its own lease has run out."""
         self._fault_decision.drop(node)
         self._leaving.discard(node)
+        self._saving.discard(node)
         ended = self._ranks_ended([node])
         return [*ended, *self._node_gone(node, EndReason.LOST, "gave no sign of life", now)]
 
@@ -277,6 +292,7 @@ class Coordinator:
         # A superseded coordinator arrives again under a new id; messages under the old one may still be in the inbox.
         if arrival.node in self._ignored:
             return []
+        self._saving.discard(arrival.node)
         is_repeated = self._roster.has(arrival)
         gone: list[Work] = []
         if not is_repeated:
@@ -325,6 +341,7 @@ class Coordinator:
             self._roster.failed.append(ended.node)
         if ended.reason is EndReason.PREEMPTED:
             self._leaving.add(ended.node)
+            self._saving.add(ended.node)
             return self._preempted(ended.node, ended.signal, ended.text, now)
         if ended.request is not None:
             return self._asked(ended.node, ended.request, ended.text, now)

@@ -159,7 +159,7 @@ class CoordinatorService:
         self._is_last = False
         """Whether all other nodes have left, so that this one removes what the job has written."""
         self._lost_any = False
-        """Whether any node was ever lost: it may return, and must find the record then."""
+        """Whether any node was lost that may return, and must find the record then."""
         self._threads = [
             threading.Thread(target=self._run, args=arguments, daemon=True, name="ft_coordinator")
             for arguments in ((self._read_inbox, None), (self._read_beats, store))
@@ -218,20 +218,30 @@ class CoordinatorService:
             return False
         return True
 
-    def wait_for_leavers(self, is_heard: bool, limit_s: float) -> None:
+    def wait_for_leavers(self, is_heard: bool, limit_s: float, close_s: float) -> None:
         """Waits until what follows from this node's departure is written, and all others that must read it have left.
+
+        Then it waits for preempted nodes. These read nothing more, and their ranks may save for long: they are waited
+        for only since their last message would meet a store that is gone.
 
         Args:
             is_heard: whether this node's last message is in the inbox, so that it will be processed.
-            limit_s: of the wait, in seconds.
+            limit_s: of the wait for all, in seconds.
+            close_s: of the wait for preempted nodes alone, in seconds; part of `limit_s`.
 
         Called by the link, as the last thing before `close`. If the coordinator's node ended at once, the others might
         not read how the job ended: the store ends with this node, or they would elect a successor for nothing.
         """
         with self._left:
-            self._left.wait_for(lambda: self._closed.is_set() or self._is_left(is_heard), limit_s)
+            until = time.monotonic() + limit_s
+            self._left.wait_for(lambda: self._closed.is_set() or self._is_read(is_heard), limit_s)
+            left_s = min(close_s, max(0.0, until - time.monotonic()))
+            self._left.wait_for(lambda: self._closed.is_set() or self._is_left(is_heard), left_s)
             all_left = self._machine.phase is Phase.OVER and not self._machine.to_leave and self.at_work
             self._is_last = all_left and not self._lost_any
+
+    def _is_read(self, is_heard: bool) -> bool:
+        return (self._machine.has_left or not is_heard) and not self._machine.to_read
 
     def _is_left(self, is_heard: bool) -> bool:
         return (self._machine.has_left or not is_heard) and not self._machine.to_leave
@@ -240,7 +250,7 @@ class CoordinatorService:
         """Removes all keys of the job if no node is left that reads them. To be called after `close`.
 
         After the loss of a node nothing is removed: it may return, and finds the record until that is removed with its
-        lease.
+        lease. A preempted node does not count: a scheduler usually kills its launcher before that has left.
         """
         if self._is_last and not self._hosts:
             with contextlib.suppress(StoreLost):
@@ -403,7 +413,7 @@ class CoordinatorService:
             with self._lock:
                 lost = self._beat_reader.read(counters, now)
                 next_look = self._beat_reader.next_reading(now)
-                self._lost_any |= bool(lost)
+                self._lost_any |= any(map(self._machine.may_return, lost))
                 for node in lost:
                     self._perform(store, self._machine.on_lost(node, now))
                 self._perform(store, self._machine.on_tick(now))

@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,25 @@ def load_on_rank_0_only(rank: int, limit_s: float = 3600.0, goes_on: bool = True
 
 def load_on_rank_0_only_and_no_step(rank: int) -> Any:
     return load_on_rank_0_only(rank, limit_s=0.5, goes_on=False)
+
+
+def late_with_a_store_of_its_own(rank: int) -> Any:
+    """The program has made the group's store, whose timeout is shorter than that of the group; rank 1 comes later."""
+    dist.destroy_process_group()
+    store = dist.FileStore(f"{sys.argv[2]}-of-the-program", 2)
+    store.set_timeout(datetime.timedelta(seconds=0.1))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=70))
+    asked_of, limit_s = [], roll_call.limit_s
+
+    def note(timeout_s: float) -> float:
+        asked_of.append(timeout_s)
+        return limit_s(timeout_s)
+
+    roll_call.limit_s = note
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.5)
+    return {**one_save(rank), "asked_of": asked_of}
 
 
 def steps_before_load(rank: int) -> Any:

@@ -135,6 +135,11 @@ def test_load_on_some_ranks_only_names_those_that_did_not_come(tmp_path: Path, w
     assert second["raised"] == "" and first["is_in_order"] and second["is_in_order"]
 
 
+def test_a_late_rank_is_waited_for_by_the_timeout_of_the_group_and_not_by_that_of_its_store(tmp_path: Path) -> None:
+    results, _ = found(tmp_path, "late_with_a_store_of_its_own")
+    assert results == [{"start": 0, "is_in_order": True, "asked_of": [70.0]}] * 2
+
+
 def test_steps_before_load_on_all_ranks_are_only_said(tmp_path: Path) -> None:
     results, said = found(tmp_path, "steps_before_load")
     assert results == [{"start": 0, "steps": [3]}] * 2

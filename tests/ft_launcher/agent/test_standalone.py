@@ -85,6 +85,33 @@ def test_a_report_goes_on_where_the_wait_for_all_members_fails(
     assert not waiting.is_alive() and said[-1] == "the others know that rank 1 is gone"
 
 
+def test_a_report_that_never_ends_does_not_keep_the_agent(server: TCPStore, said: list[str]) -> None:
+    """Its connection was made, and then the store's host was frozen."""
+    frozen, connected = threading.Event(), threading.Event()
+
+    def connect_and_freeze(limit_s: float) -> Any:
+        if connected.is_set():
+            return connect(HOST, server.port)
+        connected.set()
+        frozen.wait()
+        raise RuntimeError("the test ends")
+
+    def fail(keys: Any) -> None:
+        raise RuntimeError("the connection was refused")
+
+    call = StandaloneCall(PREFIX, connect_and_freeze, 0.1, 0.1, said.append)
+    call.report_loss(1, "TERMINATED")
+    try:
+        until(connected.is_set)
+        waiting = threading.Thread(target=call.wait_for_notice, args=(fail,), daemon=True)
+        waiting.start()
+        waiting.join(DEADLINE_S)
+        assert not waiting.is_alive() and any("the connection was refused" in line for line in said)
+    finally:
+        frozen.set()
+        call.end()
+
+
 def test_each_round_has_a_store(call: StandaloneCall, server: TCPStore) -> None:
     call.serve_rounds(HOST)
     note = variables_of(server.get(f"{PREFIX}/0/store").decode())

@@ -34,6 +34,8 @@ class Site:
     """A job's store and its nodes by name. `hosted`: the first node is the store's host."""
 
     def __init__(self, minimum: int, maximum: int, hosted: bool, pool: ThreadPoolExecutor) -> None:
+        self.close_s = 5.0
+        """`close_timeout` of the nodes that are made from now on (seconds)."""
         self.rules = Rules(Size(minimum, maximum), last_call_s=0.5, join_s=PATIENT_S)
         self.server: TCPStore | None = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.nodes: dict[str, NodeRendezvous] = {}
@@ -53,7 +55,7 @@ class Site:
     def begin(self, name: str, **fields: Any) -> Future[RendezvousInfo]:
         """A new node comes; `fields` are those of its arrival."""
         hosts = self._hosted and not self.nodes
-        settings = NodeSettings(self.rules, judge, BEAT_S, TIMEOUT_S)
+        settings = NodeSettings(self.rules, judge, BEAT_S, TIMEOUT_S, close_s=self.close_s)
 
         def open_store() -> JobStore:
             return self._connected(hosts)

@@ -108,7 +108,7 @@ def gather_json(value: Any) -> list[Any]:
         return [json.loads(text)]
     torch = sys.modules["torch"]
     length = int(max_over_ranks([len(text)])[0])
-    tensor = torch.tensor(list(text.ljust(length)), dtype=torch.uint8, device=_device(dist))
+    tensor = torch.tensor(list(text.ljust(length)), dtype=torch.uint8, device=device())
     gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     _kept([tensor, *gathered])
     dist.all_gather(gathered, tensor)
@@ -132,7 +132,7 @@ def _kept(tensors: Any) -> Any:
 
 def _tensor(dist: Any, values: Sequence[float]) -> Any:
     torch = sys.modules["torch"]
-    return torch.tensor(list(values), dtype=torch.float64, device=_device(dist))
+    return torch.tensor(list(values), dtype=torch.float64, device=device())
 
 
 def _distributed() -> Any:
@@ -143,9 +143,9 @@ def _distributed() -> Any:
     return dist
 
 
-def _device(dist: Any) -> Any:
-    """Returns the device whose tensors the default group can reduce."""
-    return _device_of(str(dist.get_backend_config()))
+def device() -> Any:
+    """Returns the device (`torch.device`) whose tensors the default group can reduce. There must be a group."""
+    return _device_of(str(sys.modules["torch.distributed"].get_backend_config()))
 
 
 @lru_cache(8)

@@ -20,13 +20,20 @@ The ranks decide together: the first result that a rank writes counts for all, t
 The keys lie in the store of the group, and end with it: a new cycle and a round of a restart in process have stores of
 their own. The keys of a call are removed when all ranks have begun the next one.
 
-Uses torch's underscored `_get_default_store`: torch 2.6 has no other name for that store.
+The launcher sees a rank that waits here as one in a collective (`decide/attribution/scene.py`), so the limits of hangs
+hold for it. For that its main thread must execute no Python, and yet be interruptible by a restart in process. A wait
+in torch's store could not be interrupted, so a thread looks at the store (`_Looks`) while the main thread waits for a
+lock.
+
+Uses torch's underscored names: `_get_default_store`, since torch 2.6 has no other name for that store; the default
+group, its backend and the timeout in its options, which have none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from typing import Any
 
@@ -68,7 +75,7 @@ def await_all(call: str) -> None:
     """
     store = _store(call)
     if store is not None:
-        RollCall(call, store, group.rank(), group.size()).await_all(limit_s(store.timeout.total_seconds()))
+        RollCall(call, store, group.rank(), group.size()).await_all(limit_s(_timeout_s()))
 
 
 def say_absent(call: str, instead: str) -> None:
@@ -91,6 +98,28 @@ def _store(call: str) -> Any:
     dist = sys.modules["torch.distributed"]
     with making_store():
         return dist.PrefixStore(f"ft_roll_call/{call}", dist.distributed_c10d._get_default_store())
+
+
+def _timeout_s() -> float:
+    """Returns the timeout of the default process group in seconds: after it a collective fails.
+
+    The timeout of the group's store is another one: a program that makes the store itself has chosen it, if at all, for
+    the connection (`init_process_group(store=...)`). Where torch does not say the group's, as of a backend without
+    options, it is taken as torch's longest default (30 minutes) or that of the store, whichever is longer: an error
+    that comes late does less harm than one to a rank that is right.
+    """
+    dist = sys.modules["torch.distributed"]
+    c10d = dist.distributed_c10d
+    with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+        backend = c10d._get_default_group()._get_backend(group.device())
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the backend, and the wrapper has no options.
+        backend = getattr(backend, "wrapped_pg", backend)
+        timeout_s = float(backend.options._timeout.total_seconds())
+        if timeout_s > 0:
+            return timeout_s
+    return max(
+        float(timeout.total_seconds()) for timeout in (c10d.default_pg_timeout, c10d._get_default_store().timeout)
+    )
 
 
 class RollCall:
@@ -148,18 +177,10 @@ class RollCall:
         return {entry.entry_rank for entry in Arrivals(self._store, f"{number}/absent").entries()}
 
     def _await_result(self, number: int, limit_s: float) -> str:
-        """Returns the result of a call once there is one; decides it when `limit_s` seconds have passed.
-
-        It looks again and again, and does not wait inside of the store: a restart in process could not interrupt that.
-        """
-        key, began, waited_s = f"{number}/result", time.monotonic(), 0.0
-        longest_s = max(_MAX_LOOK_S, self._size / _LOOKS_PER_S)
-        while not self._store.check([key]):
-            if waited_s >= limit_s:
-                return self._settle(number, self._error(number, f"these did not call it within {limit_s:g} s"))
-            pause_s = min(max(_FIRST_LOOK_S, waited_s / _LOOKS_SHARE), longest_s, limit_s - waited_s)
-            time.sleep(pause_s)
-            waited_s = time.monotonic() - began
+        """Returns the result of a call once there is one; decides it when `limit_s` seconds have passed."""
+        key = f"{number}/result"
+        if not _Looks(self._store, key, limit_s, max(_MAX_LOOK_S, self._size / _LOOKS_PER_S)).wait():
+            return self._settle(number, self._error(number, f"these did not call it within {limit_s:g} s"))
         return self._store.get(key).decode()
 
     def _settle(self, number: int, result: str) -> str:
@@ -183,6 +204,66 @@ class RollCall:
         with contextlib.suppress(RuntimeError):  # stores of other libraries may keep all keys
             for key in keys:
                 self._store.delete_key(key)
+
+
+class _Looks:
+    """Looks for a key again and again, in a thread of its own, until the key is there or the limit has passed.
+
+    `wait` is called in the thread of the program, which executes no Python until then. All else runs in the thread
+    `ft_roll_call`, which ends with the wait, or after an interruption as soon as the store has answered it.
+
+    Args:
+        store: which has the key.
+        key: looked for.
+        limit_s: of the wait, in seconds.
+        longest_s: the longest pause between two looks, in seconds.
+    """
+
+    def __init__(self, store: Store, key: str, limit_s: float, longest_s: float) -> None:
+        self._store = store
+        self._key = key
+        self._limit_s = limit_s
+        self._longest_s = longest_s
+        self._is_there = False
+        self._problem: Exception | None = None
+        self._waiting = threading.Lock()
+        """Held until the looks have ended."""
+        self._interrupted = threading.Event()
+
+    def wait(self) -> bool:
+        """Returns whether the key is there; False: the limit has passed. Blocks.
+
+        Raises:
+            RuntimeError: the store does not answer, or no thread can be started.
+        """
+        self._waiting.acquire()
+        try:
+            threading.Thread(target=self._run, daemon=True, name="ft_roll_call").start()
+            self._waiting.acquire()  # no Event: a restart in process interrupts what handles locks only after a while
+        finally:
+            self._interrupted.set()
+        if self._problem is not None:
+            raise self._problem
+        return self._is_there
+
+    def _run(self) -> None:
+        try:
+            self._is_there = self._look()
+        except Exception as problem:  # raised where the program waits
+            self._problem = problem
+        finally:
+            self._waiting.release()
+
+    def _look(self) -> bool:
+        began, waited_s = time.monotonic(), 0.0
+        while not self._store.check([self._key]):
+            if waited_s >= self._limit_s:
+                return False
+            pause_s = max(_FIRST_LOOK_S, waited_s / _LOOKS_SHARE)
+            if self._interrupted.wait(min(pause_s, self._longest_s, self._limit_s - waited_s)):
+                return False
+            waited_s = time.monotonic() - began
+        return True
 
 
 def _ranks(ranks: set[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import signal
 import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -129,21 +130,48 @@ def test_a_slow_rank_is_waited_for_until_a_little_before_the_timeout_of_the_grou
 
 
 def test_an_interruption_ends_the_wait(pool: ThreadPoolExecutor) -> None:
-    """As that of a restart in process: the wait is no call of the store that Python cannot interrupt."""
-    ranks, looked = Ranks(2, pool), threading.Event()
+    """As that of a restart in process, by a signal: the wait is no call of the store that Python cannot interrupt."""
+    ranks = Ranks(2, pool)
 
     class Looks:
-        """The store, until the next look is interrupted."""
+        """The store, which sends the signal at each look."""
 
         def check(self, keys: list[str]) -> bool:
-            if looked.is_set():
-                raise KeyboardInterrupt
-            looked.set()
-            return False
+            signal.pthread_kill(waiting, signal.SIGINT)
+            return interrupted.wait(PATIENT_S)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(ranks.store, name)
 
     store: Any = Looks()
+    waiting, interrupted = threading.get_ident(), threading.Event()
     with pytest.raises(KeyboardInterrupt):
         RollCall(CALL, store, 0, 2).await_all(LONG_S)
+    interrupted.set()
+    until(no_thread_looks)
+
+
+def test_the_thread_that_waits_executes_no_python_and_gets_the_errors_of_the_store(pool: ThreadPoolExecutor) -> None:
+    """So a monitor sees it stand still, as in a collective."""
+    ranks = Ranks(2, pool)
+    waiting, looked_in = threading.get_ident(), []
+
+    class Lost:
+        """The store, which is lost at the first look."""
+
+        def check(self, keys: list[str]) -> bool:
+            looked_in.append(threading.get_ident())
+            raise RuntimeError("the store is gone")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ranks.store, name)
+
+    store: Any = Lost()
+    with pytest.raises(RuntimeError, match="the store is gone"):
+        RollCall(CALL, store, 0, 2).await_all(LONG_S)
+    assert waiting not in looked_in
+    until(no_thread_looks)
+
+
+def no_thread_looks() -> bool:
+    return not any(thread.name == "ft_roll_call" for thread in threading.enumerate())

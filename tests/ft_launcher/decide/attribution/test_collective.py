@@ -334,6 +334,22 @@ def outside(rank: int, iteration: int = NO_ITERATION, **groups: tuple[int, int])
     return RankView(Scene(rank, OUTSIDE, {"state": "R (running)"}), states, iteration=iteration)
 
 
+def in_roll_call(rank: int) -> RankView:
+    """A rank that waits until all ranks have called `load()`, as torch's flight recorder does not know."""
+    frames = ("ft_client/rank/agreement/roll_call.py:250 in wait", "train.py:3 in main")
+    scene = Scene(rank, frames, {"state": "S (sleeping)", "wchan": "futex_do_wait"})
+    return RankView(scene, {"0": GroupState(3, 3, "all_reduce")})
+
+
+def test_who_does_not_make_a_call_that_all_ranks_must_make() -> None:
+    views = [*map(in_roll_call, range(6)), *(outside(rank, **{"0": (3, 3)}) for rank in (6, 7))]
+    found = find_culprits(views)
+    assert (found.kind, found.culprits, found.waiting) == (HangKind.BEHIND, (6, 7), tuple(range(6)))
+    assert found.text == "has not made a call that all ranks must make"
+    assert find_culprits(views[5:]).culprits == (), "most ranks never made it: it may be one too many"
+    assert find_culprits(views[:-1], all_ranks=False).culprits == ()
+
+
 def test_who_is_in_the_wait_of_a_receive_is_not_to_blame() -> None:
     views = [
         RankView(Scene(0, IN_COLLECTIVE), {"world": GroupState(4, 3, "all_reduce")}),

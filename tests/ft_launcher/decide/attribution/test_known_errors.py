@@ -61,6 +61,9 @@ RESET = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [127.0.
 WAITED = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation"
 BARRIER = "Rank 1 failed to pass monitoredBarrier in 30000 ms"
 STORE = "wait timeout after 300000ms, keys: /default_pg/0//cuda//0"
+NOT_ALL_CAME = "ft_client.rank.agreement.roll_call.NotAllCame"
+ABSENT = "MemoryCheckpoint.load() was called by ranks 0-6 and not by rank 7: "
+EVERY = "All ranks of the default process group must call it"
 CLIENTS = "Timed out after 61 seconds waiting for clients. 1/2 clients joined."
 RECV = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
 UNREACHED = (
@@ -104,6 +107,8 @@ SIGNALLED = "Process 4711 got signal: 15"
         ("torch.distributed.DistStoreError", STORE, NODE, HANG, "did not take part"),
         ("torch.distributed.DistStoreError", CLIENTS, NODE, HANG, "did not take part"),
         ("torch.distributed.DistStoreError", "Socket Timeout", NODE, HANG, "did not take part"),
+        (NOT_ALL_CAME, ABSENT + "these did not call it within 540 s. " + EVERY, NODE, HANG, "did not take part"),
+        (NOT_ALL_CAME, ABSENT + "rank 7 has called keep.step() without it. " + EVERY, NODE, USER, "call it on all"),
         # A peer is gone.
         ("RuntimeError", PAIR, NODE, AROUND, "other end is gone"),
         ("RuntimeError", RESET, NODE, AROUND, "other end is gone"),
@@ -253,6 +258,8 @@ def test_what_led_to_it_counts(traceback: str, fault_class: FaultClass) -> None:
         ("torch.distributed.DistBackendError", WATCHDOG, "", 1.0),
         ("torch.distributed.DistStoreError", STORE, "", 1.0),
         ("BrokenPipeError", "[Errno 32] Broken pipe", "", 1.0),
+        (NOT_ALL_CAME, ABSENT + "these did not call it within 67.5 s. " + EVERY, "", 1.0),
+        (NOT_ALL_CAME, ABSENT + "rank 7 has gone on without it. " + EVERY, "", 0.0),
         ("Failed", "no", trace(LOST, CAUSED, "Failed: no"), 1.0),
         ("Failed", "no", trace(LOST, CAUSED, "Worse: no", CAUSED, "Failed: no"), 1.0),
         ("Failed", "no", trace(LOST, MEANWHILE, "Failed: no"), 0.5),

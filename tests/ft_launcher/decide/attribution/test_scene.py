@@ -27,6 +27,7 @@ IN_LOAD = ["python3.11/threading.py:331 in wait", "torch/utils/data/dataloader.p
         ["python3.11/threading.py:355 in wait", "torch/distributed/rpc/api.py:80 in wait_all"],
         ["torch/distributed/rendezvous.py:180 in _create_c10d_store", f"{C10D}:1700 in init_process_group"],
         [f"{C10D}:3000 in gather_object", "torch/distributed/checkpoint/utils.py:120 in gather_object"],
+        ["ft_client/rank/agreement/roll_call.py:250 in wait", "ft_client/memory/memory_checkpoint.py:142 in load"],
     ],
 )  # fmt: skip
 def test_inside_any_collective_of_torch(inner: list[str]) -> None:
