@@ -347,12 +347,15 @@ def _flush(memory: JobFolder, code: int, ends_at: EndTime, recorder: Recorder) -
     if code == ExitCode.FAILED_ON_RESULT_VALIDATION:
         recorder.memory.not_flushed("a result could not be validated, and the state may be wrong")
         return
-    began = time.monotonic()
+    began, marked_from = time.monotonic(), memory.marked_from()
     written = memory.flush.write(memory.below, ends_at)
     if written.step is not None:
         recorder.memory.flushed(written.step, written.size, time.monotonic() - began)
     elif written.reason:
         recorder.memory.not_flushed(written.reason)
+    elif marked_from is not None:
+        text = f"the states of step {marked_from} and later ones may be bad, and there is no older one"
+        recorder.memory.not_flushed(text)
 
 
 def end_time(job: Job, signals: SignalPipe, grace_ends_at: float) -> EndTime:

@@ -234,10 +234,14 @@ class Ranks(EventSource):
         return context
 
     def bring_state_back(self) -> None:
-        """Before the first start of ranks: brings back into memory what an earlier start of the job has written to
-        shared storage (`--ft-memory-flush`). Blocks while the storage gives bytes; a signal ends the wait."""
+        """Before the job's first cycle: brings back into memory what an earlier start of the job has written to shared
+        storage (`--ft-memory-flush`). Blocks while the storage gives bytes; a signal ends the wait.
+
+        In a later cycle a node that joins, as a spare does, brings nothing back: the other nodes have gone on from that
+        state, or cannot, and would wait for a copy that nobody loads.
+        """
         flush = self.parts.state_in_memory.flush
-        if flush is not None and not self.were_started:
+        if flush is not None and self.cycle == 0 and not self.were_started:
             found = flush.bring_back(self.placement.world_size, self.global_ranks(), self.parts.signals.fileno())
             self.parts.recorder.memory.brought_back(found)
 

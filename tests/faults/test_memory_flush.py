@@ -50,15 +50,25 @@ def test_a_job_that_gives_up_leaves_its_state_but_not_one_that_it_failed_from(
     start_job: StartJob, tmp_path: Path, storage: Path
 ) -> None:
     """The first start fails once: its state may be good. The second goes on from it, and fails in the same way. The
-    third goes on from the one before."""
+    third goes on from the one before, and saves a newer one until it fails."""
     write_plan(tmp_path, [(-1, 22, [1], "raises")])
-    for name, step, began in (("first", 20, 0), ("second", 15, 20), ("third", None, 15)):
+    for name, step, began in (("first", 20, 0), ("second", 15, 20), ("third", 20, 15)):
         job = start(start_job, storage, name)
         assert job.finish(120) == 1, job.tail()
         assert [event["step"] for event in job.journal("memory_loaded")] == [began], job.tail()
-        if step is not None:
-            assert [event["step"] for event in job.journal("memory_flushed")] == [step], job.tail()
+        assert [event["step"] for event in job.journal("memory_flushed")] == [step], job.tail()
         nothing_left(job)
+
+
+def test_a_job_that_has_only_the_state_that_it_failed_from_says_so(
+    start_job: StartJob, tmp_path: Path, storage: Path
+) -> None:
+    write_plan(tmp_path, [(0, 7, [1], "raises")])
+    for name, step in (("first", 5), ("second", None)):
+        job = start(start_job, storage, name)
+        assert job.finish(120) == 1, job.tail()
+        assert [event["step"] for event in job.journal("memory_flushed")] == [step], job.tail()
+    assert "to --ft-memory-flush: the states of step 5 and later ones may be bad" in job.output
 
 
 def test_a_job_that_gives_up_after_newer_saves_leaves_the_newest(

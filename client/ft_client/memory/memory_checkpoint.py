@@ -301,7 +301,7 @@ class MemoryCheckpoint:
             files.remove_others(self._agreed.node_ranks)
             # After `keep_only`: this rank's files of what is set aside are unfinished now, so no generation is complete
             # with them, whatever happens to the other ranks before they do the same.
-            step_folders.remove_set_aside(Path(self._settings.folder))
+            step_folders.remove_set_aside(Path(self._settings.folder), keeps_files=True)
         self._writer = StateWriter(files, self._safe_types)
 
     def _vote_once(self, step: int) -> None:

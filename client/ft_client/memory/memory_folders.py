@@ -45,7 +45,8 @@ class memory_folder:
 
     Without the launcher the folder is a temporary one, which is removed at the end. So it is where a node has no
     folder, where one more folder as large as the largest before does not fit, and after three folders in a row that
-    came to nothing: one line says so. Ask `is_on` before a state is written for nothing.
+    came to nothing: one line says so. After a fault that a bad state may have caused, the folder of a step that must be
+    passed first is removed at the end. Ask `is_on` before a state is written for nothing.
 
     Collective: all ranks enter and leave it after the same step, once there is a process group.
 
@@ -75,24 +76,33 @@ class memory_folder:
         self._path = Path()
         self._name = ""
         self._is_temporary = True
+        self._is_held_back = False
+        """Whether the folder is removed at the end, since the training has not passed the step of a fault yet."""
         self._is_first = False
         """Whether this is the first rank of its node, which renames and removes."""
         self._began = 0.0
         """When the block was entered (monotonic seconds)."""
 
     @staticmethod
-    def is_on() -> bool:
+    def is_on(step: int | None = None) -> bool:
         """Returns whether a folder that is written now would be kept, the same on all ranks. Collective.
 
+        Args:
+            step: how many steps the training has done. None: whether the training has passed the step of a fault that a
+                bad state may have caused, before which no folder is kept, is not asked.
+
         Raises:
+            TypeError: the step is no whole number.
             RuntimeError: the job has several ranks and no process group yet.
         """
+        if step is not None:
+            step = operator.index(step)
         settings = read_settings_in_group("ft.memory_folder.is_on()")
         if settings is None:
             return False
         exchanged = _exchange(settings)
         _say_off(exchanged, settings)
-        return not exchanged.reason_off
+        return not exchanged.reason_off and not (step is not None and _is_held_back(exchanged, step))
 
     def __enter__(self) -> Path:
         self._began = time.monotonic()
@@ -101,12 +111,11 @@ class memory_folder:
             exchanged = _exchange(self._settings)
             _say_off(exchanged, self._settings)
         self._is_temporary = exchanged is None or bool(exchanged.reason_off)
-        if exchanged is not None and self._step <= exchanged.no_save_until:
-            self._is_temporary = True
-            _say_not_yet(exchanged.no_save_until)
         if exchanged is None or self._settings is None or self._is_temporary:
             self._path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             return self._path
+        # In memory too, where there is room for it; a whole state may not fit into the temporary folder's disk.
+        self._is_held_back = _is_held_back(exchanged, self._step)
         ranks = exchanged.node_ranks
         self._is_first = ranks[0] == group.rank()
         in_name = memory_files.ranks_in_name(ranks)
@@ -130,6 +139,9 @@ class memory_folder:
         if goes_on:
             # No other rank is waited for here. What is in the folder is freed before the next one.
             return False
+        if self._is_held_back:
+            self._drop(self._settings.folder, error)
+            return True
         problem = error
         if problem is None and self._is_first:
             problem = too_large(self._settings, self._path.name)
@@ -160,6 +172,17 @@ class memory_folder:
         if self._is_first:
             size = tmpfs.bytes_in(str(self._path.with_name(self._name)))
         noted.saved(size)
+
+    def _drop(self, folder: str, error: BaseException | None) -> None:
+        """Removes the folder of a step at which nothing is kept yet, once all ranks have left the block."""
+        if error is not None:
+            self._say_not_saved(error)
+        _all(True)
+        if self._is_first:
+            remove(self._path.parent, [self._path.name])
+        noted = progress.current(folder, group.rank())
+        noted.reached(self._step)
+        noted.cost(time.monotonic() - self._began)
 
     def _say_not_saved(self, problem: BaseException) -> None:
         say(f"step {self._step} was not saved in memory: {type(problem).__name__}: {problem}")
@@ -327,6 +350,14 @@ def _say_off(exchanged: _Exchanged, settings: MemoryFiles) -> None:
     if exchanged.of_rank == 0 and not settings.folder:
         return
     say(f"no folders are kept in memory: rank {exchanged.of_rank}: {exchanged.reason_off}")
+
+
+def _is_held_back(exchanged: _Exchanged, step: int) -> bool:
+    """Returns whether the folder of a step is not kept yet, and says so."""
+    if step > exchanged.no_save_until:
+        return False
+    _say_not_yet(exchanged.no_save_until)
+    return True
 
 
 @functools.cache

@@ -107,21 +107,30 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def remove_set_aside(folder: Path) -> None:
-    """Removes the folders of steps that are set aside, and then the marks that set them aside.
+def remove_set_aside(folder: Path, keeps_files: bool = False) -> None:
+    """Removes the folders and files of steps that are set aside, and then the marks that set them aside.
 
     Called by one rank of the node, before anything new is saved: a later step may be good again, and must not be left
     out for its number.
 
     Args:
         folder: of the node.
+        keeps_files: the files of `MemoryCheckpoint` stay: its ranks make them unfinished, and write them again. Else
+            nobody has looked for these files since they were set aside, and without the mark they would be loaded.
     """
     names = names_in(str(folder))
     below = memory_files.set_aside_from(names)
     if below is None:
         return
-    steps = {name: memory_files.state_folder(name) for name in names}
-    remove(folder, [name for name, found in steps.items() if found is not None and found.step >= below])
+    folders = {name: memory_files.state_folder(name) for name in names}
+    remove(folder, [name for name, found in folders.items() if found is not None and found.step >= below])
+    files = {name: memory_files.state_file(name) for name in names if not keeps_files}
+    for name, file in files.items():
+        if file is not None and file.step >= below:
+            try:
+                (folder / name).unlink(missing_ok=True)
+            except OSError:
+                return  # its mark must stay
     for name in names:
         if memory_files.set_aside_from([name]) is not None:
             with suppress(OSError):

@@ -48,6 +48,7 @@ from rank_monitor.contract.memory_files import (
     MemoryFiles,
     no_save_name,
     no_save_until,
+    set_aside_from,
     set_aside_name,
 )
 from rank_monitor.contract.memory_room import default_limit, size_in_words
@@ -219,6 +220,15 @@ class JobFolder:
                 error.filename or self._owned.path,
                 _words(error),
             )
+
+    def marked_from(self) -> int | None:
+        """Returns the step from which on states are set aside, if no rank has looked for a state since; else None."""
+        if self._owned is None:
+            return None
+        try:
+            return set_aside_from(self._owned.names())
+        except OSError:
+            return None
 
     def close(self) -> None:
         """Removes the folder with all that is in it. A large one is only renamed: `free` or the sweeper frees its

@@ -592,6 +592,17 @@ def test_a_state_that_is_set_aside_is_not_loaded_and_its_files_are_used_again(
     assert Training().keep.load() == STEPS
 
 
+def test_a_block_before_the_load_does_not_bring_back_what_is_set_aside(tell: Tell) -> None:
+    folder = tell()
+    first = Training()
+    first.keep.load()
+    first.run(0, 7)
+    (folder / memory_files.set_aside_name(6)).touch()
+    assert ft.memory_folder.is_on()
+    assert memory_files.set_aside_from(names_in(folder)) is None
+    assert Training().keep.load() == 5
+
+
 def test_where_all_states_are_set_aside_the_disk_is_next(tell: Tell) -> None:
     folder = tell()
     first = Training()

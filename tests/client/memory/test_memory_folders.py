@@ -279,9 +279,17 @@ def test_a_folder_that_is_set_aside_is_not_found_and_makes_room_for_later_ones(
     found = ft.latest_memory_folder()
     assert found is not None and (found / "file").read_text() == "state 4"
     for step in (6, 7):
-        save(step)
+        assert ft.memory_folder.is_on() and not ft.memory_folder.is_on(step)
+        with ft.memory_folder(step) as path:
+            assert path.parent == folder, "a whole state may not fit elsewhere"
+        with ft.memory_folder(step, is_collective=False) as path:
+            raise RuntimeError("no room")
     assert whole_in(folder) == [4], "nothing is kept before the step of the fault is passed"
+    assert not path.exists() and not [name for name in names_in(folder) if name.endswith(memory_files.UNFINISHED)]
+    assert ft.memory_folder.is_on(8)
     assert capfd.readouterr().err.count("no folders are kept in memory before step 7 is passed") == 1
+    with pytest.raises(TypeError):
+        ft.memory_folder.is_on("8")  # type: ignore[arg-type]
     save(8)
     assert whole_in(folder) == [8, 4]
     assert memory_files.set_aside_from(names_in(folder)) is None
