@@ -103,7 +103,8 @@ from ft_client.rank.agreement import roll_call
 
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(4))
-while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+spins = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1
+while spins:
     pass
 roll_call.await_all("load()")
 """
