@@ -111,7 +111,7 @@ def test_without_a_launcher_nothing_happens(tmp_path: Path, monkeypatch: pytest.
 def test_a_launcher_without_a_folder_is_said_once(
     tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tell(refused="/dev/full is no tmpfs")
+    tell(refused="/dev/null is no tmpfs")
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -120,7 +120,7 @@ def test_a_launcher_without_a_folder_is_said_once(
         assert training.keep.load() == 0
         training.run(0, 3)
     assert names_in(here) == []
-    assert capfd.readouterr().err == "ft_client: no state is kept in memory: /dev/full is no tmpfs\n"
+    assert capfd.readouterr().err == "ft_client: no state is kept in memory: /dev/null is no tmpfs\n"
 
 
 def test_files_are_private_and_used_again(tell: Tell) -> None:
