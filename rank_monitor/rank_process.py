@@ -130,9 +130,9 @@ class RankProcess:
     def ask_stacks(self, number: int, file: str, send: Callable[[], bool]) -> None:
         """Asks the process to append its stacks to `file`. Does not wait for them. `look` is to be called at `look_at`.
 
-        The process is not asked where it could not answer: it is stopped, or waits in the kernel; nor where it has no
-        handler for the signal, which would kill it: it is none of our ranks, or not yet. `facts` then gives the reason
-        as `stacks`.
+        The process is not asked where it could not answer, since it is stopped or waits in the kernel. Nor is it asked
+        where it has no handler for the signal, which would kill it: the process is not a rank of ours, or not yet one.
+        `facts` then gives the reason as `stacks`.
 
         Args:
             number: the signal for the stacks.

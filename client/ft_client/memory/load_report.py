@@ -1,4 +1,4 @@
-"""What is told about a load: to the launcher, and by rank 0 to the user. Pure."""
+"""The messages about a load: the one to the launcher, and the lines that rank 0 prints for the user. Pure."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def pack(progress: RankProgress) -> bytes:
 
 
 def unpack(content: bytes) -> RankProgress | None:
-    """Returns what a file says; None: it is none of this release."""
+    """Returns the content of a file of progress; None: another release has written the file."""
     if len(content) != SIZE or not content.startswith(_MAGIC):
         return None
     _, *numbers = _RECORD.unpack(content)

@@ -257,7 +257,7 @@ class BaseCheckpointManager(ABC):
         Args:
             state_dict: the state of this rank. Its tensors are replaced by copies on the host.
             iteration: how many steps the training has done.
-            is_async: whether the part is written later, by whoever carries the returned request out.
+            is_async: whether the part is written later, by the process that carries out the returned request.
 
         Returns:
             The request; None: the part is written.
