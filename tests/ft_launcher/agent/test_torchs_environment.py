@@ -32,6 +32,8 @@ class StartedRanks:
 
     def prepare(self) -> None: ...
 
+    def bring_state_back(self) -> None: ...
+
     def start(self, **arguments: Any) -> StartedRanks:
         self.arguments = arguments
         return self
