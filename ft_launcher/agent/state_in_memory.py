@@ -128,13 +128,17 @@ def _saved(cycle: int, kept: NodeMemory) -> events.StatesSavedEvent:
     )
 
 
-def steps_lost(message: StateLoaded, reached: int) -> int:
-    """Returns how many steps are computed again after a look for state in memory.
+def steps_lost(message: StateLoaded, reached: int) -> int | None:
+    """Returns how many steps are computed again after a look for state in memory; None: nobody knows.
 
-    A program that goes on from a checkpoint on disk without naming it is taken to begin anew.
+    It is not known where no rank had reported a step, nor where the program goes on without state in memory and names
+    no checkpoint on disk: it may have one all the same.
 
     Args:
         message: what the ranks found.
         reached: the last step that was reported before.
     """
-    return max(0, reached - max(message.step, message.newer_than))
+    start = max(message.step, message.newer_than)
+    if reached == 0 or start == 0:
+        return None
+    return max(0, reached - start)

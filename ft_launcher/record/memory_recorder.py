@@ -62,7 +62,7 @@ class MemoryRecorder:
         """
         # `report` and not `write`: ranks choose the contents.
         self._journal.report(loaded)
-        line = console_text.goes_on(loaded.tier, loaded.step, loaded.newer_than, loaded.steps_lost)
+        line = console_text.goes_on(loaded.tier, loaded.step, loaded.newer_than, loaded.reached, loaded.steps_lost)
         if is_shown and line:
             console_text.say(line)
 

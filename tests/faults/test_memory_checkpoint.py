@@ -85,7 +85,7 @@ def test_one_rank_and_then_all_are_killed(start_job: StartJob, tmp_path: Path, k
         (2, "memory", 25),
     ]
     assert [(load["reached"], load["steps_lost"], load["refused"]) for load in loads] == [
-        (0, 0, []),
+        (0, None, []),
         (13, 3, []),
         (27, 2, []),
     ]

@@ -54,7 +54,8 @@ def message_of_look(
         found: the folder; None: there is none.
         offered: step and series of all folders that a node has.
         on_disk: the step of the checkpoint on disk.
-        reached: the last step that a rank has reported before.
+        reached: the last step that a rank has reported before. A step is noted when its folder is written, and
+            the steps after that are not. So where no later step is known than that of the folder, none is given.
     """
     tier, step, series = StateTier.NONE, 0, ""
     if found is not None:
@@ -65,6 +66,8 @@ def message_of_look(
             refused.append(StateRefused(other, ALL_RANKS, _NOT_ALL_NODES))
         elif step < other <= on_disk:
             refused.append(StateRefused(other, ALL_RANKS, _NOT_NEWER))
+    if reached <= step:
+        reached = 0
     return StateLoaded(look, tier, step, series, on_disk, reached, refused[:MAX_REFUSED])
 
 

@@ -132,29 +132,36 @@ def _failed(rank: int, failure: Any, ended_by_us: bool, hidden: bool) -> Iterato
         yield from (f"    {line}" for line in text.splitlines())
 
 
-def goes_on(tier: str, step: int, on_disk: int, steps_lost: int) -> str:
+def goes_on(tier: str, step: int, on_disk: int, reached: int, steps_lost: int | None) -> str:
     """Returns from where a training goes on that has looked for state in memory, and how many steps are lost, in one
-    line; empty: no state was used, and no step is lost.
+    line; empty: no state was used, and no step is lost as far as is known.
 
     Args:
         tier: where the state lay; a value of `StateTier`.
         step: of the state that was loaded; 0: none was.
         on_disk: the step of the checkpoint on disk; 0: the program has named none.
-        steps_lost: how many steps are computed again.
+        reached: the last step that was reported before; 0: none was.
+        steps_lost: how many steps are computed again; None: not known.
     """
-    lost = {0: "no step is lost", 1: "1 step is lost"}.get(steps_lost, f"{steps_lost:,} steps are lost")
     if step:
         where = f"from step {step} in {tier}"
         if tier == StateTier.FLUSH:
             where = f"from step {step}, which an earlier start wrote to --ft-memory-flush"
         if on_disk:
             where += f" (the checkpoint on disk has step {on_disk})"
-        return f"the training goes on {where}; {lost}"
-    if not steps_lost:
-        return ""
-    if on_disk:
-        return f"the training goes on from its checkpoint on disk, step {on_disk}; {lost}"
-    return f"the training goes on without state in memory, and names no checkpoint on disk; without one {lost}"
+        if steps_lost is None:
+            return f"the training goes on {where}"
+        return f"the training goes on {where}; {_are_lost(steps_lost)}"
+    if on_disk and steps_lost:
+        return f"the training goes on from its checkpoint on disk, step {on_disk}; {_are_lost(steps_lost)}"
+    if not on_disk and reached:
+        start = "the training goes on without state in memory, and names no checkpoint on disk"
+        return f"{start}; without one {_are_lost(reached)}"
+    return ""
+
+
+def _are_lost(steps: int) -> str:
+    return {0: "no step is lost", 1: "1 step is lost"}.get(steps, f"{steps:,} steps are lost")
 
 
 def next_step(decision: Decision) -> str:

@@ -51,8 +51,9 @@ class StateLoadedEvent(OfCycle, Event, name="memory_loaded"):
     reached: Shared[int]
     """The last step that a rank had reported before, by `step()`, a folder of that step or `report_iteration`, which
     numbers the first one 0; 0: none had."""
-    steps_lost: Shared[int]
-    """How many steps are computed again: `reached` without the larger of `step` and `newer_than`."""
+    steps_lost: Shared[int | None]
+    """How many steps are computed again: `reached` without the larger of `step` and `newer_than`. Null: not known, as
+    no rank had reported a step, or neither a state nor a checkpoint on disk has a step."""
     refused: InPartOrText[Sequence[Mapping[str, Any]]]
     """Generations that were not used, the newest first, at most 16: each `step`, `rank` (-1: it holds for all ranks)
     and `reason`."""

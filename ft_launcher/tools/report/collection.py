@@ -136,7 +136,9 @@ class MemoryCycle:
     """What a node says of state in memory in one cycle.
 
     Attributes:
-        steps_lost: how many steps were lost when the cycle went on; None: its ranks did not look for state.
+        steps_lost: how many steps were lost in all when the ranks looked for state in the cycle; None: they did not, or
+            nobody knows.
+        first_steps_lost: that of their first look, which follows the fault before the cycle.
         tier, step: where it went on from; `none` and 0: from no state in memory.
         refused: how many generations were not used.
         saves, failed, cost_s: how many saves there were, how many failed, how long they held up the training (seconds).
@@ -145,6 +147,7 @@ class MemoryCycle:
     """
 
     steps_lost: int | None = None
+    first_steps_lost: int | None = None
     tier: str = ""
     step: int = 0
     refused: int = 0
@@ -300,7 +303,8 @@ class Collection:
 def _note_memory(launch: Launch, event: str, facts: Mapping[str, Any]) -> None:
     """Notes where a cycle went on from (`memory_loaded`), or its saves once it is over (`memory_saved`).
 
-    Of several looks in a cycle, as in restarts in process, the steps that were lost add up.
+    Of several looks in a cycle, as in restarts in process, the steps that were lost add up. The first one is what the
+    fault before the cycle has cost.
     """
     cycle, lost = whole(facts, "cycle"), whole(facts, "steps_lost")
     if cycle is None:
@@ -310,8 +314,11 @@ def _note_memory(launch: Launch, event: str, facts: Mapping[str, Any]) -> None:
         known.saves, known.failed = whole(facts, "saves") or 0, whole(facts, "failed") or 0
         known.cost_s, known.share = real(facts, "cost_s") or 0.0, real(facts, "share")
         known.size = whole(facts, "size") or 0
-    elif lost is not None:
-        known.steps_lost = (known.steps_lost or 0) + max(0, lost)
+    else:
+        if lost is not None:
+            known.steps_lost = (known.steps_lost or 0) + max(0, lost)
+        if not known.tier:
+            known.first_steps_lost = lost
         known.tier, known.step = text(facts, "tier"), whole(facts, "step") or 0
         refused = facts.get("refused")
         if isinstance(refused, list):

@@ -221,9 +221,9 @@ def _with_steps_lost(joined: _Joined, fault: FaultFindings) -> FaultFindings:
     if fault.in_process:
         return fault
     after = cycle_after(joined.of_attempt, fault.attempt - 1, fault.cycle)
-    if after is None or after.steps_lost is None:
+    if after is None or after.first_steps_lost is None:
         return fault
-    return replace(fault, steps_lost=after.steps_lost, tier=after.tier)
+    return replace(fault, steps_lost=after.first_steps_lost, tier=after.tier)
 
 
 def _fault(event: FaultEntry, key: _Key, phases: Mapping[str, float], lost_s: float, ranks: int) -> FaultFindings:

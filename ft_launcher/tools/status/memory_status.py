@@ -72,7 +72,7 @@ class MemoryFacts:
             loaded=event,
             loads=loads,
             refused=self.refused + len(event.refused),
-            steps_lost=self.steps_lost + event.steps_lost,
+            steps_lost=self.steps_lost + (event.steps_lost or 0),
         )
 
     def with_present(self, saved: StatesSavedEvent | None) -> MemoryFacts:
@@ -158,8 +158,10 @@ def line_of(found: Mapping[str, Any]) -> str:
         if found.get("behind"):
             parts[0] += f" ({found['behind']:,} behind)"
     if found.get("step"):
-        lost = found["steps_lost"]
-        parts.append(f"went on from step {found['step']:,}, {lost:,} step{'' if lost == 1 else 's'} lost")
+        start, lost = f"went on from step {found['step']:,}", found["steps_lost"]
+        if lost is not None:
+            start += f", {lost:,} step{'' if lost == 1 else 's'} lost"
+        parts.append(start)
     elif found.get("steps_lost"):
         parts.append(f"no state was used, {found['steps_lost']:,} steps lost")
     count = found.get("saves", 0)

@@ -114,4 +114,6 @@ def test_a_folder_of_a_step(
     assert (message.step, message.series) == ((step, OWN) if step else (0, ""))
     assert message.tier is (StateTier.MEMORY if step else StateTier.NONE)
     assert (message.load, message.newer_than, message.reached) == (NEXT, on_disk, 9)
+    # No later step is known than that of the folder, and steps without a folder are not noted.
+    assert message_of_look(NEXT, found, offered, on_disk, step).reached == 0
     assert refusals(message) == refused

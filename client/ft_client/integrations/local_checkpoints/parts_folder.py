@@ -231,7 +231,10 @@ class PartsFolder:
         tier, step, token = StateTier.NONE, 0, ""
         if found is not None:
             tier, step, token = StateTier.MEMORY, found.iteration, found.token
-        is_told = tell(StateLoaded(seen.number, tier, step, token, 0, seen.reached))
+        reached = seen.reached
+        if reached <= step:  # iterations are noted at saves only: how many came after the last one is not known
+            reached = 0
+        is_told = tell(StateLoaded(seen.number, tier, step, token, 0, reached))
         progress.begin(self._settings.folder, group.rank(), seen.node_ranks, step)
         if not is_told and found is not None and group.rank() == 0:
             say(line_of_step(step, 0))

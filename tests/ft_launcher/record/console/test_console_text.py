@@ -62,28 +62,32 @@ def test_the_headline_and_a_restart_are_coloured(decision: Decision) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tier", "step", "on_disk", "lost", "says"),
+    ("tier", "step", "on_disk", "reached", "lost", "says"),
     [
-        ("none", 0, 0, 0, ""),
-        ("none", 0, 1000, 0, ""),
-        ("memory", 21, 0, 24, "the training goes on from step 21 in memory; 24 steps are lost"),
-        ("memory", 21, 0, 1, "the training goes on from step 21 in memory; 1 step is lost"),
-        ("memory", 21, 0, 0, "the training goes on from step 21 in memory; no step is lost"),
+        ("none", 0, 0, 0, None, ""),
+        ("none", 0, 1000, 1000, 0, ""),
+        ("none", 0, 1000, 0, None, ""),
+        ("memory", 21, 0, 0, None, "the training goes on from step 21 in memory"),
+        ("memory", 21, 0, 45, 24, "the training goes on from step 21 in memory; 24 steps are lost"),
+        ("memory", 21, 0, 22, 1, "the training goes on from step 21 in memory; 1 step is lost"),
+        ("memory", 21, 0, 21, 0, "the training goes on from step 21 in memory; no step is lost"),
         (
-            *("memory", 12000, 10000, 1500),
+            *("memory", 12000, 10000, 13500, 1500),
             "the training goes on from step 12000 in memory (the checkpoint on disk has step 10000); "
             "1,500 steps are lost",
         ),
-        ("none", 0, 1000, 45, "the training goes on from its checkpoint on disk, step 1000; 45 steps are lost"),
+        ("none", 0, 1000, 1045, 45, "the training goes on from its checkpoint on disk, step 1000; 45 steps are lost"),
         (
-            *("none", 0, 0, 45),
+            *("none", 0, 0, 45, None),
             "the training goes on without state in memory, and names no checkpoint on disk; "
             "without one 45 steps are lost",
         ),
     ],
 )
-def test_where_a_training_goes_on(tier: str, step: int, on_disk: int, lost: int, says: str) -> None:
-    assert goes_on(tier, step, on_disk, lost) == says
+def test_where_a_training_goes_on(
+    tier: str, step: int, on_disk: int, reached: int, lost: int | None, says: str
+) -> None:
+    assert goes_on(tier, step, on_disk, reached, lost) == says
 
 
 def failure(local_rank: int, exit_code: int) -> ProcessFailure:

@@ -57,6 +57,12 @@ def test_each_fault_knows_its_steps_and_nodes_do_not_add_up() -> None:
     assert findings.memory == MemoryFindings({"none": 1, "memory": 2}, 25, 1, 15, 0, 1.5, 0.02, 4096)
 
 
+def test_a_fault_does_not_cost_what_later_restarts_in_process_did() -> None:
+    findings = found([*NODE[:7], loaded(114, 1, step=30, lost=50), *NODE[7:]])
+    assert [one.steps_lost for one in findings.faults] == [24, 1]
+    assert findings.memory is not None and findings.memory.steps_lost == 75
+
+
 def test_the_text_and_the_page_say_it() -> None:
     findings = found(NODE)
     lines = terminal_text.as_lines(findings, [])

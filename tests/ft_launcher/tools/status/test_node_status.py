@@ -170,6 +170,7 @@ NOTHING = {"step": 0, "steps_lost": 0, "newest": None, "behind": None, "saves": 
     [
         ({}, f"in memory: step 60 (3 behind); went on from step 21, 24 steps lost; {SPENT}"),
         ({"behind": 0, "steps_lost": 1}, f"in memory: step 60; went on from step 21, 1 step lost; {SPENT}"),
+        ({"behind": 0, "steps_lost": None}, f"in memory: step 60; went on from step 21; {SPENT}"),
         ({"step": 0}, f"in memory: step 60 (3 behind); no state was used, 24 steps lost; {SPENT}"),
         ({**NOTHING, "failed": 3}, "in memory: no step yet; 1 save, 3 failed"),
     ],
