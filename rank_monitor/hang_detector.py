@@ -38,7 +38,6 @@ standstill (a question to the launcher, which alone sees all ranks).
 
 from __future__ import annotations
 
-import math
 import signal
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -303,13 +302,6 @@ class HangDetector:
         if self._wake_ns is None:
             return pulse_ns
         return min(self._wake_ns, pulse_ns)
-
-    def acts_at_s(self) -> float:
-        """Returns when `on_tick` may have something to do, apart from the pulse (monotonic seconds); infinity: nothing
-        is planned. Until then the caller may wait for something else."""
-        if self._wake_ns is None:
-            return math.inf
-        return self._wake_ns / NS_PER_S
 
     def max_delay_ns(self) -> int:
         """Returns for how many nanoseconds a message of the rank may stay unread: a small part of any limit. 0 during

@@ -21,7 +21,6 @@ and for the flight recorder (`_RECORDER_WAIT_S`).
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import signal
 import socket
@@ -411,9 +410,8 @@ class MonitorServer:
         """Returns the snapshot with the rank's collectives (`groups`) and, where `request` has `stacks`, its frames.
 
         What was asked for in the last `_RECENT_S` is used again. Both requests go out before either answer is waited
-        for, so the two waits overlap. Blocks for 0.75 s at most. Where the launcher is not about to stop the rank,
-        stacks are waited for only until the detector has to act, so that they delay no limit. Of a rank that has ended
-        there are only the collectives of the last answer.
+        for, so the two waits overlap. Blocks for 0.75 s at most. Of a rank that has ended there are only the
+        collectives of the last answer.
         """
         process, start = self._process, self._detector.watch.start
         if process is None or start is None:
@@ -424,10 +422,7 @@ class MonitorServer:
         if request.stacks:
             if self._settings.dump_stacks and not process.has_stacks_since(since):
                 process.ask_stacks(self._settings.stack_signal, start.stack_file, self._ask_for_stacks)
-            until = math.inf
-            if not request.before_stop:
-                until = self._detector.acts_at_s()
-            frames = process.frames(request.before_stop, until)
+            frames = process.frames(request.before_stop)
             snapshot = dataclasses.replace(snapshot, frames=frames, process=process.facts())
         return dataclasses.replace(snapshot, groups=self._recorder.groups(_RECORDER_WAIT_S, since))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -197,20 +196,6 @@ def test_a_new_cycle_in_every_state(state: DetectorState) -> None:
     assert line.detector.state is DetectorState.WAITING
     assert line.detector.next_wake() is not None, "connect_timeout"
     assert not line.detector.watch.sections
-
-
-@pytest.mark.parametrize("state", list(DetectorState))
-def test_the_detector_says_when_it_acts_in_every_state(state: DetectorState) -> None:
-    """The server waits for stacks until then. The pulse is no action."""
-    line = IN_STATE[state]()
-    acts_at_s, wake_ns = line.detector.acts_at_s(), line.detector.next_wake()
-    if wake_ns is None:
-        assert acts_at_s == math.inf
-    else:
-        assert ns(acts_at_s) >= wake_ns
-    if state is DetectorState.SUSPECT:
-        first = line.detector.watch.first_deadline()
-        assert first is not None and ns(acts_at_s) == pytest.approx(first.at_ns, abs=1000)
 
 
 @pytest.mark.parametrize("state", list(DetectorState))

@@ -165,12 +165,6 @@ class Coordinator:
             return self._leaving - {self._me}
         return set()
 
-    @property
-    def to_read(self) -> set[str]:
-        """The nodes of `to_leave` without those that are preempted: they have the end of the job to read, or an answer
-        of their own, which takes them a moment. The ranks of a preempted node may save for minutes."""
-        return self.to_leave - self._saving
-
     def may_return(self, node: str) -> bool:
         """Returns whether a node that is silent may arrive again; not if it is preempted. To be asked before
         `on_lost`."""

@@ -218,30 +218,20 @@ class CoordinatorService:
             return False
         return True
 
-    def wait_for_leavers(self, is_heard: bool, limit_s: float, close_s: float) -> None:
+    def wait_for_leavers(self, is_heard: bool, limit_s: float) -> None:
         """Waits until what follows from this node's departure is written, and all others that must read it have left.
-
-        Then it waits for preempted nodes. These read nothing more, and their ranks may save for long: they are waited
-        for only since their last message would meet a store that is gone.
 
         Args:
             is_heard: whether this node's last message is in the inbox, so that it will be processed.
-            limit_s: of the wait for all, in seconds.
-            close_s: of the wait for preempted nodes alone, in seconds; part of `limit_s`.
+            limit_s: of the wait, in seconds.
 
         Called by the link, as the last thing before `close`. If the coordinator's node ended at once, the others might
         not read how the job ended: the store ends with this node, or they would elect a successor for nothing.
         """
         with self._left:
-            until = time.monotonic() + limit_s
-            self._left.wait_for(lambda: self._closed.is_set() or self._is_read(is_heard), limit_s)
-            left_s = min(close_s, max(0.0, until - time.monotonic()))
-            self._left.wait_for(lambda: self._closed.is_set() or self._is_left(is_heard), left_s)
+            self._left.wait_for(lambda: self._closed.is_set() or self._is_left(is_heard), limit_s)
             all_left = self._machine.phase is Phase.OVER and not self._machine.to_leave and self.at_work
             self._is_last = all_left and not self._lost_any
-
-    def _is_read(self, is_heard: bool) -> bool:
-        return (self._machine.has_left or not is_heard) and not self._machine.to_read
 
     def _is_left(self, is_heard: bool) -> bool:
         return (self._machine.has_left or not is_heard) and not self._machine.to_leave

@@ -333,9 +333,7 @@ class NodeLink:
         self._outbox.put(None)
         self._await_sent(limit_s)
         if self.coordination is not None:
-            self.coordination.wait_for_leavers(
-                is_heard=not self._speaker.is_alive(), limit_s=limit_s, close_s=self._settings.close_s
-            )
+            self.coordination.wait_for_leavers(is_heard=not self._speaker.is_alive(), limit_s=limit_s)
             self._stop_beats()
             self.coordination.close()
             self.coordination.remove_records(self._connections.shared.open)

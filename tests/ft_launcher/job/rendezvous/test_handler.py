@@ -166,24 +166,6 @@ def test_where_all_are_preempted_the_coordinators_node_leaves_last(hosted: bool)
         assert not leaving.is_alive() and machine.to_leave == set()
 
 
-@both
-def test_a_preempted_node_that_saves_for_long_does_not_hold_up_the_coordinators_node(hosted: bool) -> None:
-    """That node may wait five minutes for the nodes that have to read how the job has ended."""
-    with site(2, 2, hosted) as made:
-        made.close_s = 0.1
-        made.form("ab", begin=True)
-        last, machine = made.coordinator(), made.machine()
-        other = "b" if last == "a" else "a"
-        made.nodes[other].report_end(EndReason.PREEMPTED, "told to end", number=15)
-        until(lambda: len(machine.members().gone) == 1)
-        made.nodes[last].report_end(EndReason.PREEMPTED, "told to end", number=15)
-        until(lambda: len(machine.members().gone) == 2)
-        leaving = threading.Thread(target=made.nodes[last].leave, args=("told to end", 3600.0, 15), daemon=True)
-        leaving.start()
-        leaving.join(PATIENT_S)
-        assert not leaving.is_alive() and machine.to_leave == {other}
-
-
 def test_a_store_of_the_cycle_that_nobody_reaches_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others cannot reach the address of the node of rank 0: not again and again without an end."""
     monkeypatch.setattr("ft_launcher.job.rendezvous.handler._CONNECT_S", 0.1)
