@@ -49,8 +49,7 @@ class EndingSignal(EventSource):
         self.exit_code: int | None = None
         """The launcher's exit code, once `error` was called. Not used where the job had ended for another reason."""
         self.grace_ends_at = -math.inf
-        """When the time ends that ranks have to save after a preemption that ends the job on this node (monotonic
-        seconds)."""
+        """When the time ends that ranks have to save after a preemption (monotonic seconds)."""
 
     @property
     def number(self) -> int | None:
@@ -224,11 +223,6 @@ class EndingSignal(EventSource):
             return int(ExitCode.PREEMPTED)
         ranks.stop(limit_s=0.0)
         return int(ExitCode.PREEMPTED_KILLED)
-
-    def goes_on(self) -> None:
-        """Notes that the job goes on after the preemption of another node: a later end of this node has its own
-        time."""
-        self.grace_ends_at = -math.inf
 
     def end_ranks(self) -> SignalException:
         """Ends the ranks after a signal to this launcher; returns the exception with which the launcher ends.

@@ -330,7 +330,6 @@ class Membership(EventSource):
             self._end_by_signal()
         if end.exit_code is not None:
             return self._over(JobOver(end.exit_code, end.text))
-        self._ending.goes_on()
         self._last_end.store(NodeFindings())
         return None
 

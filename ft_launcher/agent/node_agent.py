@@ -113,8 +113,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     @property
     def grace_ends_at(self) -> float:
-        """When the time is over that the ranks had to save after the signal that ends the job on this node (monotonic
-        seconds); infinity: there was none."""
+        """When the time is over that the ranks had to save after a signal (monotonic seconds); infinity: there was no
+        such signal."""
         if math.isinf(self._ending.grace_ends_at):
             return math.inf
         return self._ending.grace_ends_at

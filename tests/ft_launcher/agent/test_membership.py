@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import signal
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
-from ft_launcher.agent.cycle.cycle import CyclePhase, EndedElsewhere
-from ft_launcher.agent.ending_signal import EndingSignal
+from ft_launcher.agent.cycle.cycle import EndedElsewhere
 from ft_launcher.agent.membership import Membership
 from ft_launcher.job.coordinator.node_messages import CycleEnd, EndReason
-from rank_monitor.contract.settings.config import Settings
 
 END = CycleEnd(0, EndReason.FAILED, "a rank failed")
 
@@ -44,21 +39,3 @@ def test_an_end_that_arrives_with_the_last_exit_code_is_not_waited_for_again() -
     node = Membership(ranks, nothing, nothing, rendezvous, nothing)
     assert node.poll(set()) == [EndedElsewhere(END)] and rendezvous.ends == []
     assert node._await_end(limit_s=0.0) == END
-
-
-def test_a_preemption_after_which_the_job_goes_on_does_not_limit_a_later_end() -> None:
-    """What the launcher does at that end, hours later, has its own time."""
-    stopped: list[float] = []
-    nothing: Any = None
-    parts = Mock(settings=Settings(), named_signals=())
-    parts.signals.read = list
-    parts.signals.fileno.return_value = 0
-    ranks = Mock(parts=parts, cycle=0, processes=SimpleNamespace(pids=dict, pidfds={}))
-    ending = EndingSignal(ranks)
-    ranks.stop = lambda: stopped.append(ending.grace_ends_at)
-    rendezvous: Any = Mock(trouble=Rendezvous().trouble, link=Rendezvous().link, lease=Rendezvous().lease)
-    rendezvous.pop_end.side_effect = [CycleEnd(0, EndReason.PREEMPTED, "", signal=signal.SIGTERM), None]
-    node = Membership(ranks, nothing, ending, rendezvous, nothing)
-    node.poll(set())
-    assert node.after(CyclePhase.PREEMPTED_ELSEWHERE) is None
-    assert math.isfinite(stopped[0]) and math.isinf(ending.grace_ends_at)
