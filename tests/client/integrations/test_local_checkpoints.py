@@ -462,7 +462,7 @@ def test_the_launcher_is_told_what_is_loaded_and_what_saves_come_to(
     assert again.find_latest() == 7 and len(told) == 1, "the program may have a newer one on disk"
     again.load()
     again.load()
-    assert [(message.tier, message.step, message.reached) for message in told[1:]] == [(StateTier.MEMORY, 7, 7)]
+    assert [(message.tier, message.step, message.reached) for message in told[1:]] == [(StateTier.MEMORY, 7, 0)]
     assert "the training goes on from step 7 in memory" in capfd.readouterr().err, "as nobody took the message"
     (noted,) = rank_progress.read_all(str(folder), os.listdir(folder)).values()  # noqa: PTH208
     assert (noted.step, noted.saves, noted.failed) == (7, 2, 1) and noted.cost_ns > 0 and noted.size > 4000
