@@ -12,7 +12,6 @@ the user.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -207,20 +206,16 @@ class RankProcess:
         # Since Linux 6.12 one that sleeps may stay queued until its turn, and then wchan names nothing.
         return status, next(iter(proc.kernel_stack(self.pid)), "").partition("+")[0]
 
-    def frames(self, is_ending: bool = False, until: float = math.inf) -> list[str]:
+    def frames(self, is_ending: bool = False) -> list[str]:
         """The main thread's frames as last asked for; waits until the dump is complete, 0.5 s from the question at
         most, and 0.25 s from a signal that goes out now. Does not wait where the question could not be sent and no
         signal goes out.
 
-        Returns nothing where the dump does not show the main thread by then.
-
-        Args:
-            is_ending: see `look`.
-            until: the wait ends at this moment, too (monotonic seconds).
+        Returns nothing where the dump does not show the main thread by then. `is_ending`: see `look`.
         """
         if self._asked_at is None:
             return []
-        found = self._dump(is_ending, until)
+        found = self._dump(is_ending)
         if found.frames:
             self._no_stacks = ""
             self._around = {"file": found.file, "other_threads": found.others}
@@ -228,9 +223,8 @@ class RankProcess:
             self._no_stacks = "none: the process had not written that of its main thread yet"
         return found.frames
 
-    def _dump(self, is_ending: bool, until: float) -> stacks.StackDump:
-        """Returns the dump that was asked for, once it is complete or the time for it is over. Arguments as of
-        `frames`.
+    def _dump(self, is_ending: bool) -> stacks.StackDump:
+        """Returns the dump that was asked for, once it is complete or the time for it is over. `is_ending`: see `look`.
 
         As a rule it was asked for 0.1 s before, and is complete at once. The signal that ends the rank waits for this:
         so nothing is waited for that is there, and a complete dump is read once.
@@ -238,7 +232,7 @@ class RankProcess:
         size, quiet = self._offset, 0
         if _has_settled(self._file):
             size = _size(self._file)
-        while self._may_answer_yet(is_ending) and time.monotonic() < until:
+        while self._may_answer_yet(is_ending):
             before, size = size, _size(self._file)
             quiet = quiet + 1
             if size != before or size == self._offset:

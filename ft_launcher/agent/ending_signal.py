@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -49,7 +49,8 @@ class EndingSignal(EventSource):
         self.exit_code: int | None = None
         """The launcher's exit code, once `error` was called. Not used where the job had ended for another reason."""
         self.grace_ends_at = -math.inf
-        """When the time ends that ranks have to save after a preemption (monotonic seconds)."""
+        """When the time ends that ranks have to save after a preemption, in the present cycle or at its end (monotonic
+        seconds)."""
 
     @property
     def number(self) -> int | None:
@@ -66,6 +67,16 @@ class EndingSignal(EventSource):
         return self.number
 
     # As a source of events.
+
+    @contextmanager
+    def during_cycle(self) -> Iterator[None]:
+        """Forgets the grace of an earlier preemption: another node was preempted, and the job has gone on in this
+        cycle. What the launcher does at its own end, perhaps hours later, has a time of its own.
+
+        The grace stays until then. Where no further cycle comes, this node may host the store of ranks that save.
+        """
+        self.grace_ends_at = -math.inf
+        yield
 
     def descriptors(self) -> set[int]:
         """Readable when a signal has arrived."""

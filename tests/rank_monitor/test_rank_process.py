@@ -247,12 +247,6 @@ def test_a_rank_that_got_the_signal_for_its_stacks_is_marked(computes: RankProce
     assert (computes.facts()["signalled"], "silent" in computes.facts()) == (True, False)
 
 
-def test_stacks_are_waited_for_until_a_limit_passes(computes: RankProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.delattr(time, "sleep")
-        assert computes.frames(until=time.monotonic()) == []
-
-
 def test_a_rank_that_is_not_connected_is_not_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = node.puppet()
     rank.do("register", STACK_SIGNAL, node.stack_file)

@@ -47,6 +47,15 @@ def test_the_first_signal_stands_and_ends_the_cycle(ending: EndingSignal) -> Non
     assert ending.number == signal.SIGUSR2
 
 
+def test_the_grace_of_a_preemption_ends_with_the_next_cycle(ending: EndingSignal) -> None:
+    """The job may go on after the preemption of another node: a later end has a time of its own."""
+    with ending.during_cycle():
+        ending.grace_ends_at = 60.0  # as `preempt` sets it
+    assert ending.grace_ends_at == 60.0, "until the job goes on"
+    with ending.during_cycle():
+        assert math.isinf(ending.grace_ends_at)
+
+
 def test_signals_that_arrive_while_ranks_end_shorten_their_time(ending: EndingSignal, ranks: Any) -> None:
     """The first one stands all the same, and says how the launcher ends."""
     said: list[tuple[int, float]] = []
