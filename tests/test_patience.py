@@ -11,11 +11,14 @@ from tests.program import ROOT
 
 PLAY_SOMETHING_SLOW = {
     "client/inprocess/restart/test_interrupt.py",  # a function that is stuck, or cleans up
+    "client/inprocess/restart/test_user_function.py",  # a function that is stuck
     "client/integrations/test_lightning_alone.py",  # a step of a training
     "client/straggler/test_detector.py",
     "client/straggler/test_straggler_manager.py",
     "ft_launcher/agent/cycle/test_nccl_ras.py",  # a server
     "ft_launcher/agent/in_process/test_store_threads.py",  # a thread that connects
+    "ft_launcher/job/link/test_coordinator_service.py",  # a store whose answer comes late
+    "ft_launcher/job/link/test_node_link.py",  # a store whose answer comes late
     "ft_launcher/job/store/test_job_store.py",
     "rank_monitor/contract/processes/test_making_store.py",  # the constructor of a store
     "rank_monitor/test_rank_socket.py",  # heartbeats of a rank
