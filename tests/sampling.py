@@ -81,7 +81,10 @@ JOBS_OF: dict[str, tuple[str, ...]] = {
     "client/ft_client/": ("tests/client/integrations/", "tests/e2e/", "tests/faults/"),
     "client/ft_client/rank/": ("tests/client/integrations/", "tests/e2e/", "tests/faults/"),
     "client/ft_client/rank/agreement/": ("tests/client/integrations/test_lightning", "tests/nodes/test_agreements"),
-    "client/ft_client/memory/": ("tests/faults/test_memory_", "tests/faults/test_full_memory"),
+    "client/ft_client/memory/": (
+        *("tests/client/integrations/test_lightning_memory", "tests/faults/test_memory_"),
+        "tests/faults/test_full_memory",
+    ),
     "client/ft_client/inject/": ("tests/faults/test_inject", "tests/nodes/test_inject"),
     "client/ft_client/inprocess/": (
         *("tests/client/integrations/test_nvrx_alias", "tests/client/integrations/test_peer_scripts"),

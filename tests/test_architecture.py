@@ -177,7 +177,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "ft_client": {"rank.agreement", "rank.argument_checks", "rank_monitor_client"},
     "ft_client.integrations.lightning": {
-        *("rank.agreement", "control", "errors", "inject", "rank.lazy_names", "rank.monitoring"),
+        *("rank.agreement", "control", "errors", "inject", "memory", "rank.lazy_names", "rank.monitoring"),
         *("rank_monitor_client", "straggler"),
     },
     "ft_client.integrations.local_checkpoints": {"memory", "rank.agreement"},
@@ -448,6 +448,7 @@ SAME_THING = (
     "ft_launcher.job.coordinator.node_messages",
     "ft_launcher.tools.commands",
     "ft_client.integrations.nvrx_alias",
+    "ft_client.integrations.lightning.memory_state",
     "ft_client.inprocess.rank_filter",
     "ft_client.preemption",
     "ft_client.errors",

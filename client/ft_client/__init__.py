@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ft_client.control import WorkloadAction as WorkloadAction
     from ft_client.control import WorkloadControlRequest as WorkloadControlRequest
     from ft_client.errors import RankMonitorClientError as RankMonitorClientError
+    from ft_client.memory.latest_folder import latest_memory_folder as latest_memory_folder
     from ft_client.memory.memory_checkpoint import MemoryCheckpoint as MemoryCheckpoint
-    from ft_client.memory.memory_folders import latest_memory_folder as latest_memory_folder
     from ft_client.memory.memory_folders import memory_folder as memory_folder
     from ft_client.rank_monitor_client import RankMonitorClient as RankMonitorClient
     from ft_client.short_forms import init as init
@@ -32,7 +32,7 @@ _HOMES = {
     "WorkloadAction": ".control",
     "WorkloadControlRequest": ".control",
     "init": ".short_forms",
-    "latest_memory_folder": ".memory.memory_folders",
+    "latest_memory_folder": ".memory.latest_folder",
     "memory_folder": ".memory.memory_folders",
     "monitored": ".short_forms",
     "report_iteration": ".short_forms",

@@ -5,5 +5,6 @@ be the same on all ranks is so (`replicas.py`); `kept_state.py` takes the object
 values; `safetensors_layout.py` plans where each lies in the file; `rank_files.py` picks one of this rank's files, and
 `state_writer.py` copies into it, checksums and names it. How a load goes: `agreed_load.py` finds the newest step that
 all ranks have whole, `state_reader.py` verifies and reads a file, and `load_report.py` has the lines about it.
-`memory_folders.py` has folders for a user's own files.
+`memory_folders.py` has folders for a user's own files, which `latest_folder.py` finds again. `folder_saves.py` says
+after which steps a framework's callback writes its checkpoint into one.
 """

@@ -1,4 +1,4 @@
-"""Folders in the node's memory for a user's own files: `ft.memory_folder` and `ft.latest_memory_folder`.
+"""Folders in the node's memory for a user's own files: `ft.memory_folder`. `latest_folder.py` finds them again.
 
 For programs that write their checkpoint by other means (`torch.save`, DCP, `accelerator.save_state`): the folder of a
 step is either complete on all ranks, or it never existed. What is in the files is not known here, and not verified.
@@ -19,10 +19,16 @@ from types import TracebackType
 from typing import ClassVar
 
 from ft_client.memory import progress
-from ft_client.memory.load_report import line_of_step, message_of_look
-from ft_client.memory.node_folder import claim, names_in, node_of, read_settings_in_group, say, why_not
+from ft_client.memory.node_folder import (
+    claim,
+    names_in,
+    node_of,
+    ranks_of_node,
+    read_settings_in_group,
+    say,
+    why_not,
+)
 from ft_client.memory.step_folders import free, is_freed, remove, remove_set_aside, too_large, unfinished, why_off
-from ft_client.memory.to_launcher import tell
 from ft_client.rank.agreement import group
 from rank_monitor.contract import memory_files
 from rank_monitor.contract.memory_files import MemoryFiles, StateFolder
@@ -221,63 +227,6 @@ class memory_folder:
         remove(folder, [*(found.name for found in useless), *unfinished(names)])
 
 
-def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
-    """Returns the newest folder that is complete on all nodes, the same step on all ranks; None: there is none, or
-    there is no launcher. Collective.
-
-    A folder counts only if its node has the ranks now that it had then: each rank finds the files that it wrote.
-
-    Args:
-        newer_than: the step of the newest checkpoint on disk: an older folder is not returned. None as 0: there is no
-            checkpoint. The largest value of all ranks counts.
-
-    Raises:
-        TypeError: the step is no whole number.
-        RuntimeError: the job has several ranks and no process group yet.
-    """
-    newest_on_disk = operator.index(newer_than or 0)
-    settings = read_settings_in_group("ft.latest_memory_folder()")
-    if settings is None:
-        return None
-    own: list[StateFolder] = []
-    refused = why_not(settings)
-    if not refused:
-        own = memory_files.complete_folders(names_in(settings.folder))
-    elif settings.folder and group.rank() == 0:
-        say(f"no folder in memory is used: {refused}")
-    node = node_of(settings.folder, group.rank())
-    listed = [[found.step, found.world, found.ranks, found.series] for found in own]
-    reached = progress.last_step(settings.folder)
-    offers = group.gather_json([node, newest_on_disk, listed, reached, os.urandom(4).hex()])
-    nodes = [offer[0] for offer in offers]
-    on_disk = max(offer[1] for offer in offers)
-
-    def fitting(rank: int) -> set[tuple[int, str]]:
-        """Returns step and series of each folder of a rank's node that was written by the ranks that it has now."""
-        in_name = memory_files.ranks_in_name(_ranks_of(nodes, rank))
-        return {
-            (step, series) for step, world, ranks, series in offers[rank][2] if (world, ranks) == (len(offers), in_name)
-        }
-
-    common = set.intersection(*(fitting(rank) for rank in range(len(offers))))
-    here = _ranks_of(nodes, group.rank())
-    newest = max(common, default=(0, ""))
-    found = None
-    if newest[0] > on_disk:
-        found = StateFolder(newest[0], len(offers), memory_files.ranks_in_name(here), newest[1])
-    offered = sorted({(step, series) for offer in offers for step, _, _, series in offer[2]})
-    message = message_of_look(offers[0][4], found, offered, on_disk, max(offer[3] for offer in offers))
-    # Where no monitor takes the message, this may be a program that a rank has started.
-    is_told = tell(message)
-    if is_told and not refused:
-        progress.begin(settings.folder, group.rank(), here, max(message.step, on_disk))
-    if found is None:
-        return None
-    if not is_told and group.rank() == 0:
-        say(line_of_step(found.step, on_disk))
-    return Path(settings.folder) / found.name
-
-
 @dataclass(frozen=True)
 class _Exchanged:
     """What the ranks have said to each other before a folder is written; the same on all, but for `node_ranks`.
@@ -316,7 +265,7 @@ def _exchange(settings: MemoryFiles) -> _Exchanged:
     has_more = bool(held) or memory_files.set_aside_from(names) is not None
     no_save_until = memory_files.no_save_until(names)
     offers = group.gather_json([node, os.urandom(4).hex(), refused, is_off, has_more, no_save_until])
-    ranks = _ranks_of([node for node, *_ in offers], group.rank())
+    ranks = ranks_of_node([node for node, *_ in offers], group.rank())
     series = offers[0][1]
     no_save_until = max(until for *_, until in offers)
     reasons = [refused for _, _, refused, *_ in offers]
@@ -365,8 +314,3 @@ def _say_not_yet(step: int) -> None:
     """Says on rank 0, once for each step, that no folder is kept before the training has passed the step."""
     if group.rank() == 0:
         say(f"no folders are kept in memory before step {step} is passed, where the job failed")
-
-
-def _ranks_of(nodes: list[str], rank: int) -> list[int]:
-    """Returns the ranks that are on the node of a rank, ascending. `nodes`: by rank."""
-    return [other for other, node in enumerate(nodes) if node == nodes[rank]]

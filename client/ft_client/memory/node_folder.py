@@ -56,17 +56,21 @@ def read_settings_in_group(caller: str) -> MemoryFiles | None:
     raise RuntimeError(f"{caller} must be called after torch.distributed.init_process_group")
 
 
-def why_not(settings: MemoryFiles) -> str:
+def why_not(settings: MemoryFiles, size: int | None = None) -> str:
     """Returns why this rank can keep no state; empty: it can, as far as its launcher and its process group go.
 
     The files are named by the ranks of the default process group. Where that is not the whole job, as where actors and
     learners have a group each, its ranks would take the files of another group's ranks with the same numbers.
+
+    `size`: how many ranks take part; None: those of the default process group.
     """
     if not settings.folder:
         return settings.refused or "its launcher has --ft-memory-interval none"
     world = _job_ranks()
-    if group.size() != world:
-        return f"the default process group has {group.size()} of the job's {world} ranks, and others use the same files"
+    if size is None:
+        size = group.size()
+    if size != world:
+        return f"the default process group has {size} of the job's {world} ranks, and others use the same files"
     return ""
 
 
@@ -116,6 +120,11 @@ def node_of(folder: str, rank: int) -> str:
     except OSError:
         return f"{machine} {socket.gethostname()} rank {rank}"
     return f"{machine} {status.st_dev} {status.st_ino}"
+
+
+def ranks_of_node(nodes: list[str], rank: int) -> list[int]:
+    """Returns the ranks that are on the node of a rank, ascending. `nodes`: by rank."""
+    return [other for other, node in enumerate(nodes) if node == nodes[rank]]
 
 
 def names_in(folder: str) -> list[str]:

@@ -86,6 +86,10 @@ class SaveSteps:
         if self._costs_s and step_s > 0:
             self.wish = max(1, math.ceil(median(self._costs_s) / (MAX_SHARE * step_s)))
 
+    def left_out(self, step: int) -> None:
+        """Notes that no save was made after a step, where one was due."""
+        self._last = step
+
     def agree(self, interval: int) -> None:
         """Notes the interval that the ranks have agreed upon: the largest that any of them wished for."""
         if self._is_auto:

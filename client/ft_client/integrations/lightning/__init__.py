@@ -1,4 +1,4 @@
-"""Callbacks for Lightning: watch by heartbeats or sections, learned limits, finished flag, stragglers.
+"""Callbacks for Lightning: watch by heartbeats or sections, learned limits, finished flag, stragglers, state in memory.
 
     from ft_client.integrations.lightning import FaultToleranceSectionsCallback
 
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from ft_client.integrations.lightning.callbacks import (
         FaultToleranceSectionsCallback as FaultToleranceSectionsCallback,
     )
+    from ft_client.integrations.lightning.memory_state import MemoryCheckpoint as MemoryCheckpoint
     from ft_client.integrations.lightning.stragglers import StragglerDetectionCallback as StragglerDetectionCallback
 
 _HOMES = {
     "FaultToleranceCallback": ".callbacks",
     "FaultToleranceSectionsCallback": ".callbacks",
+    "MemoryCheckpoint": ".memory_state",
     "SimulatedFaultParams": "ft_client.inject",
     "StragglerDetectionCallback": ".stragglers",
 }
