@@ -82,8 +82,8 @@ JOBS_OF: dict[str, tuple[str, ...]] = {
     "client/ft_client/rank/": ("tests/client/integrations/", "tests/e2e/", "tests/faults/"),
     "client/ft_client/rank/agreement/": ("tests/client/integrations/test_lightning", "tests/nodes/test_agreements"),
     "client/ft_client/memory/": (
-        *("tests/client/integrations/test_lightning_memory", "tests/faults/test_memory_"),
-        "tests/faults/test_full_memory",
+        *("tests/client/integrations/test_lightning_memory", "tests/client/integrations/test_transformers_memory"),
+        *("tests/faults/test_memory_", "tests/faults/test_full_memory"),
     ),
     "client/ft_client/inject/": ("tests/faults/test_inject", "tests/nodes/test_inject"),
     "client/ft_client/inprocess/": (

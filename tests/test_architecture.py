@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "ft_client": CLIENT,
     "ft_client.memory.checksum": CLIENT | {"isal"},
     "ft_client.integrations": CLIENT | {"lightning"},
+    "ft_client.integrations.transformers": CLIENT | {"transformers"},
     "ft_client.integrations.nvrx_alias": CLIENT | {"yaml"},
 }
 """Package or module -> what it may import beside the standard library; the longest name that fits counts. The one
@@ -181,6 +182,7 @@ ROOMS: dict[str, set[str]] = {
         *("rank_monitor_client", "straggler"),
     },
     "ft_client.integrations.local_checkpoints": {"memory", "rank.agreement"},
+    "ft_client.integrations.transformers": {"memory"},
     "ft_client.integrations.nvrx_alias": {"inject", "inprocess.standalone"},
     "ft_client.integrations.nvrx_alias.peer": {
         *("errors", "integrations.nvrx_alias", "rank.monitoring", "rank_monitor_client", "control"),
@@ -449,6 +451,7 @@ SAME_THING = (
     "ft_launcher.tools.commands",
     "ft_client.integrations.nvrx_alias",
     "ft_client.integrations.lightning.memory_state",
+    "ft_client.integrations.transformers",
     "ft_client.inprocess.rank_filter",
     "ft_client.preemption",
     "ft_client.errors",
