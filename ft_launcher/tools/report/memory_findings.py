@@ -1,7 +1,7 @@
 """Adds up what journals say of the training's state in memory. Pure.
 
 All ranks of a job go on from the same state, so of several nodes the lowest node rank of a cycle tells what was loaded,
-and how long saves took. The bytes of all nodes add up.
+and how long saves took. The bytes of the nodes of the last cycle add up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ def find_memory(of_attempt: Mapping[int, Sequence[Launch]]) -> MemoryFindings | 
         return None
     tiers = Counter(cycle.tier for cycle in cycles if cycle.tier)
     shares = [cycle.share for cycle in cycles if cycle.share is not None]
-    last = [launch.memory[max(launch.memory)] for launch in of_attempt[max(of_attempt)] if launch.memory]
     return MemoryFindings(
         loads=dict(tiers),
         steps_lost=sum(cycle.steps_lost or 0 for cycle in cycles),
@@ -33,7 +32,7 @@ def find_memory(of_attempt: Mapping[int, Sequence[Launch]]) -> MemoryFindings | 
         failed=sum(cycle.failed for cycle in cycles),
         cost_s=sum(cycle.cost_s for cycle in cycles),
         share=max(shares, default=None),
-        size=sum(cycle.size for cycle in last),
+        size=_size(of_attempt[max(of_attempt)]),
     )
 
 
@@ -51,6 +50,24 @@ def cycle_after(of_attempt: Mapping[int, Sequence[Launch]], attempt: int, cycle:
         return found.get(min(found, default=-1))
     found = _cycles(of_attempt.get(attempt, ()))
     return found.get(min((number for number in found if number > cycle), default=-1))
+
+
+def _size(launches: Sequence[Launch]) -> int:
+    """Returns how many bytes the last save of all nodes has; 0: there was none.
+
+    A node that is in no later cycle, since it was lost or its launcher was replaced, has no part in the last save. Of a
+    node that is in the last cycle and has not told its saves yet, the cycle before counts.
+
+    Args:
+        launches: of one attempt.
+    """
+    newest = max((max(launch.memory) for launch in launches if launch.memory), default=-1)
+    size = 0
+    for launch in launches:
+        if newest in launch.memory:
+            sizes = [cycle.size for _, cycle in sorted(launch.memory.items()) if cycle.size]
+            size += sum(sizes[-1:])
+    return size
 
 
 def _cycles(launches: Sequence[Launch]) -> dict[int, MemoryCycle]:

@@ -63,6 +63,20 @@ def test_a_fault_does_not_cost_what_later_restarts_in_process_did() -> None:
     assert findings.memory is not None and findings.memory.steps_lost == 75
 
 
+def test_the_size_of_a_save_is_that_of_the_nodes_of_the_last_cycle() -> None:
+    """The other node is gone after cycle 1. Then it is there again, with another launcher."""
+    findings = found(NODE, OTHER_NODE[:7])
+    assert findings.memory is not None and findings.memory.size == 2048
+    back = [start(121, "c"), begins(122, 2, node_rank=1), loaded(123, 2, step=79, lost=1), saved(130, 2), end(131)]
+    findings = found(NODE, OTHER_NODE[:7], back)
+    assert findings.memory is not None and findings.memory.size == 4096
+
+
+def test_a_node_that_has_not_told_its_saves_of_the_last_cycle_counts_by_those_before() -> None:
+    findings = found(NODE[:11], OTHER_NODE)
+    assert findings.memory is not None and findings.memory.size == 4096
+
+
 def test_the_text_and_the_page_say_it() -> None:
     findings = found(NODE)
     lines = terminal_text.as_lines(findings, [])
