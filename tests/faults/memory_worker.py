@@ -32,6 +32,7 @@ from ft_client.memory.background_work import BACKGROUND
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.state_writer import StateWriter
 from rank_monitor.contract import env, memory_files
+from rank_monitor.contract.exit_codes import ExitCode
 
 PLAN_FILE = "memory.json"
 """JSON: `kind`, `width` and `steps` of the training; `faults`, a list of cycle (-1: each), step, ranks and what happens
@@ -191,6 +192,13 @@ def waits_for_the_end(folder: Path) -> None:
 
 def raises(folder: Path) -> None:
     raise ValueError("on purpose")
+
+
+def asks_for_other_hardware(folder: Path) -> None:
+    """As the ranks do whose result is in doubt (`ft_client.rerun`): once the last save of all ranks has its name."""
+    BACKGROUND.wait()
+    dist.barrier()
+    os._exit(ExitCode.RESUME_TO_DISAMBIGUATE)
 
 
 def spoils_the_weights(folder: Path) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.faults.conftest import StartJob
 from tests.faults.invariants import decided_again, nothing_left
 from tests.faults.job import Job
@@ -44,6 +46,34 @@ def test_an_error_of_the_program_ends_the_job_when_no_state_helps(start_job: Sta
     assert decided(job, "set_aside_from") == [0, 0, 20, 0, 15, 0, 0, 0]
     assert decided(job, "no_save_until") == [22] * 7 + [0]
     assert job.output.count("nothing is saved in memory before step 22 is passed") == 7
+    decided_again(job.journal_folder)
+    nothing_left(job)
+
+
+@pytest.mark.parametrize(("cycles", "set_aside", "start"), [([1], [0, 20], 15), ([1, 2], [0, 20, 15], 0)])
+def test_a_result_in_doubt_leads_to_one_older_state_each_time(
+    cycles: list[int], set_aside: list[int], start: int, start_job: StartJob, tmp_path: Path
+) -> None:
+    """Exit code 16 in a cycle that went on from step 20, where no other node waits: one failure from a state is enough.
+    The second time, at the same step, the state of step 15 is set aside too, and no other one is left."""
+    in_doubt = [(cycle, 22, [0, 1], "asks_for_other_hardware") for cycle in cycles]
+    write_plan(tmp_path, [(0, 22, [1], "dies_at_once"), *in_doubt])
+    job = start_job(Plan(), 2, "--ft-memory-keep=1", *FLAGS, script=WORKER)
+    ends(job, 2, start)
+    assert decided(job, "set_aside_from") == set_aside
+    assert decided(job, "action") == ["restart"] * len(set_aside)
+    assert [event["step"] for event in job.journal("memory_loaded")] == [0, 20, 15, 0][: len(set_aside) + 1]
+    decided_again(job.journal_folder)
+    nothing_left(job)
+
+
+def test_a_result_in_doubt_ends_the_job_when_no_state_is_left(start_job: StartJob, tmp_path: Path) -> None:
+    in_doubt = [(cycle, 22, [0, 1], "asks_for_other_hardware") for cycle in (1, 2, 3)]
+    write_plan(tmp_path, [(0, 22, [1], "dies_at_once"), *in_doubt])
+    job = start_job(Plan(), 2, "--ft-memory-keep=1", *FLAGS, script=WORKER)
+    assert job.finish(240) == 16, job.tail()
+    # The last cycle began without a state: what it saved, from step 1 on, would be kept for no next start.
+    assert decided(job, "set_aside_from") == [0, 20, 15, 1]
     decided_again(job.journal_folder)
     nothing_left(job)
 
