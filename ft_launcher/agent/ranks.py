@@ -53,6 +53,7 @@ from ft_launcher.settings import rank_program
 from rank_monitor.contract import env
 from rank_monitor.contract.exit_codes import AGREED
 from rank_monitor.contract.processes.cgroup import oom_kills
+from rank_monitor.contract.settings.log_pattern import COUNTED_FROM_1
 from rank_monitor.contract.wire.complaints import Complaints
 from rank_monitor.contract.wire.json_record import write_record
 from rank_monitor.contract.wire.launcher_messages import STALL, Fenced, Suspected, Verdict
@@ -108,7 +109,8 @@ class Ranks(EventSource):
         self.placement = placement
         self.monitors = NodeMonitors(parts.runtime, parts.settings.monitor, len(placement.ranks), lease)
         self.nccl = NcclRas(os.environ, parts.settings.monitor.flight_recorder != "off")
-        self.state = StateInMemory(parts.state_in_memory, parts.recorder.memory)
+        from_1 = parts.settings.record.watch_log in COUNTED_FROM_1
+        self.state = StateInMemory(parts.state_in_memory, parts.recorder.memory, from_1)
         self.store: CycleStore | None = None
         """The store of the cycle. The agent sets it before the start of the ranks."""
         self.suspect_result: ResultInDoubt | None = None

@@ -27,6 +27,7 @@ class StateInMemory:
     Args:
         folder: of this node.
         recorder: writes its events.
+        iterations_from_1: whether ranks report how many iterations they have done: the first one is number 1.
 
     Attributes:
         loaded: the last look of the ranks for state in the present cycle, between two cycles in the last one; None:
@@ -35,7 +36,7 @@ class StateInMemory:
             folder.
     """
 
-    def __init__(self, folder: JobFolder, recorder: MemoryRecorder) -> None:
+    def __init__(self, folder: JobFolder, recorder: MemoryRecorder, iterations_from_1: bool = False) -> None:
         self.loaded: StateLoaded | None = None
         self.kept: NodeMemory | None = None
         self._looks: deque[str] = deque(maxlen=_MAX_LOOKS)
@@ -43,6 +44,7 @@ class StateInMemory:
         second before others report the first."""
         self._folder = folder
         self._recorder = recorder
+        self._first_iteration = int(iterations_from_1)
         self._done = 0
         """How many iterations the ranks of the last cycles had done when they ended, by what they reported to their
         monitors; 0 again once a look has counted it."""
@@ -86,10 +88,10 @@ class StateInMemory:
         Args:
             cycle: the one that is over.
             started_ns: when its ranks were started (monotonic nanoseconds).
-            iteration: the last one that a rank of this node has reported to its monitor; below 0: none has. Iterations
-                are numbered from 0 and reported when they are done.
+            iteration: the last one that a rank of this node has reported to its monitor, when it was done; below 0:
+                none has.
         """
-        self._done = max(self._done, iteration + 1)
+        self._done = max(self._done, iteration + 1 - self._first_iteration)
         self.kept = self._folder.state(started_ns)
         if self.kept is not None and self.kept.reached is not None:
             self._recorder.saved(_saved(cycle, self.kept))

@@ -50,7 +50,7 @@ class StateLoadedEvent(OfCycle, Event, name="memory_loaded"):
     """The step of the checkpoint on disk, as the program says; 0: it named none."""
     reached: Shared[int]
     """The last step that a rank had reported before, by `step()`, a folder of that step or `report_iteration`, which
-    numbers the first one 0; 0: none had."""
+    numbers the first one 0, or by the log, as `--ft-watch-log` reads it; 0: none had."""
     steps_lost: Shared[int | None]
     """How many steps are computed again: `reached` without the larger of `step` and `newer_than`. Null: not known, as
     no rank had reported a step, or neither a state nor a checkpoint on disk has a step."""

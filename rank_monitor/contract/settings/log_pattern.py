@@ -21,9 +21,12 @@ else:
     import sre_constants as sre
     import sre_parse as parser
 
-__all__ = ["GROUPS", "PRESETS", "SETTING", "parse", "sre"]
+__all__ = ["COUNTED_FROM_1", "GROUPS", "PRESETS", "SETTING", "parse", "sre"]
 
 PRESETS = ("megatron", "torchtitan", "lightning", "huggingface", "tqdm", "nanogpt")
+COUNTED_FROM_1 = frozenset({"megatron", "torchtitan", "lightning", "huggingface"})
+"""Presets of logs whose first iteration is number 1: a line has the number of iterations that are done. nanoGPT's is
+number 0. Of an expression nobody knows it, and the bars of tqdm have no iterations."""
 GROUPS = ("iteration", "step_time", "loss")
 """The named groups that an expression may have: a whole number, seconds, and a number."""
 

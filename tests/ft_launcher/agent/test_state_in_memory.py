@@ -79,6 +79,15 @@ def test_how_many_steps_are_lost(message: StateLoaded, iteration: int, reached: 
     assert (event.tier, event.step, event.newer_than) == (str(message.tier), message.step, message.newer_than)
 
 
+@pytest.mark.parametrize(("iteration", "reached"), [(46, 46), (45, 45), (0, 45), (-1, 45)])
+def test_a_log_that_numbers_the_first_iteration_1_says_how_many_are_done(iteration: int, reached: int) -> None:
+    recorder = Recorder()
+    state = StateInMemory(Folder(None), recorder, iterations_from_1=True)  # type: ignore[arg-type]
+    state.cycle_over(0, 1, iteration)
+    state.on_loaded(1, LOADED, True)
+    assert [(event.reached, event.steps_lost) for event in recorder.loads] == [(reached, reached - 20)]
+
+
 def test_all_ranks_tell_the_same_look_and_a_restart_in_process_is_another() -> None:
     state, _, recorder = made()
     for message in (LOADED, LOADED, replace(LOADED, load="0000000c"), LOADED):
