@@ -1,7 +1,8 @@
 """A training with the real Lightning and its state in memory: `lightning_memory.py FOLDER`.
 
 FOLDER/training.json has: `strategy`, `kills` (cycle -> step and ranks), `disk` (steps between checkpoints on disk; 0:
-none), `steps`, `async`. Each rank writes its weights, and a number drawn at the end, to FOLDER/end-RANK.json.
+none), `steps`, `async`, `watch` (whether a callback learns limits, for FOLDER/ft). Each rank writes its weights, and a
+number drawn at the end, to FOLDER/end-RANK.json.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from ft_client.integrations.lightning import MemoryCheckpoint
+from ft_client.integrations.lightning import FaultToleranceSectionsCallback, MemoryCheckpoint
 
 BATCHES = 8
 
@@ -87,6 +88,8 @@ def main(folder: Path) -> None:
     plan = json.loads((folder / "training.json").read_text())
     disk = folder / "disk"
     callbacks: list[Any] = [MemoryCheckpoint()]
+    if plan["watch"]:
+        callbacks.append(FaultToleranceSectionsCallback(True, True, exp_dir=folder / "ft"))
     if plan["disk"]:
         callbacks.append(ModelCheckpoint(disk, every_n_train_steps=plan["disk"], save_last=True))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -39,7 +39,7 @@ def lightning() -> None:
 
 def write_plan(folder: Path, **plan: Any) -> None:
     folder.mkdir(exist_ok=True)
-    plan = {"strategy": "ddp", "kills": {}, "disk": 0, "steps": STEPS, "async": False, **plan}
+    plan = {"strategy": "ddp", "kills": {}, "disk": 0, "steps": STEPS, "async": False, "watch": False, **plan}
     (folder / "training.json").write_text(json.dumps(plan))
 
 
@@ -111,6 +111,13 @@ def test_a_newer_checkpoint_on_disk_is_used(start_job: StartJob, tmp_path: Path)
     assert firsts(tmp_path)[1] == 6, job.tail()
     assert "the training goes on from its checkpoint on disk, step 6; 1 step is lost" in job.output, job.tail()
     assert firsts(tmp_path)[2] in (10, 12), job.tail()
+
+
+def test_saves_in_memory_teach_no_limit_for_checkpoints(start_job: StartJob, tmp_path: Path) -> None:
+    """One on disk takes longer: a rank that writes it would be ended as hung."""
+    train(start_job, tmp_path, EACH_STEP, watch=True, kills={"0": {"step": 7, "ranks": [0, 1]}})
+    limits = json.loads((tmp_path / "ft" / "_ft_state.json").read_text())["current_timeouts"]["section"]
+    assert limits["calculated_sections"] == ["setup"], limits
 
 
 def test_without_the_launcher_nothing_is_kept(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from ft_client.integrations.lightning.fit import LEARNABLE, FitEvent, section_after
+from ft_client.integrations.lightning.saved_form import is_save_in_memory
 from ft_client.integrations.lightning.watched_fit import FitWatch
 from ft_client.rank.agreement import group
 from ft_client.rank.monitoring.learned_limits import OUT_OF_SECTION, STEP
@@ -132,7 +133,8 @@ class FaultToleranceSectionsCallback(FitWatch):
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
-        self._taught_by_save = False
+        if not is_save_in_memory(trainer):
+            self._taught_by_save = False
 
     def _began(self, client: RankMonitorClient, trainer: Any) -> None:
         """Wraps what saves and removes checkpoints, so that each such call is in the section `checkpointing`.

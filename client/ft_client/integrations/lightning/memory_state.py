@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from ft_client.integrations.lightning.framework import Callback
-from ft_client.integrations.lightning.saved_form import SavedForm, saved_form, step_on_disk
+from ft_client.integrations.lightning.saved_form import FOR_MEMORY, SavedForm, saved_form, step_on_disk
 from ft_client.memory.folder_saves import FolderSaves, is_first_of_node, restore_random, write_random
 from ft_client.memory.latest_folder import latest_folder_before_group
 from ft_client.memory.node_folder import say_on_rank_0
@@ -98,7 +98,9 @@ class MemoryCheckpoint(Callback):
     def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
         if self._saves is not None and self._saves.is_due(trainer.global_step):
             with _writing(trainer.strategy, self._write_in(trainer.strategy, self._saves, trainer)):
-                trainer.save_checkpoint(_FILE)
+                # Not the method of the instance, whose time the callback for sections takes: a limit for checkpoints
+                # that was learned from saves in memory would be too short for one on disk.
+                type(trainer).save_checkpoint(trainer, _FILE)
 
     # Within.
 
@@ -116,6 +118,7 @@ class MemoryCheckpoint(Callback):
                 elif is_first_of_node(os.environ.get("LOCAL_RANK")):
                     torch.save(checkpoint, folder / _FILE)
 
+        setattr(save_checkpoint, FOR_MEMORY, True)
         return save_checkpoint
 
 

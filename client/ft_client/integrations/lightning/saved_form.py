@@ -17,6 +17,15 @@ _WRITES_WHOLE = "Strategy.save_checkpoint"
 _WRITES_SHARDS = ("FSDPStrategy.save_checkpoint", "ModelParallelStrategy.save_checkpoint")
 
 
+FOR_MEMORY = "ft_for_memory"
+"""An attribute of what takes the place of a strategy's `save_checkpoint` for a save in memory."""
+
+
+def is_save_in_memory(trainer: Any) -> bool:
+    """Returns whether the checkpoint that a trainer saves now is one for the memory."""
+    return hasattr(trainer.strategy.save_checkpoint, FOR_MEMORY)
+
+
 class SavedForm(Enum):
     """How ranks write a checkpoint."""
 

@@ -24,6 +24,7 @@ from ft_client.inject import SimulatedFaultParams, simulate_fault
 from ft_client.integrations.lightning import next_job
 from ft_client.integrations.lightning.fit import Fit, TrainerProgress, completion_reason
 from ft_client.integrations.lightning.framework import Callback
+from ft_client.integrations.lightning.saved_form import is_save_in_memory
 from ft_client.rank.agreement import group
 from ft_client.rank_monitor_client import RankMonitorClient
 from rank_monitor.contract import env
@@ -154,7 +155,8 @@ class FitWatch(Callback):
         self._fit.loaded = True
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        self._fit.saved = True
+        if not is_save_in_memory(trainer):
+            self._fit.saved = True
 
     # Within.
 
