@@ -12,12 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ft_client.memory import agreed_load, checksum, kept_state, progress, replicas, save_vote, step_folders
+from ft_client.memory import agreed_load, checksum, kept_state, overlap, progress, replicas, save_vote, step_folders
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.agreed_steps import AgreedSteps
 from ft_client.memory.background_work import BACKGROUND
 from ft_client.memory.load_report import line_of_step, lines_of_load, lines_of_refusal, message_of_load
 from ft_client.memory.node_folder import claim, read_settings, read_settings_in_group, say, say_on_rank_0, why_not
+from ft_client.memory.overlap import Overlap
+from ft_client.memory.overlapped_copy import StateChanged
 from ft_client.memory.progress import StepNotes
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
@@ -33,6 +35,8 @@ from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFil
 from rank_monitor.contract.memory_room import size_in_words
 from rank_monitor.contract.wire.messages import StateRefused
 
+_MAX_CHANGED = 2
+"""Saves in a row that may fail because a tensor changed during the copy. Later saves copy all at once."""
 MAX_FAILURES = 3
 """Saves in a row that may fail. What fails so often will go on to, and each try costs time."""
 _COMPARED = 10
@@ -63,6 +67,8 @@ class MemoryCheckpoint:
     Args:
         safe_types: types and functions that may be named in the objects' states beside those that torch's weights-only
             reader admits.
+        overlap: whether saves overlap with the training: parameters and states of optimizers are copied during the next
+            forward and backward pass, and the optimizer's next step waits for that. Where they cannot, a line says so.
         objects: name -> what has `state_dict` and `load_state_dict`: modules (also in DDP, and after `fully_shard`),
             optimizers, schedulers, loaders.
 
@@ -79,8 +85,11 @@ class MemoryCheckpoint:
     _files: ClassVar[RankFiles | None] = None
     """The files of this rank, as that object uses them."""
 
-    def __init__(self, *, safe_types: Sequence[Any] = (), **objects: Any) -> None:
+    def __init__(self, *, safe_types: Sequence[Any] = (), overlap: bool = False, **objects: Any) -> None:
         self.failures = 0
+        self._wants_overlap = overlap
+        self._overlap: Overlap | None = None
+        """None: saves copy all at once."""
         self._objects: Mapping[str, Any] = objects
         self._safe_types = safe_types
         self._writer: StateWriter | None = None
@@ -184,6 +193,7 @@ class MemoryCheckpoint:
             say_on_rank_0(f"step {step} follows step {self._last_step}: it is not saved in memory, nor others like it")
         self._last_step = step
         began = time.monotonic()
+        self._count_blocked()
         if not self._steps.is_due(step, began):
             self._vote_once(step)
             return
@@ -197,6 +207,31 @@ class MemoryCheckpoint:
         cost_s = ended - agreed + ready - began
         self._steps.saved(step, began, ended, cost_s)
         self._progress.cost(cost_s)
+
+    def _count_blocked(self) -> None:
+        """Adds to the cost of the last save for how long optimizers have waited for its copy."""
+        if self._overlap is None:
+            return
+        blocked_s = self._overlap.pop_blocked_s()
+        if blocked_s > 0:
+            self._steps.cost_more(blocked_s)
+            self._progress.cost(blocked_s)
+
+    def _begin_overlap(self) -> None:
+        """Has later saves overlap with the training, where the user wants it and the objects can."""
+        if not self._wants_overlap:
+            return
+        reason = overlap.why_not(self._objects)
+        if reason:
+            say_on_rank_0(f"saves in memory do not overlap with the training: {reason}")
+        else:
+            self._overlap = Overlap(self._objects)
+
+    def _end_overlap(self) -> None:
+        """Has later saves copy all at once. Called when the background's thread has nothing to do."""
+        if self._overlap is not None:
+            self._overlap.close()
+            self._overlap = None
 
     def _say_load_is_missing(self) -> None:
         """Says once that `step` does nothing before `load`: to the user, on rank 0, and to ranks that are in `load`."""
@@ -246,6 +281,7 @@ class MemoryCheckpoint:
         if active is not None:
             active._is_loaded = False
             active._writer = None
+            active._end_overlap()
         MemoryCheckpoint._active = weakref.ref(self)
         self._close_files()
 
@@ -290,6 +326,7 @@ class MemoryCheckpoint:
         except OSError as problem:
             self._reason_off = str(problem)
             say(f"no state is kept in memory: {problem}")
+        self._begin_overlap()
         self._is_loaded = True
 
     def _open_files(self, kept: Sequence[Generation]) -> None:
@@ -409,11 +446,14 @@ class MemoryCheckpoint:
         if group.rank() != self._agreed.node_ranks[0]:
             without = self._replicated
         try:
-            copied = self._writer.copy(self._objects, without, name, more)
+            copied = self._writer.copy(self._objects, without, name, more, self._overlap is not None)
         except Exception as problem:
             self._note_failure(problem)
             return
         BACKGROUND.start(functools.partial(self._finish, copied))
+        if self._overlap is not None:
+            # Not before the thread has the copy: an interrupt between the two would leave a step that waits for ever.
+            self._overlap.begins(copied.later)
 
     def _finish(self, copied: CopiedState) -> None:
         """Finishes a save. Runs in the background's thread."""
@@ -437,6 +477,10 @@ class MemoryCheckpoint:
             say(f"no state is kept in memory: {problem}")
             return
         text = f"{type(problem).__name__}: {problem}"
+        if isinstance(problem, StateChanged) and self._failed_in_a_row >= _MAX_CHANGED and self._overlap is not None:
+            self._end_overlap()
+            say(f"saves in memory do not overlap with the training from now on: {problem}")
+            return
         if self._failed_in_a_row < MAX_FAILURES:
             say(f"the state was not saved in memory, which is tried again: {text}")
             return
@@ -448,6 +492,9 @@ class MemoryCheckpoint:
         generations."""
         self._is_loaded = False
         self._writer = None
+        if self._overlap is not None:
+            BACKGROUND.wait()
+            self._end_overlap()
         if MemoryCheckpoint._files is not None:
             BACKGROUND.wait()
             with suppress(OSError):

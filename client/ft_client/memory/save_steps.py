@@ -50,6 +50,8 @@ class SaveSteps:
         """When the training went on after the last save, or was first seen (monotonic seconds)."""
         self._went_on_after = start
         """The step after which that was."""
+        self._step_s = 0.0
+        """How long a step took before the last save, without what the save before it has cost."""
         self.wish = _FIRST_INTERVAL
         """The interval that this rank would choose."""
 
@@ -79,12 +81,23 @@ class SaveSteps:
         if self._saves > 1:
             self._costs_s.append(cost_s)
         assert self._went_on_at_s is not None
-        step_s = (began - self._went_on_at_s) / max(1, step - self._went_on_after)
+        self._step_s = (began - self._went_on_at_s) / max(1, step - self._went_on_after)
         self._went_on_at_s = ended
         self._went_on_after = step
         self._last = step
-        if self._costs_s and step_s > 0:
-            self.wish = max(1, math.ceil(median(self._costs_s) / (MAX_SHARE * step_s)))
+        self._choose()
+
+    def cost_more(self, cost_s: float) -> None:
+        """Notes that the last save has held up the training once more since it went on: by so many seconds."""
+        if self._went_on_at_s is not None:
+            self._went_on_at_s += cost_s
+        if self._costs_s and self._saves > 1:
+            self._costs_s[-1] += cost_s
+            self._choose()
+
+    def _choose(self) -> None:
+        if self._costs_s and self._step_s > 0:
+            self.wish = max(1, math.ceil(median(self._costs_s) / (MAX_SHARE * self._step_s)))
 
     def left_out(self, step: int) -> None:
         """Notes that no save was made after a step, where one was due."""

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from ft_client.memory import checksum, kept_state, plain_state, safetensors_layout, tensor_parts
+from ft_client.memory import checksum, kept_state, overlap, plain_state, safetensors_layout, tensor_parts
 from ft_client.memory.kept_state import KeptState, KnownStructures, ObjectStructure
+from ft_client.memory.overlapped_copy import OverlappedCopy
 from ft_client.memory.rank_files import RankFiles, StoredFile
 from ft_client.memory.safetensors_layout import FileLayout, HeaderTooLong
 from ft_client.memory.tensor_parts import TYPES, CannotBeKept
@@ -38,6 +39,7 @@ class CopiedState:
         plain: the plain state as bytes; None: it is not written yet.
         metadata: for the header.
         name: that the file gets in the end.
+        later: the tensors that are not in the file yet: `finish` copies them.
     """
 
     file: StoredFile
@@ -46,6 +48,7 @@ class CopiedState:
     plain: bytes | None
     metadata: Mapping[str, str]
     name: StateFile
+    later: OverlappedCopy
 
 
 class StateWriter:
@@ -71,7 +74,12 @@ class StateWriter:
         """By descriptor of a file: the layout and mapping for which its target tensors were made, and these."""
 
     def copy(
-        self, objects: Mapping[str, Any], written_elsewhere: frozenset[str], name: StateFile, more: Mapping[str, str]
+        self,
+        objects: Mapping[str, Any],
+        written_elsewhere: frozenset[str],
+        name: StateFile,
+        more: Mapping[str, str],
+        overlaps: bool = False,
     ) -> CopiedState:
         """Copies the present state into a file. Returns what `finish` needs.
 
@@ -80,6 +88,7 @@ class StateWriter:
             written_elsewhere: as for `kept_state.collect`.
             name: that the file gets in the end.
             more: further texts for the header's metadata.
+            overlaps: whether `finish` copies what only the optimizers change. Not into a file that is not mapped yet.
 
         Raises:
             CannotBeKept, NoRoom: it will not help to try again.
@@ -97,19 +106,26 @@ class StateWriter:
         metadata = {**more, "meshes": self._mesh_text}
         file = self._files.next_file(layout.size)
         self._files.promise(file, layout.size)
+        later = OverlappedCopy()
         if file.mapping is None:
             _write_all(file, layout, state.parts)
         else:
-            self._copy_all(file, layout, state.parts)
-        return CopiedState(file, layout, state, plain, metadata, name)
+            memory: frozenset[int] = frozenset()
+            if overlaps:
+                with torch.no_grad():
+                    memory = overlap.memory_of_optimizers(objects)
+            self._copy_all(file, layout, state.parts, memory, later)
+        return CopiedState(file, layout, state, plain, metadata, name, later)
 
     def finish(self, copied: CopiedState) -> None:
         """Makes a file whole, and the rank's other files ready for the next saves. Runs in the background's thread.
 
         Raises:
+            StateChanged: a tensor changed before it was copied. The file gets no name.
             NoRoom: the plain state has become larger, and the files do not fit any more.
             OSError: there is no room.
         """
+        copied.later.run()
         file, layout = copied.file, copied.layout
         plain = copied.plain
         if plain is None:
@@ -144,8 +160,15 @@ class StateWriter:
         self._structures = state.structures
         return self._layout
 
-    def _copy_all(self, file: StoredFile, layout: FileLayout, parts: Mapping[str, Any]) -> None:
-        """Copies all tensors into a mapping."""
+    def _copy_all(
+        self,
+        file: StoredFile,
+        layout: FileLayout,
+        parts: Mapping[str, Any],
+        memory: frozenset[int],
+        later: OverlappedCopy,
+    ) -> None:
+        """Copies all tensors into a mapping, but those that lie in `memory`: adds these to `later`."""
         self._files.grow(file, layout.size)
         mapping = file.map(layout.size)
         known = self._targets.get(file.descriptor)
@@ -153,8 +176,11 @@ class StateWriter:
             targets = [_target(mapping, layout, name) for name in parts]
             self._targets[file.descriptor] = known = (layout, mapping, targets)
         with torch.no_grad():
-            for target, part in zip(known[2], parts.values(), strict=True):
-                target.copy_(part)
+            for target, (name, part) in zip(known[2], parts.items(), strict=True):
+                if memory and overlap.may_wait(part, memory):
+                    later.add(name, target, part)
+                else:
+                    target.copy_(part)
 
 
 def _target(mapping: Any, layout: FileLayout, name: str) -> Any:
