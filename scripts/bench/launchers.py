@@ -93,6 +93,7 @@ NVRX_ALONE = Alone("nvrx", "", python=NVRX.python, client="nvidia_resiliency_ext
 
 # The ways to keep a state: torch's own need no launcher, and lm-resiliency has none.
 OURS_MEMORY = replace(OURS, script=MEMORY_WORKER)
+OURS_OVERLAP = replace(OURS_MEMORY, name="ours-overlap")
 DCP, DCP_ASYNC, DCP_SHM, TORCH_SAVE = (
     Alone(name, "", client="torch", script=MEMORY_WORKER) for name in ("dcp", "dcp-async", "dcp-shm", "torch-save")
 )

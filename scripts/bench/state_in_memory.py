@@ -33,11 +33,11 @@ def blocked(launcher: Launcher, ranks: int, outcome: Outcome) -> None:
     for mib in SIZES_MIB:
         with contextlib.ExitStack() as stack:
             parent = None
-            if launcher.name in ("ours", "dcp-shm", "lm-resiliency"):
+            if launcher.name in ("ours", "ours-overlap", "dcp-shm", "lm-resiliency"):
                 parent = _MEMORY
             folder = folder_of(stack, parent)
             arguments = [launcher.name.removesuffix("-shm"), str(mib), str(folder)]
-            if launcher.name == "ours":
+            if launcher.name.startswith("ours"):
                 flags = ["--ft-memory-interval=1", *flags_of(folder)]
                 job = stack.enter_context(Job(launcher, ranks, ["killed", *arguments], flags, max_restarts=1))
                 job.wait_ranks("loaded", 1, LIMIT_S)

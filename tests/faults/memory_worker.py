@@ -8,12 +8,14 @@ without faults, and compare.
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import json
 import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +37,9 @@ from rank_monitor.contract import env, memory_files
 from rank_monitor.contract.exit_codes import ExitCode
 
 PLAN_FILE = "memory.json"
-"""JSON: `kind`, `width` and `steps` of the training; `faults`, a list of cycle (-1: each), step, ranks and what happens
-to them (a name of a function below); `prints_after`, the step after which losses are printed."""
+"""JSON: `kind`, `width` and `steps` of the training; `overlap`, whether saves overlap with it; `faults`, a list of
+cycle (-1: each), step, ranks and what happens to them (a name of a function below); `prints_after`, the step after
+which losses are printed."""
 
 GO_FILE = "go"
 """Ranks wait for it in `waits_for_the_test`."""
@@ -83,7 +86,9 @@ def training(plan: dict[str, Any], keep_state: bool, after_step: Callable[[int],
         torch.manual_seed(100 + dist.get_rank())
     start = 0
     if keep_state:
-        keep = ft.MemoryCheckpoint(model=model, optimizer=optimizer, schedule=schedule)
+        keep = ft.MemoryCheckpoint(
+            model=model, optimizer=optimizer, schedule=schedule, overlap=plan.get("overlap", False)
+        )
         start = keep.load()
     for step in range(start + 1, plan["steps"] + 1):
         after_step(step - 1)
@@ -121,6 +126,29 @@ def dies_while_it_copies(folder: Path) -> None:
     """In the next save, when some tensors are copied into a file, and others are not."""
     copy, count = torch.Tensor.copy_, iter(range(5))
     torch.Tensor.copy_ = lambda target, source: copy(target, source) if next(count, None) is not None else die()
+
+
+def in_the_next_copy_behind_the_training(what: Callable[[], None]) -> None:
+    """Calls a function once, when the thread behind the training has copied some tensors."""
+    copy, count = torch.Tensor.copy_, iter(range(3))
+
+    def copies(target: Any, source: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread() and next(count, None) is None:
+            torch.Tensor.copy_ = copy
+            what()
+        return copy(target, source)
+
+    torch.Tensor.copy_ = copies
+
+
+def dies_behind_the_training(folder: Path) -> None:
+    """In the next save that overlaps with the training: the optimizer's next step waits, or is about to."""
+    in_the_next_copy_behind_the_training(die)
+
+
+def waits_behind_the_training(folder: Path) -> None:
+    """In the next save that overlaps with the training: another rank fails meanwhile."""
+    in_the_next_copy_behind_the_training(functools.partial(time.sleep, 1))
 
 
 def dies_before_the_checksum(folder: Path) -> None:

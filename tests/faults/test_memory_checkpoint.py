@@ -137,6 +137,25 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_no_generation(
     ends(job, 2, start=20)
 
 
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=NEEDS_FSDP)])
+def test_saves_that_overlap_with_the_training(start_job: StartJob, tmp_path: Path, kind: str) -> None:
+    """A rank is killed behind a save, then all in the middle of a copy: the save of step 35 is cut off."""
+    faults = [(0, 13, [1], "dies_at_once"), (1, 32, [0, 1], "dies_behind_the_training")]
+    write_plan(tmp_path, faults, kind=kind, overlap=True)
+    job = start_job(Plan(), 2, "--max-restarts=2", *FLAGS, script=WORKER)
+    ends(job, 2, start=30)
+    assert "do not overlap" not in job.output
+    assert [save["failed"] for save in job.journal("memory_saved")] == [0, 0, 0]
+
+
+def test_a_restart_in_process_in_the_middle_of_a_copy_behind_the_training(start_job: StartJob, tmp_path: Path) -> None:
+    """The copy ends meanwhile, and nothing has changed: the save of step 25 counts."""
+    faults = [(0, 22, [0], "waits_behind_the_training"), (0, 25, [1], "fails")]
+    write_plan(tmp_path, faults, in_process=True, overlap=True)
+    job = start_job(Plan(), 2, "--max-restarts=0", *FLAGS, script=WORKER)
+    ends(job, 2, start=25)
+
+
 def test_a_flipped_byte_costs_one_generation(start_job: StartJob, tmp_path: Path) -> None:
     write_plan(tmp_path, [(0, 22, [1], "flips_a_byte_and_dies")], kind=SHARDED)
     job = start_job(Plan(), 2, "--max-restarts=1", *FLAGS, script=WORKER)

@@ -110,4 +110,3 @@ def _are_alike(one: Any, other: Any) -> bool:
         one, other = torch.view_as_real(one), torch.view_as_real(other)
     kind = _WHOLE_NUMBERS[one.element_size()]
     return bool(torch.equal(one.view(kind), other.view(kind)))
-

@@ -55,6 +55,21 @@ def test_the_interval_by_cost_keeps_saves_below_one_percent() -> None:
     assert all(0.05 / ((interval - 2) * 0.1) > MAX_SHARE for interval in later), "and not rarer than it must be"
 
 
+def test_a_wait_of_the_optimizer_counts_as_cost() -> None:
+    """A save of 0.01 s, for which the optimizer then waits for 0.04 s, is as rare as one of 0.05 s."""
+    steps, now = SaveSteps(AUTO, 0), 0.0
+    for step in range(1, 200):
+        now += 0.1
+        if step % 10 == 2:
+            steps.cost_more(0.04)
+            now += 0.04
+        if step % 10 == 1:
+            steps.is_due(step, now)
+            steps.saved(step, now, now + 0.01, 0.01)
+            now += 0.01
+    assert steps.wish == pytest.approx(0.05 / (0.1 * MAX_SHARE), abs=1)
+
+
 def test_a_cheap_save_is_made_after_every_step() -> None:
     saves = run(SaveSteps(AUTO, 0), 0, 100, step_s=1.0, cost_s=0.001, first_cost_s=0.01)
     assert saves == [1, 11, *range(21, 101)]
