@@ -40,7 +40,7 @@ from ft_launcher.job.store.file_store import FolderStore
 from ft_launcher.job.store.job_store import HOSTED, Connect, JobStore
 from rank_monitor.contract.errors import one_line
 from rank_monitor.contract.processes import resolver, runtime_folder
-from rank_monitor.contract.processes.making_store import making_store
+from rank_monitor.contract.processes.making_store import MAX_STAY_S, making_store
 from rank_monitor.contract.rounds.barrier import Store
 
 _T = TypeVar("_T")
@@ -246,7 +246,7 @@ def _within(limit_s: float, make: Callable[[], _T], host: str, port: int, check:
     def connect() -> None:
         try:
             # torch looks up both names, to see whether this is the host.
-            with resolver.bounded_towards(host, socket.gethostname()), making_store():
+            with resolver.bounded_towards(host, socket.gethostname()), making_store(min(MAX_STAY_S, limit_s / 4)):
                 made.set_result(make())
         except BaseException as error:  # handed to the caller's thread
             made.set_exception(error)

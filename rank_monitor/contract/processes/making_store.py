@@ -17,29 +17,56 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 MENDED_IN = "2.7"
 """The first torch whose constructor enters the object with the interpreter's lock (pytorch/pytorch#143598)."""
-MAX_WAIT_S = 0.5
-"""Seconds to wait for another thread. A constructor takes milliseconds; one that takes longer waits in the network, up
-to minutes where a host is lost, and nobody else may be held up by that. Below 1 s: `store_connection.py` gives a check
-of 1 s, made while another thread hangs, 2 s in all."""
-_making = threading.Lock()
+MAX_STAY_S = 5.0
+"""Seconds after which a thread in the context counts as hanging, and the next one enters. A constructor takes
+milliseconds, and a few seconds where the server itself waits for a resolver that does not answer. Threads that wait for
+one server must not all be let in meanwhile: the server would answer them all at once. A thread that stays longer waits
+in the network, up to minutes where a host is lost, and nobody else may be held up by that."""
+_changed = threading.Condition()
+_inside: tuple[object, float] | None = None
+"""The thread in the context that entered last, and when it did, by the monotonic clock."""
 
 
 @contextlib.contextmanager
-def making_store() -> Iterator[None]:
+def making_store(max_stay_s: float = MAX_STAY_S) -> Iterator[None]:
     """A context in which to make one store of torch. The caller has imported torch. Must not be nested.
 
-    Blocks for up to 0.5 s while another thread is in the context. Does nothing from torch 2.7 on.
+    Blocks while another thread is in the context, but not once that thread has been there for `max_stay_s` seconds.
+    Does nothing from torch 2.7 on.
     """
     if sys.modules["torch"].__version__ >= MENDED_IN:
         yield
         return
-    is_held = _making.acquire(timeout=MAX_WAIT_S)
+    stay = _enter(max_stay_s)
     try:
         yield
     finally:
-        if is_held:
-            _making.release()
+        _leave(stay)
+
+
+def _enter(max_stay_s: float) -> object:
+    """Waits for a turn, and returns what `_leave` wants."""
+    global _inside
+    stay = object()
+    with _changed:
+        while _inside is not None:
+            left_s = _inside[1] + max_stay_s - time.monotonic()
+            if left_s <= 0:
+                break
+            _changed.wait(left_s)
+        _inside = stay, time.monotonic()
+    return stay
+
+
+def _leave(stay: object) -> None:
+    """Ends a turn; changes nothing where the next thread did not wait for that."""
+    global _inside
+    with _changed:
+        if _inside is not None and _inside[0] is stay:
+            _inside = None
+            _changed.notify()

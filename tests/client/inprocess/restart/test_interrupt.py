@@ -231,11 +231,21 @@ SOON_S = 0.05
 
 
 class Graces:
-    """An interrupter and what it reported."""
+    """An interrupter and what it reported.
+
+    Where the thread that is interrupted gets no processor for longer than the grace, one cleanup is reported again.
+    """
 
     def __init__(self, grace_s: float) -> None:
         self.reports = list[tuple[float, str, str]]()
         self.interrupter = Interrupter(lambda: grace_s, lambda *report: self.reports.append(report))
+
+    def reasons(self) -> set[str]:
+        return {reason for _, reason, _ in self.reports}
+
+    def places(self) -> set[str]:
+        """Returns the lines of source code at which the thread was found: "line 380, in stuck"."""
+        return {stack.rstrip().splitlines()[-2].partition(", ")[2] for _, _, stack in self.reports}
 
 
 @pytest.fixture
@@ -353,9 +363,9 @@ def test_a_cleanup_that_takes_longer_than_the_grace_is_cut_off(impatient: Graces
             time.sleep(LONG_S)
 
     interrupted_while(impatient.interrupter, stuck)
-    ((waited_s, why, stack),) = impatient.reports
-    assert waited_s >= SOON_S and why == "the interruption is being handled"
-    assert stack.rstrip().endswith("time.sleep(LONG_S)")
+    assert impatient.reasons() == {"the interruption is being handled"} and len(impatient.places()) == 1
+    for waited_s, _, stack in impatient.reports:
+        assert waited_s >= SOON_S and stack.rstrip().endswith("time.sleep(LONG_S)")
 
 
 class HangsInDel:
@@ -386,7 +396,7 @@ def test_each_further_cleanup_has_its_own_grace(impatient: Graces) -> None:
             time.sleep(LONG_S)
 
     interrupted_while(impatient.interrupter, stuck)
-    assert len(impatient.reports) == 2
+    assert len(impatient.places()) == 2
 
 
 def test_a_function_that_works_in_a_handler_is_interrupted_after_the_grace(impatient: Graces) -> None:
@@ -398,7 +408,7 @@ def test_a_function_that_works_in_a_handler_is_interrupted_after_the_grace(impat
                 pass
 
     interrupted_while(impatient.interrupter, stuck)
-    assert [report[1] for report in impatient.reports] == ["FileNotFoundError is being handled"]
+    assert impatient.reasons() == {"FileNotFoundError is being handled"}
 
 
 def test_what_is_handled_around_the_call_holds_nothing_back(patient: Graces) -> None:
@@ -434,4 +444,4 @@ def test_it_comes_by_the_other_way_where_the_signal_is_blocked(impatient: Graces
         interrupted_while(impatient.interrupter, stuck)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGURG})
-    assert {report[1] for report in impatient.reports} == {"it executes no Python code"}
+    assert impatient.reasons() == {"it executes no Python code"}

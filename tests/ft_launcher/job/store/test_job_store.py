@@ -328,13 +328,14 @@ def test_an_endpoint_that_refuses_is_named(backend: str) -> None:
 
 
 MANY_CONNECTIONS = """
-import sys, threading
+import threading
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from ft_launcher.job.store.store_connection import open_job_store
-from rank_monitor.contract.processes import resolver
 
-resolver.bound_process()
-store = open_job_store("c10d", RendezvousParameters("c10d", sys.argv[1], "job", 1, 2, is_host="0"))
+server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+endpoint = f"127.0.0.1:{server.port}"
+store = open_job_store("c10d", RendezvousParameters("c10d", endpoint, "job", 1, 2, is_host="0"))
 done = []
 
 def connect():
@@ -351,11 +352,14 @@ print(len(done))
 """
 
 
-def test_threads_that_connect_at_once(tmp_path: Path, server: TCPStore) -> None:
-    """torch 2.6 ended the process, "Tried to deallocate unregistered instance!"."""
+def test_threads_that_connect_at_once(tmp_path: Path) -> None:
+    """torch 2.6 ended the process, "Tried to deallocate unregistered instance!".
+
+    No resolver is asked for the names of the 100 clients, which client and server look up: this machine's may be slow.
+    """
     program = tmp_path / "program.py"
     program.write_text(MANY_CONNECTIONS)
-    assert output_of([sys.executable, str(program), f"127.0.0.1:{server.port}"], tmp_path).split() == ["4"]
+    assert output_of([sys.executable, str(program)], tmp_path, RES_OPTIONS="attempts:0").split() == ["4"]
 
 
 @pytest.mark.parametrize("other", ["x/y", "x/y/z", "x%2Fy"])

@@ -37,25 +37,43 @@ def test_one_thread_at_a_time() -> None:
     assert (most, inside) == (1, 0)
 
 
-def test_a_thread_that_hangs_holds_up_nobody() -> None:
-    hangs, ends = threading.Event(), threading.Event()
+def test_a_thread_that_hangs_holds_up_nobody_for_long() -> None:
+    """Of those that come after it, one is inside at a time all the same."""
+    hangs, ends, inside, most = threading.Event(), threading.Event(), 0, 0
 
-    def make() -> None:
+    def hang() -> None:
         with making_store():
             hangs.set()
             ends.wait(patient(60))
 
-    thread = threading.Thread(target=make)
-    thread.start()
+    def make() -> None:
+        nonlocal inside, most
+        with making_store(patient(60)):
+            inside += 1
+            most = max(most, inside)
+            time.sleep(0.001)  # another thread may run here
+            inside -= 1
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
     assert hangs.wait(patient(30))
-    with making_store():
-        assert thread.is_alive()
-    ends.set()
-    thread.join(patient(30))
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    with making_store(0):
+        assert hanging.is_alive()
+        for thread in threads:
+            thread.start()
+        ends.set()  # its end is not the end of another thread's turn
+        hanging.join(patient(30))
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.01)  # the others may run here
+        inside -= 1
+    for thread in threads:
+        thread.join(patient(30))
+    assert (most, inside) == (1, 0)
 
 
 def test_no_thread_waits_once_torch_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rank_monitor.contract.processes.making_store.MENDED_IN", "1.0")
-    monkeypatch.setattr("rank_monitor.contract.processes.making_store.MAX_WAIT_S", threading.TIMEOUT_MAX)
-    with making_store(), making_store():
+    with making_store(threading.TIMEOUT_MAX), making_store(threading.TIMEOUT_MAX):
         pass
