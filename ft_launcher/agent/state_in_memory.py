@@ -78,6 +78,8 @@ class StateInMemory:
                 reached=reached,
                 steps_lost=steps_lost(message, reached),
                 refused=[asdict(refused) for refused in message.refused],
+                world=message.world,
+                saved_world=message.saved_world,
             ),
             has_rank0,
         )

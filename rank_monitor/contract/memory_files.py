@@ -183,6 +183,23 @@ class Generation:
     ranks: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class HeldFiles:
+    """The whole files of one step, series and job that a node has, whether all of the node's ranks of then are among
+    them or not.
+
+    Attributes:
+        step, world, node_ranks, series: as in `StateFile`.
+        ranks: whose files these are, ascending.
+    """
+
+    step: int
+    world: int
+    node_ranks: int
+    series: str
+    ranks: tuple[int, ...]
+
+
 def ranks_in_name(ranks: Sequence[int]) -> str:
     """Returns what tells the ranks of a node from other ranks in a name: a checksum, since they may be many."""
     return f"{zlib.crc32(repr(list(ranks)).encode()):08x}"
@@ -259,19 +276,30 @@ def complete_generations(names: Iterable[str]) -> list[Generation]:
     Args:
         names: the listing of the node's folder, with the marks in it.
     """
+    found = [
+        Generation(held.step, held.world, held.series, held.ranks)
+        for held in held_files(names)
+        if len(held.ranks) == held.node_ranks
+    ]
+    return sorted(found, key=lambda generation: (generation.step, generation.series), reverse=True)
+
+
+def held_files(names: Iterable[str]) -> list[HeldFiles]:
+    """Returns all whole files of a node that are not set aside, the newest step first. A job with another number of
+    ranks can use a part of a generation: of a state that is the same on all ranks one file is enough.
+
+    Args:
+        names: the listing of the node's folder, with the marks in it.
+    """
     names = list(names)
     below = set_aside_from(names)
-    ranks: dict[tuple[int, int, str, int], set[int]] = defaultdict(set)
+    ranks: dict[tuple[int, int, int, str], set[int]] = defaultdict(set)
     for name in names:
         file = state_file(name)
         if file is not None and (below is None or file.step < below):
-            ranks[file.step, file.world, file.series, file.node_ranks].add(file.rank)
-    found = [
-        Generation(step, world, series, tuple(sorted(ranks_of)))
-        for (step, world, series, node_ranks), ranks_of in ranks.items()
-        if len(ranks_of) == node_ranks
-    ]
-    return sorted(found, key=lambda generation: (generation.step, generation.series), reverse=True)
+            ranks[file.step, file.world, file.node_ranks, file.series].add(file.rank)
+    found = [HeldFiles(*key, tuple(sorted(ranks_of))) for key, ranks_of in ranks.items()]
+    return sorted(found, key=lambda held: (held.step, held.series, held.world, held.node_ranks), reverse=True)
 
 
 def parts_name(key: str) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ft_client.memory import kept_state, progress
-from ft_client.memory.agreed_steps import AgreedSteps, Offer, agree
+from ft_client.memory import kept_state, progress, reshard_load
+from ft_client.memory.agreed_steps import AgreedSteps, Offer, OtherWorld, agree
 from ft_client.memory.kept_state import LoadedState
 from ft_client.memory.node_folder import names_in, node_of
 from ft_client.memory.safetensors_layout import DamagedFile
@@ -36,10 +36,12 @@ class Restored:
     Attributes:
         generation: what the objects were set to; None: there was none.
         refused: what was tried before, the newest first: each rank that could not use it, and why.
+        anew: names of the objects that were not set, as each rank of a job with another number of ranks had its own.
     """
 
-    generation: Generation | None
+    generation: Generation | OtherWorld | None
     refused: tuple[StateRefused, ...]
+    anew: tuple[str, ...] = ()
 
 
 class NotRestored(RuntimeError):
@@ -62,10 +64,12 @@ def exchange(settings: MemoryFiles, newer_than: int, refused: str) -> AgreedStep
     # Where the folder is gone, it offers nothing.
     names = names_in(settings.folder)
     generations = memory_files.complete_generations(names)
+    others = [held for held in memory_files.held_files(names) if held.world != group.size()]
     node = node_of(settings.folder, group.rank())
     reached = progress.last_step(settings.folder)
     until = memory_files.no_save_until(names)
-    offer = Offer(node, generations, newer_than, os.urandom(4).hex(), settings.interval, refused, reached, until)
+    series = os.urandom(4).hex()
+    offer = Offer(node, generations, others, newer_than, series, settings.interval, refused, reached, until)
     values = group.gather_json(to_json(offer))
     return agree([_offer(value, rank) for rank, value in enumerate(values)], group.rank())
 
@@ -75,7 +79,7 @@ def _offer(value: Any, rank: int) -> Offer:
     try:
         return from_json(Offer, value)
     except ProtocolError:
-        return Offer(f"rank {rank}", [], 0, "", AUTO, "it has another release of ft_client", 0, 0)
+        return Offer(f"rank {rank}", [], [], 0, "", AUTO, "it has another release of ft_client", 0, 0)
 
 
 def restore(
@@ -105,7 +109,12 @@ def restore(
     refused: list[StateRefused] = []
     for generation in agreed.candidates:
         at = f"step {generation.step} in memory is not used"
-        state, problem = _read_or_problem(folder, generation, objects, safe_types)
+        anew: tuple[str, ...] = ()
+        if isinstance(generation, OtherWorld):
+            read = reshard_load.read(folder, generation, objects, safe_types)
+            state, problem, anew = read.state, read.problem, read.anew
+        else:
+            state, problem = _read_or_problem(folder, generation, objects, safe_types)
         if not _all(state is not None):
             _say_reason(say, at, problem, "another rank cannot read its file")
             refused += _reasons(generation.step, problem)
@@ -114,7 +123,7 @@ def restore(
         is_changed = True
         problem = _give_back(objects, state)
         if _all(not problem):
-            return Restored(generation, tuple(refused))
+            return Restored(generation, tuple(refused), anew)
         _say_reason(say, at, problem, "an object of another rank does not take it")
         refused += _reasons(generation.step, problem)
     if is_changed:

@@ -224,10 +224,11 @@ def _forms(tensors: Iterable[Any]) -> list[Any] | None:
 
 @dataclass(frozen=True)
 class LoadedState:
-    """The states of objects, made again: name -> state. `random`: of the generators, as `rng.to_json` wrote it."""
+    """The states of objects, made again: name -> state; an object without one stays as it is. `random`: of the
+    generators, as `rng.to_json` wrote it; None: they begin anew, as in a job with another number of ranks."""
 
     states: Mapping[str, Any]
-    random: Mapping[str, Any]
+    random: Mapping[str, Any] | None
 
 
 def make_again(
@@ -268,18 +269,21 @@ def make_again(
 
 
 def give_back(objects: Mapping[str, Any], loaded: LoadedState) -> None:
-    """Sets all objects and the random numbers to a state.
+    """Sets objects and the random numbers to a state.
 
     The tensors of the state lie in a file that will be written again, so what does not copy them gets copies.
     """
     for name, kept in objects.items():
+        if name not in loaded.states:
+            continue
         if isinstance(kept, torch.nn.Module):
             _give_module(kept, loaded.states[name])
         elif _copies_to_another_device(kept):
             _give_optimizer(kept, loaded.states[name])
         else:
             kept.load_state_dict(_copied(loaded.states[name]))
-    rng.restore(rng.from_json(dict(loaded.random)))
+    if loaded.random is not None:
+        rng.restore(rng.from_json(dict(loaded.random)))
 
 
 def _give_module(module: Any, state: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ft_client.memory.agreed_steps import AgreedSteps
+from ft_client.memory.agreed_steps import AgreedSteps, OtherWorld
 from rank_monitor.contract.memory_files import Generation, StateFolder, StateTier
 from rank_monitor.contract.wire.messages import MAX_REASON, MAX_REFUSED, StateLoaded, StateRefused
 
@@ -15,7 +15,7 @@ _NOT_ALL_NODES = "not all nodes have it, or their ranks have moved"
 
 
 def message_of_load(
-    found: Generation | None,
+    found: Generation | OtherWorld | None,
     refused: Sequence[StateRefused],
     agreed: AgreedSteps,
     world: int,
@@ -30,9 +30,9 @@ def message_of_load(
         world: how many ranks the job has.
         where: the loaded state lay.
     """
-    tier, step, series = StateTier.NONE, 0, ""
+    tier, step, series, saved_world = StateTier.NONE, 0, "", 0
     if found is not None:
-        tier, step, series = where, found.step, found.series
+        tier, step, series, saved_world = where, found.step, found.series, found.world
     others = [StateRefused(older, ALL_RANKS, _NOT_NEWER) for older in agreed.older]
     for generation in agreed.left_out:
         if generation.step > step:
@@ -41,7 +41,9 @@ def message_of_load(
                 reason = f"rank {agreed.refusing_rank} cannot keep its own: {agreed.refused}"
             others.append(StateRefused(generation.step, ALL_RANKS, reason[:MAX_REASON]))
     of_all = sorted([*refused, *others], key=lambda one: (-one.step, one.rank))
-    return StateLoaded(agreed.series, tier, step, series, agreed.newer_than, agreed.reached, of_all[:MAX_REFUSED])
+    refusals = of_all[:MAX_REFUSED]
+    newer_than, reached = agreed.newer_than, agreed.reached
+    return StateLoaded(agreed.series, tier, step, series, newer_than, reached, refusals, world, saved_world)
 
 
 def message_of_look(
@@ -77,7 +79,21 @@ def line_of_step(step: int, newer_than: int) -> str:
     return f"the training goes on from step {step} in memory{_on_disk(newer_than)}"
 
 
-def lines_of_load(found: Generation | None, agreed: AgreedSteps, world: int) -> list[str]:
+def line_of_other_world(found: OtherWorld, world: int, anew: Sequence[str]) -> str:
+    """Returns what is not as it was where the state is of a job with another number of ranks.
+
+    Args:
+        found: what was loaded.
+        world: how many ranks the job has.
+        anew: names of the objects that were not set.
+    """
+    what = "random numbers and loaders"
+    if anew:
+        what = f"random numbers and {', '.join(anew)}"
+    return f"step {found.step} in memory is of {found.world} ranks and was put together for {world}: {what} begin anew"
+
+
+def lines_of_load(found: Generation | OtherWorld | None, agreed: AgreedSteps, world: int) -> list[str]:
     """Returns which state in memory was not used, and why.
 
     Args:

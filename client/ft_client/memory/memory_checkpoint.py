@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import os
 import time
@@ -14,14 +15,21 @@ from typing import Any, ClassVar
 
 from ft_client.memory import agreed_load, checksum, kept_state, overlap, progress, replicas, save_vote, step_folders
 from ft_client.memory.agreed_load import NotRestored
-from ft_client.memory.agreed_steps import AgreedSteps
+from ft_client.memory.agreed_steps import AgreedSteps, OtherWorld
 from ft_client.memory.background_work import BACKGROUND
-from ft_client.memory.load_report import line_of_step, lines_of_load, lines_of_refusal, message_of_load
+from ft_client.memory.load_report import (
+    line_of_other_world,
+    line_of_step,
+    lines_of_load,
+    lines_of_refusal,
+    message_of_load,
+)
 from ft_client.memory.node_folder import claim, read_settings, read_settings_in_group, say, say_on_rank_0, why_not
 from ft_client.memory.overlap import Overlap
 from ft_client.memory.overlapped_copy import StateChanged
 from ft_client.memory.progress import StepNotes
 from ft_client.memory.rank_files import RankFiles
+from ft_client.memory.reshard_load import REPLICATED_ENTRY
 from ft_client.memory.room import NoRoom
 from ft_client.memory.save_steps import SaveSteps
 from ft_client.memory.save_vote import NOT_COMPARED, UNKNOWN, Vote, VoteResult
@@ -77,6 +85,8 @@ class MemoryCheckpoint:
 
     Attributes:
         failures: how many saves have failed on this rank.
+        loaded_world: how many ranks the job had that saved what `load` gave back; 0: it gave nothing back. Other than
+            the number of ranks now: the state was put together for these, and random numbers and loaders begin anew.
     """
 
     _active: ClassVar[weakref.ref[MemoryCheckpoint] | None] = None
@@ -87,6 +97,7 @@ class MemoryCheckpoint:
 
     def __init__(self, *, safe_types: Sequence[Any] = (), overlap: bool = False, **objects: Any) -> None:
         self.failures = 0
+        self.loaded_world = 0
         self._wants_overlap = overlap
         self._overlap: Overlap | None = None
         """None: saves copy all at once."""
@@ -112,7 +123,13 @@ class MemoryCheckpoint:
         """Where this rank notes each step, for the next `load` and for the launcher."""
         self._steps = SaveSteps(1, 0)
         self._replicated: frozenset[str] = frozenset()
-        """The names of the objects that should be the same on all ranks."""
+        """The names of the objects that should be the same on all ranks, of which one rank of a node writes them."""
+        self._alike: frozenset[str] = frozenset()
+        """The same, but also in a job of one rank: for the files."""
+        self._has_other_world = False
+        """Whether files of a job with another number of ranks are kept, until this job has a generation of its own."""
+        self._is_unconfirmed = False
+        """Whether the ranks have begun a save of which they do not know yet whether all have it; the same on all."""
         self._has_voted = False
         """Whether the ranks have found since `load` that they are at the same step."""
         self._begun = 0
@@ -146,6 +163,7 @@ class MemoryCheckpoint:
         """
         on_disk = operator.index(newer_than or 0)
         self._is_loaded = self._is_load_missing = False
+        self.loaded_world = 0
         self._progress = StepNotes()
         self._settings = read_settings_in_group(_LOAD)
         if self._settings is None:
@@ -171,6 +189,9 @@ class MemoryCheckpoint:
             say_on_rank_0(line)
         if found is None:
             return 0
+        self.loaded_world = found.world
+        if isinstance(found, OtherWorld):
+            say_on_rank_0(line_of_other_world(found, group.size(), restored.anew))
         return found.step
 
     def step(self, step: int) -> None:
@@ -245,7 +266,7 @@ class MemoryCheckpoint:
         if settings.folder:
             say_on_rank_0("no state is kept in memory: step() was called before load(), with which it begins")
 
-    def _tell(self, found: Generation | None, refused: Sequence[StateRefused] = ()) -> None:
+    def _tell(self, found: Generation | OtherWorld | None, refused: Sequence[StateRefused] = ()) -> None:
         """Tells the launcher what `load` came to, and from where on the steps of this rank count.
 
         Called when all ranks have agreed: each has read what the others had reported before.
@@ -266,7 +287,7 @@ class MemoryCheckpoint:
         if not tell(message) and found is not None:
             say_on_rank_0(line_of_step(found.step, agreed.newer_than))
 
-    def _is_flushed(self, found: Generation) -> bool:
+    def _is_flushed(self, found: Generation | OtherWorld) -> bool:
         """Returns whether the launcher has brought a generation back from shared storage."""
         assert self._settings is not None
         return (Path(self._settings.folder) / memory_files.flushed_name(found.step, found.series)).exists()
@@ -305,14 +326,26 @@ class MemoryCheckpoint:
             files.keep_only([])
             files.remove_useless()
 
-    def _start_saving(self, found: Generation | None) -> None:
+    def _kept(self, found: Generation | OtherWorld | None) -> list[Generation | OtherWorld]:
+        """Returns the generations whose files stay. Where the job has none of its own yet, these are of a job with
+        another number of ranks: a fault before the first save must not leave nothing."""
+        assert self._agreed is not None
+        if isinstance(found, Generation):
+            same_world = [one for one in self._agreed.candidates if isinstance(one, Generation)]
+            return [generation for generation in same_world if generation.step <= found.step]
+        if found is not None:
+            return [found]
+        return [one for one in self._agreed.candidates if isinstance(one, OtherWorld)][:1]
+
+    def _start_saving(self, found: Generation | OtherWorld | None) -> None:
         """Makes all ready for saves."""
         assert self._settings is not None and self._agreed is not None
         self._last_step = self._agreed.newer_than
-        kept = []
         if found is not None:
             self._last_step = found.step
-            kept = [generation for generation in self._agreed.candidates if generation.step <= self._last_step]
+        kept = self._kept(found)
+        self._has_other_world = any(isinstance(one, OtherWorld) for one in kept)
+        self._is_unconfirmed = False
         self._reason_off = None
         self._failed_in_a_row = 0
         self._has_failed = False
@@ -321,6 +354,7 @@ class MemoryCheckpoint:
         self._begun = 0
         self._steps = SaveSteps(self._agreed.interval, self._last_step, self._agreed.no_save_until)
         self._replicated = replicas.replicated(self._objects, group.size())
+        self._alike = replicas.alike(self._objects, group.size())
         try:
             self._open_files(kept)
         except OSError as problem:
@@ -329,13 +363,13 @@ class MemoryCheckpoint:
         self._begin_overlap()
         self._is_loaded = True
 
-    def _open_files(self, kept: Sequence[Generation]) -> None:
+    def _open_files(self, kept: Sequence[Generation | OtherWorld]) -> None:
         """Makes this rank's files ready. Raises OSError: they cannot be used."""
         assert self._settings is not None and self._agreed is not None
         files = MemoryCheckpoint._files = RankFiles(self._settings, group.rank())
         files.keep_only(kept)
         if group.rank() == self._agreed.node_ranks[0]:
-            files.remove_others(self._agreed.node_ranks)
+            files.remove_others(self._agreed.node_ranks, kept)
             # After `keep_only`: this rank's files of what is set aside are unfinished now, so no generation is complete
             # with them, whatever happens to the other ranks before they do the same.
             step_folders.remove_set_aside(Path(self._settings.folder), keeps_files=True)
@@ -401,6 +435,9 @@ class MemoryCheckpoint:
         self._steps.agree(votes.interval)
         if votes.has_any_failed:
             self._drop(self._last_saved)
+        elif self._is_unconfirmed:
+            self._forget_other_world()
+        self._is_unconfirmed = False
         if votes.is_any_off:
             if not vote.is_off:
                 say_on_rank_0("no state is kept in memory from now on: another rank cannot save its own")
@@ -413,9 +450,20 @@ class MemoryCheckpoint:
             self._last_saved = vote.step
             return False
         self._begun += 1
+        self._is_unconfirmed = True
         if not votes.is_alike:
             self._keep_own()
         return True
+
+    def _forget_other_world(self) -> None:
+        """Gives up the files of a job with another number of ranks: once all ranks have a generation of this job."""
+        files = MemoryCheckpoint._files
+        if not self._has_other_world or files is None or self._agreed is None:
+            return
+        self._has_other_world = False
+        with suppress(OSError):
+            files.make_unfinished_but(group.size())
+            files.remove_others(self._agreed.node_ranks)
 
     def _keep_own(self) -> None:
         """Has each rank save all objects itself, and drops what this training has saved otherwise: the ranks of a node
@@ -424,7 +472,7 @@ class MemoryCheckpoint:
             names = ", ".join(sorted(self._replicated))
             what = f"{names} should be the same on all ranks and are not"
             say_on_rank_0(f"{what}: each rank keeps its own in memory from now on")
-        self._replicated = frozenset()
+        self._replicated = self._alike = frozenset()
         self._drop(None)
 
     def _drop(self, step: int | None) -> None:
@@ -440,13 +488,25 @@ class MemoryCheckpoint:
         if self._writer is None or self._agreed is None:
             return
         name = StateFile(step, group.rank(), group.size(), len(self._agreed.node_ranks), self._agreed.series)
-        more = {**identity(name), "run_id": os.environ.get("TORCHELASTIC_RUN_ID", "")}
+        more = {
+            **identity(name),
+            "run_id": os.environ.get("TORCHELASTIC_RUN_ID", ""),
+            REPLICATED_ENTRY: json.dumps(sorted(self._alike)),
+        }
         self._last_saved = step
         without: frozenset[str] = frozenset()
         if group.rank() != self._agreed.node_ranks[0]:
             without = self._replicated
+        copy = functools.partial(self._writer.copy, self._objects, without, name, more, self._overlap is not None)
         try:
-            copied = self._writer.copy(self._objects, without, name, more, self._overlap is not None)
+            try:
+                copied = copy()
+            except NoRoom as problem:
+                if not self._has_other_world:
+                    raise
+                say(f"the state of the job with another number of ranks is given up for the new one: {problem}")
+                self._forget_other_world()
+                copied = copy()
         except Exception as problem:
             self._note_failure(problem)
             return

@@ -16,16 +16,27 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from ft_client.memory import room
 from rank_monitor.contract import memory_files
-from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
+from rank_monitor.contract.memory_files import MemoryFiles, StateFile
 from rank_monitor.contract.processes import rank_progress, tmpfs
 from rank_monitor.contract.processes.cgroup import memory_room
 
 _PERMISSIONS = 0o600
 _SLOT = re.compile(r"rank-(\d{1,9})_slot-(\d{1,9})" + re.escape(memory_files.UNFINISHED))
 """What `memory_files.unfinished_name` makes."""
+
+
+class MarkedStep(Protocol):
+    """What names a generation, of this job or of one with another number of ranks."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def series(self) -> str: ...
 
 
 class StoredFile:
@@ -99,7 +110,7 @@ class RankFiles:
         self._open: dict[str, StoredFile] = {}
         """By present name."""
 
-    def keep_only(self, generations: Collection[Generation]) -> None:
+    def keep_only(self, generations: Collection[MarkedStep]) -> None:
         """Makes every whole file of this rank unfinished, but those of the generations given.
 
         Called once all ranks have agreed where they go on, before the first save. A file of a later step would be mixed
@@ -116,13 +127,20 @@ class RankFiles:
         for name in own[: -(self._settings.keep + 1)]:
             (self._folder / name).unlink()
 
-    def remove_others(self, ranks: Collection[int]) -> None:
+    def remove_others(self, ranks: Collection[int], kept: Collection[MarkedStep] = ()) -> None:
         """Removes the files of ranks that the node does not have any more: those of a job with more ranks.
 
-        Called by one rank of the node, once all have agreed where they go on. `ranks`: of the node.
+        Called once all have agreed where they go on, by one rank of the node or by several.
+
+        Args:
+            ranks: of the node.
+            kept: whose whole files stay for now, as the job has no generation of its own yet.
         """
+        stay = {(found.step, found.series) for found in kept}
         for name in self._names():
-            if _rank_of(name) not in (None, *ranks):
+            file = memory_files.state_file(name)
+            is_kept = file is not None and (file.step, file.series) in stay
+            if _rank_of(name) not in (None, *ranks) and not is_kept:
                 (self._folder / name).unlink(missing_ok=True)
 
     def remove_useless(self) -> None:
@@ -143,6 +161,12 @@ class RankFiles:
         """
         for file in self._whole(self._names()):
             if file.series == series and step in (None, file.step):
+                self._make_unfinished(file.name)
+
+    def make_unfinished_but(self, world: int) -> None:
+        """Makes this rank's files of jobs with other numbers of ranks than `world` unfinished."""
+        for file in self._whole(self._names()):
+            if file.world != world:
                 self._make_unfinished(file.name)
 
     def next_file(self, size: int) -> StoredFile:

@@ -29,10 +29,17 @@ def replicated(objects: Mapping[str, Any], world: int) -> frozenset[str]:
     """Returns the names of the objects whose state is the same on all ranks: modules of DDP over the whole job, and
     optimizers of nothing but their parameters.
 
-    Where DDP does not broadcast buffers, each rank has its own.
+    Where DDP does not broadcast buffers, each rank has its own. Of one rank nothing is named: it has no other.
     """
+    if world == 1:
+        return frozenset()
+    return alike(objects, world)
+
+
+def alike(objects: Mapping[str, Any], world: int) -> frozenset[str]:
+    """As `replicated`, but also in a job of one rank: what such a job has saved may be loaded by one with more."""
     parallel = sys.modules.get("torch.nn.parallel")
-    if parallel is None or world == 1:
+    if parallel is None:
         return frozenset()
     names = set()
     parameters: set[int] = set()

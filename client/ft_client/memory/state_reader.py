@@ -31,6 +31,12 @@ class StateReader:
         folder: of the node.
         name: of the file; its content must say the same.
         safe_types: as for `MemoryCheckpoint`.
+        is_verified: another rank of this node verifies the content.
+
+    Attributes:
+        metadata: of the header.
+        specs: name -> what the header says of each tensor.
+        plain_bytes: the plain state as bytes.
 
     Raises:
         DamagedFile: the content is not what was written.
@@ -38,7 +44,7 @@ class StateReader:
         OSError: the file cannot be read.
     """
 
-    def __init__(self, folder: Path, name: StateFile, safe_types: Sequence[Any]) -> None:
+    def __init__(self, folder: Path, name: StateFile, safe_types: Sequence[Any], is_verified: bool = False) -> None:
         with open_regular(folder / name.name, follow_link=False) as file:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid():
@@ -47,14 +53,21 @@ class StateReader:
             length = safetensors_layout.header_bytes(beginning, status.st_size)
             parsed = safetensors_layout.parse(beginning + file.read(length - len(beginning)), status.st_size)
             self._mapping = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_COPY)
-        with suppress(OSError):
-            self._mapping.madvise(_POPULATE_READ)
-        self._verify(parsed.metadata, parsed.data_offset, name)
+        if not is_verified:
+            with suppress(OSError):
+                self._mapping.madvise(_POPULATE_READ)
+        if not is_verified:
+            self._verify(parsed.metadata, parsed.data_offset)
+        if any(parsed.metadata.get(key) != value for key, value in identity(name).items()):
+            raise DamagedFile("its header is of another file")
+        self.metadata = parsed.metadata
+        self.specs = {key: place.spec for key, place in parsed.tensors.items()}
         begin, end = parsed.plain_state
-        self.plain = plain_state.load(self._mapping[begin:end], safe_types)
+        self.plain_bytes = self._mapping[begin:end]
+        self.plain = plain_state.load(self.plain_bytes, safe_types)
         self.tensors = {key: self._tensor(place) for key, place in parsed.tensors.items()}
 
-    def _verify(self, metadata: Mapping[str, str], data_offset: int, name: StateFile) -> None:
+    def _verify(self, metadata: Mapping[str, str], data_offset: int) -> None:
         content = memoryview(self._mapping)
         try:
             computed = checksum.crc32(content[data_offset:])
@@ -62,8 +75,6 @@ class StateReader:
             content.release()
         if metadata.get(safetensors_layout.DATA_CHECKSUM) != f"{computed:08x}":
             raise DamagedFile("the checksum of its content is wrong")
-        if any(metadata.get(key) != value for key, value in identity(name).items()):
-            raise DamagedFile("its header is of another file")
 
     def _tensor(self, place: PlacedTensor) -> Any:
         dtype = TYPES[place.spec.kind]

@@ -134,7 +134,7 @@ def parts_of(name: str, tensor: Any, meshes: Meshes) -> tuple[dict[str, Any], di
     tensor = tensor.detach()
     if type(tensor) is torch.Tensor:
         return {name: tensor}, _note_of_strides(tensor)
-    if _is_dtensor(tensor):
+    if is_dtensor(tensor):
         parts, inner = parts_of(name, tensor.to_local(), meshes)
         note = {
             "mesh": meshes.number(tensor.device_mesh),
@@ -171,7 +171,7 @@ def only_part(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
     """
     if type(tensor) in _PLAIN_CLASSES and tensor.layout is torch.strided:
         return tensor, (tensor.dtype, tensor.shape, tensor.stride())
-    if _is_dtensor(tensor):
+    if is_dtensor(tensor):
         part, form = only_part(tensor.to_local())
         return part, (tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), form)
     raise OtherStructure
@@ -207,7 +207,7 @@ class KnownTensors:
             self._placements[repr(Replicate())] = Replicate()
 
     def _note(self, tensor: Any) -> None:
-        if _is_dtensor(tensor):
+        if is_dtensor(tensor):
             self._meshes[self._seen.texts[self._seen.number(tensor.device_mesh)]] = tensor.device_mesh
             self._placements |= {repr(placement): placement for placement in tensor.placements}
             self._note(tensor.to_local())
@@ -303,7 +303,7 @@ def _is_numpy(value: Any) -> bool:
     return bool(value.dtype.isnative and value.dtype.name in _NUMPY_TYPES)
 
 
-def _is_dtensor(tensor: Any) -> bool:
+def is_dtensor(tensor: Any) -> bool:
     """Returns whether a tensor is a DTensor. Loads nothing: where the module is not loaded, there is none."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -57,6 +57,11 @@ class StateLoadedEvent(OfCycle, Event, name="memory_loaded"):
     refused: InPartOrText[Sequence[Mapping[str, Any]]]
     """Generations that were not used, the newest first, at most 16: each `step`, `rank` (-1: it holds for all ranks)
     and `reason`."""
+    world: Shared[int] = 0
+    """How many ranks the job has; 0: not known, as where a folder of a step was looked for."""
+    saved_world: Shared[int] = 0
+    """How many ranks the job had that saved the loaded state. Other than `world`: the state was put together for this
+    job. 0: none was loaded, or not known."""
 
 
 @dataclass(frozen=True)

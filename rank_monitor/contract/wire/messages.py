@@ -335,6 +335,8 @@ class StateLoaded(Message, kind=99):
         newer_than: the step of the checkpoint on disk, as the program says; 0: it named none.
         reached: the last step that a rank of the job had reported before; 0: none had.
         refused: generations that were not used, the newest first, at most `MAX_REFUSED`.
+        world: how many ranks the job has; 0: the look does not say it.
+        saved_world: how many the job had that saved the loaded state; 0: none was loaded, or the look does not say it.
     """
 
     load: str
@@ -344,6 +346,8 @@ class StateLoaded(Message, kind=99):
     newer_than: int
     reached: int
     refused: list[StateRefused] = dataclasses.field(default_factory=list)
+    world: int = 0
+    saved_world: int = 0
 
 
 FROM_RANK_TO_LAUNCHER = (
