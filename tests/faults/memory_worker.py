@@ -39,7 +39,8 @@ from rank_monitor.contract.exit_codes import ExitCode
 PLAN_FILE = "memory.json"
 """JSON: `kind`, `width` and `steps` of the training; `overlap`, whether saves overlap with it; `faults`, a list of
 cycle (-1: each), step, ranks and what happens to them (a name of a function below); `prints_after`, the step after
-which losses are printed."""
+which losses are printed; `notes_weights`, the step whose weights are written to a file, as are those that were
+loaded."""
 
 GO_FILE = "go"
 """Ranks wait for it in `waits_for_the_test`."""
@@ -76,6 +77,13 @@ def weights(model: Any) -> list[Any]:
     ]
 
 
+def note_weights(model: Any, name: str) -> None:
+    """Writes all parameters to a file in the test's folder, on the first rank. Collective."""
+    whole = weights(model)
+    if dist.get_rank() == 0:
+        torch.save(whole, Path(sys.argv[1]) / name)
+
+
 def training(plan: dict[str, Any], keep_state: bool, after_step: Callable[[int], None]) -> tuple[int, Any]:
     """Trains. Returns the step from which the training went on, and the model."""
     torch.manual_seed(1)
@@ -90,6 +98,8 @@ def training(plan: dict[str, Any], keep_state: bool, after_step: Callable[[int],
             model=model, optimizer=optimizer, schedule=schedule, overlap=plan.get("overlap", False)
         )
         start = keep.load()
+        if plan.get("notes_weights"):
+            note_weights(model, f"loaded-{keep.loaded_world}-{start}")
     for step in range(start + 1, plan["steps"] + 1):
         after_step(step - 1)
         optimizer.zero_grad()
@@ -101,6 +111,8 @@ def training(plan: dict[str, Any], keep_state: bool, after_step: Callable[[int],
         schedule.step()
         if keep_state:
             keep.step(step)
+            if plan.get("notes_weights") == step:
+                note_weights(model, f"saved-{dist.get_world_size()}-{step}")
     after_step(plan["steps"])
     return start, model
 

@@ -189,6 +189,26 @@ def test_a_launcher_that_was_killed_is_started_again(start_job: StartJob, tmp_pa
     assert "the training goes on from step 30 in memory; 3 steps are lost" in second.output
 
 
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", (2, 1)), pytest.param("fsdp", (3, 2), marks=NEEDS_FSDP)])
+def test_a_job_goes_on_with_fewer_ranks_after_all_were_killed(
+    start_job: StartJob, tmp_path: Path, kind: str, ranks: tuple[int, int]
+) -> None:
+    """The second start takes the files over, is killed before its first save, and the third still has them."""
+    write_plan(tmp_path, [(0, 33, [0], "kills_the_launcher")], kind=kind, notes_weights=30)
+    first = start_job(Plan(), ranks[0], *FLAGS, script=WORKER)
+    assert first.finish(120) == 128 + signal.SIGKILL
+    write_plan(tmp_path, [(0, 33, list(range(ranks[1])), "dies_at_once")], kind=kind, notes_weights=35)
+    second = start_job(Plan(), ranks[1], "--max-restarts=1", *FLAGS, script=WORKER, name="second")
+    assert second.finish(120) == 0, second.tail()
+    saved = torch.load(tmp_path / f"saved-{ranks[0]}-30")
+    loaded = torch.load(tmp_path / f"loaded-{ranks[0]}-30")
+    assert all(torch.equal(*pair) for pair in zip(saved, loaded, strict=True))
+    line = f"step 30 in memory is of {ranks[0]} ranks and was put together for {ranks[1]}: random numbers"
+    assert second.output.count(line) == 2, second.tail()
+    loads = second.journal("memory_loaded")
+    assert [(load["step"], load["world"], load["saved_world"]) for load in loads] == [(30, ranks[1], ranks[0])] * 2
+
+
 def test_state_in_replicas_lies_in_memory_once_per_node(start_job: StartJob, tmp_path: Path) -> None:
     write_plan(tmp_path, width=256)
     first, second = ends(start_job(Plan(), 2, *FLAGS, script=WORKER), 2, start=0)

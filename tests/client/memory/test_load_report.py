@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ft_client.memory.agreed_steps import AgreedSteps
-from ft_client.memory.load_report import ALL_RANKS, message_of_load, message_of_look
+from ft_client.memory.agreed_steps import AgreedSteps, OtherWorld
+from ft_client.memory.load_report import ALL_RANKS, line_of_other_world, message_of_load, message_of_look
 from rank_monitor.contract.memory_files import Generation, StateFolder, StateTier
 from rank_monitor.contract.wire.messages import MAX_REASON, MAX_REFUSED, StateLoaded, StateRefused
 
@@ -117,3 +117,13 @@ def test_a_folder_of_a_step(
     # No later step is known than that of the folder, and steps without a folder are not noted.
     assert message_of_look(NEXT, found, offered, on_disk, step).reached == 0
     assert refusals(message) == refused
+
+
+def test_of_how_many_ranks_the_loaded_state_is() -> None:
+    found = OtherWorld(40, 4, OWN, ())
+    message = message_of_load(found, (), agreed(), 2)
+    assert (message.step, message.series, message.world, message.saved_world) == (40, OWN, 2, 4)
+    assert (message_of_load(None, (), agreed(), 2).saved_world, message.tier) == (0, StateTier.MEMORY)
+    begins = "step 40 in memory is of 4 ranks and was put together for 2: random numbers and"
+    assert line_of_other_world(found, 2, ()) == f"{begins} loaders begin anew"
+    assert line_of_other_world(found, 2, ("loader", "mine")) == f"{begins} loader, mine begin anew"

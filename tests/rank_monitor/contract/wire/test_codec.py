@@ -105,6 +105,8 @@ MESSAGES: list[Message] = [
         3,
         2**62,
         [StateRefused(9, -1, "\udcff"), StateRefused(8, 1, "")],
+        2,
+        4,
     ),
     StateLoaded("0", StateTier.BUDDY, 1, "", 0, 1, [StateRefused(9, 1, "\0" * MAX_REASON)] * MAX_REFUSED),
     Welcome({"any": [1, "x"]}, 3),
