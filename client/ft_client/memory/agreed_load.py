@@ -3,7 +3,8 @@
 One exchange over the process group says which steps each node has. Two votes for each candidate follow: whether all
 ranks have verified their files of it, before which no rank changes an object, and whether all objects have taken it.
 `exchange` and `restore` are collective: all ranks call them, in the same order, and none leaves one early, whatever
-fails on it. Where a vote says no, a third exchange tells all ranks the reasons.
+fails on it. Where a vote says no, a third exchange tells all ranks the reasons. A generation of a job with another
+number of ranks is read by `reshard_load.py`, which has votes of its own.
 """
 
 from __future__ import annotations

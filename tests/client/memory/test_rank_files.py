@@ -9,7 +9,7 @@ import pytest
 from ft_client.memory.rank_files import RankFiles
 from ft_client.memory.room import NoRoom
 from rank_monitor.contract import memory_files
-from rank_monitor.contract.memory_files import MemoryFiles, StateFile
+from rank_monitor.contract.memory_files import Generation, MemoryFiles, StateFile
 
 SERIES = "0a1b2c3d"
 SIZE = 10_000
@@ -152,3 +152,34 @@ def test_a_mapping_stays_when_its_file_gets_another_name(tmp_path: Path) -> None
     own.grow(file, 3 * SIZE)
     assert file.map(3 * SIZE) is not mapping
     assert file.map(3 * SIZE)[0] == 7
+
+
+def save_of(folder: Path, rank: int, world: int, step: int) -> StateFile:
+    """Makes a whole file of a job with some number of ranks."""
+    made = StateFile(step, rank, world, world, SERIES)
+    (folder / made.name).write_bytes(b"state")
+    return made
+
+
+def test_files_of_ranks_that_are_gone_stay_as_long_as_they_are_needed(tmp_path: Path) -> None:
+    old = [save_of(tmp_path, rank, 4, 10) for rank in range(4)]
+    for rank in range(4):
+        save_of(tmp_path, rank, 4, 5)
+    (tmp_path / memory_files.unfinished_name(3, 0)).write_bytes(b"half")
+    kept = [Generation(10, 4, SERIES, (0, 1, 2, 3))]
+    for rank in (0, 1):
+        files(tmp_path, rank).keep_only(kept)
+    files(tmp_path).remove_others((0, 1), kept)
+    slots = {memory_files.unfinished_name(rank, 0) for rank in (0, 1)}
+    assert names_in(tmp_path) == {file.name for file in old} | slots
+    for rank in (0, 1):
+        files(tmp_path, rank).make_unfinished_but(2)
+    files(tmp_path).remove_others((0, 1))
+    assert names_in(tmp_path) == slots | {memory_files.unfinished_name(rank, 1) for rank in (0, 1)}
+
+
+def test_files_of_this_number_of_ranks_stay_whole(tmp_path: Path) -> None:
+    own = save_of(tmp_path, 0, 2, 20)
+    save_of(tmp_path, 0, 4, 30)
+    files(tmp_path).make_unfinished_but(2)
+    assert names_in(tmp_path) == {own.name, memory_files.unfinished_name(0, 0)}

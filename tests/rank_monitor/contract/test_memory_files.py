@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rank_monitor.contract import memory_files
-from rank_monitor.contract.memory_files import Generation, MemoryFiles, PartsMark, StateFile, StateFolder
+from rank_monitor.contract.memory_files import Generation, HeldFiles, MemoryFiles, PartsMark, StateFile, StateFolder
 from rank_monitor.contract.wire.json_record import read_record, write_record
 
 
@@ -111,3 +111,12 @@ def test_what_the_launcher_tells_is_read_as_it_was_written() -> None:
     told = MemoryFiles(folder="/dev/shm/" + memory_files.folder_name("job"), keep=2, limit=1 << 30)
     assert told.interval == memory_files.AUTO
     assert read_record(MemoryFiles, write_record(told)) == told
+
+
+def test_files_are_known_also_where_their_node_has_lost_others() -> None:
+    listing = [*names(10, [1]), *names(20, [0, 1]), *names(30, [0]), memory_files.set_aside_name(30)]
+    assert memory_files.held_files(listing) == [
+        HeldFiles(20, 4, 2, "0a1b2c3d", (0, 1)),
+        HeldFiles(10, 4, 2, "0a1b2c3d", (1,)),
+    ]
+    assert [found.step for found in memory_files.complete_generations(listing)] == [20]
