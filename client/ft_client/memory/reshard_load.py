@@ -44,7 +44,7 @@ class ReadState:
 
     Attributes:
         state: of this rank; None: some rank cannot read its own.
-        problem: why this rank cannot; empty: it can.
+        problem: why this rank cannot; empty: it can, or a lower rank has the same reason.
         anew: names of the objects that begin anew.
     """
 
@@ -135,9 +135,15 @@ class _Resharding:
         return state, shared.anew
 
     def _vote(self) -> None:
-        """Raises _Failed on all ranks where one cannot go on. Collective."""
-        if not group.min_over_ranks([float(not self._problem)])[0]:
-            raise _Failed(self._problem)
+        """Raises _Failed on all ranks where one cannot go on. Of ranks with the same reason the first one has it: many
+        reasons follow from what all ranks know. Collective."""
+        if group.min_over_ranks([float(not self._problem)])[0]:
+            return
+        reasons = group.gather_json(self._problem)
+        reason = ""
+        if reasons.index(self._problem) == group.rank():
+            reason = self._problem
+        raise _Failed(reason)
 
     def note(self, problem: Exception) -> None:
         """Notes why this rank cannot go on: the first reason counts."""
