@@ -70,7 +70,8 @@ def exchange(settings: MemoryFiles, newer_than: int, refused: str) -> AgreedStep
     reached = progress.last_step(settings.folder)
     until = memory_files.no_save_until(names)
     series = os.urandom(4).hex()
-    offer = Offer(node, generations, others, newer_than, series, settings.interval, refused, reached, until)
+    set_aside = memory_files.set_aside_from(names)
+    offer = Offer(node, generations, others, newer_than, series, settings.interval, refused, reached, until, set_aside)
     values = group.gather_json(to_json(offer))
     return agree([_offer(value, rank) for rank, value in enumerate(values)], group.rank())
 
@@ -80,7 +81,7 @@ def _offer(value: Any, rank: int) -> Offer:
     try:
         return from_json(Offer, value)
     except ProtocolError:
-        return Offer(f"rank {rank}", [], [], 0, "", AUTO, "it has another release of ft_client", 0, 0)
+        return Offer(f"rank {rank}", [], [], 0, "", AUTO, "it has another release of ft_client", 0, 0, None)
 
 
 def restore(
@@ -111,6 +112,9 @@ def restore(
     for generation in agreed.candidates:
         at = f"step {generation.step} in memory is not used"
         anew: tuple[str, ...] = ()
+        if is_changed and isinstance(generation, OtherWorld):
+            # What begins anew would have the state of the generation that was refused.
+            continue
         if isinstance(generation, OtherWorld):
             read = reshard_load.read(folder, generation, objects, safe_types)
             state, problem, anew = read.state, read.problem, read.anew

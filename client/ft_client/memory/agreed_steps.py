@@ -57,6 +57,8 @@ class Offer:
         reached: the last step that a rank of the node has reported before; 0: none has.
         no_save_until: the step that the training must pass before it saves, by the marks in this folder; 0: there is no
             mark. The largest that any rank says counts: a node that has just joined has no mark.
+        set_aside_from: the step from which on states are not used, by the marks in this folder; None: there is no mark.
+            Of jobs with another number of ranks the least that any rank says counts, as one node's file may be enough.
     """
 
     node: str
@@ -68,6 +70,7 @@ class Offer:
     refused: str
     reached: int
     no_save_until: int
+    set_aside_from: int | None
 
 
 @dataclass(frozen=True)
@@ -155,10 +158,12 @@ def agree(offers: Sequence[Offer], rank: int) -> AgreedSteps:
 
 def _other_worlds(offers: Sequence[Offer], nodes: Mapping[str, Sequence[int]]) -> list[OtherWorld]:
     """Returns what the nodes have of jobs with another number of ranks than `offers` are of. `nodes`: ranks by node."""
+    marks = [offer.set_aside_from for offer in offers if offer.set_aside_from is not None]
+    below = min(marks, default=None)
     holders: dict[tuple[int, int, str], dict[int, dict[int, set[str]]]] = defaultdict(dict)
     for offer in offers:
         for held in offer.others:
-            if held.world == len(offers):
+            if held.world == len(offers) or (below is not None and held.step >= below):
                 continue
             of_rank = holders[held.step, held.world, held.series]
             for rank in held.ranks:

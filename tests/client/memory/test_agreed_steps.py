@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ft_client.memory.agreed_steps import Offer, OtherWorld, agree
@@ -18,7 +20,7 @@ def offers(
     *of_ranks: list[Generation], nodes: str = "xx", newer_than: int = 0, refused: tuple[str, ...] = ("", "", "", "")
 ) -> list[Offer]:
     given = zip(nodes, of_ranks, refused, strict=False)
-    return [Offer(node, found, [], newer_than, B, 7, why, 0, 0) for node, found, why in given]
+    return [Offer(node, found, [], newer_than, B, 7, why, 0, 0, None) for node, found, why in given]
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,8 @@ def test_what_all_nodes_have_is_agreed(given: list[Offer], expected: list[int]) 
 
 def test_the_largest_step_on_disk_counts_and_series_and_interval_of_rank_0() -> None:
     given = [
-        Offer("x", generations(10, 20), [], 5, A, 3, "", 31, 40),
-        Offer("x", generations(10, 20), [], 15, B, 4, "", 30, 0),
+        Offer("x", generations(10, 20), [], 5, A, 3, "", 31, 40, None),
+        Offer("x", generations(10, 20), [], 15, B, 4, "", 30, 0, None),
     ]
     agreed = agree(given, 1)
     assert [found.step for found in agreed.candidates] == [20]
@@ -105,7 +107,9 @@ def files_of(given: list[Offer], rank: int = 0) -> list[tuple[int, list[tuple[in
 
 
 def others(*of_ranks: list[HeldFiles], nodes: str, newer_than: int = 0, why: str = "") -> list[Offer]:
-    return [Offer(node, [], found, newer_than, B, 7, why, 0, 0) for node, found in zip(nodes, of_ranks, strict=True)]
+    return [
+        Offer(node, [], found, newer_than, B, 7, why, 0, 0, None) for node, found in zip(nodes, of_ranks, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,5 +138,12 @@ def test_files_of_another_number_of_ranks_count_wherever_they_lie(given: list[Of
 
 
 def test_of_one_step_that_of_this_job_comes_first() -> None:
-    given = [Offer("x", generations(10, series=A), [HeldFiles(10, 4, 4, B, (0,))], 0, B, 7, "", 0, 0)] * 2
+    given = [Offer("x", generations(10, series=A), [HeldFiles(10, 4, 4, B, (0,))], 0, B, 7, "", 0, 0, None)] * 2
     assert [found.world for found in agree(given, 0).candidates] == [2, 4]
+
+
+def test_what_one_node_has_set_aside_is_not_taken_from_another_one() -> None:
+    """As from a node that was not in the job when the step was set aside."""
+    first, second = others([], [held(0), held(0, step=20)], nodes="xy")
+    given = [dataclasses.replace(first, set_aside_from=20), second]
+    assert [step for step, _ in files_of(given)] == [10]
