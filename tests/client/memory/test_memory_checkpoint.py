@@ -322,14 +322,23 @@ def test_a_smaller_keep_removes_files(tell: Tell) -> None:
     assert steps_in(folder) == [5, 4]
 
 
-def test_files_of_ranks_that_the_job_has_no_more_are_removed(tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+def test_files_of_another_number_of_ranks_stay_until_the_job_has_its_own(
+    tell: Tell, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = tell()
-    for name in (StateFile(9, 1, 2, 2, "0a1b2c3d").name, StateFile(9, 0, 2, 2, "0a1b2c3d").name):
+    others = [StateFile(9, rank, 2, 2, "0a1b2c3d").name for rank in (0, 1)]
+    for name in others:
         (folder / name).write_bytes(b"of two ranks")
     (folder / memory_files.unfinished_name(1, 0)).touch()
-    assert Training().keep.load() == 0
-    assert names_in(folder) == [memory_files.unfinished_name(0, 0)]
-    assert "step 9 in memory cannot be used: it is of 2 ranks" in capfd.readouterr().err
+    training = Training()
+    assert training.keep.load() == 0
+    assert "step 9 in memory is not used" in capfd.readouterr().err
+    assert names_in(folder) == others
+    training.run(0, 1)
+    assert set(others) < set(names_in(folder))
+    training.run(1, 2)
+    assert not set(others) & set(names_in(folder))
+    assert steps_in(folder) == [2, 1]
 
 
 def test_a_save_that_was_cut_off_leaves_no_generation(
