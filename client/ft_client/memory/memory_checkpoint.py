@@ -326,7 +326,7 @@ class MemoryCheckpoint:
             files.keep_only([])
             files.remove_useless()
 
-    def _kept(self, found: Generation | OtherWorld | None) -> list[Generation | OtherWorld]:
+    def _kept(self, found: Generation | OtherWorld | None) -> Sequence[Generation | OtherWorld]:
         """Returns the generations whose files stay. Where the job has none of its own yet, these are of a job with
         another number of ranks: a fault before the first save must not leave nothing."""
         assert self._agreed is not None
