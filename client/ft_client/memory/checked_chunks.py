@@ -28,7 +28,7 @@ def send(block: Any, size: int, target: int) -> None:
         size: bytes of the block.
         target: the rank.
     """
-    dist.send(_packed(block, size).to(group.device()), dst=target)
+    dist.send(with_checksum(block, size).to(group.device()), dst=target)
 
 
 def receive(size: int, source: int) -> Any:
@@ -39,7 +39,7 @@ def receive(size: int, source: int) -> Any:
     """
     packed = torch.empty(size + _CHECKSUM_BYTES, dtype=torch.uint8, device=group.device())
     dist.recv(packed, src=source)
-    return _unpacked(packed)
+    return without_checksum(packed)
 
 
 def broadcast(block: Any, size: int, source: int) -> Any:
@@ -54,11 +54,11 @@ def broadcast(block: Any, size: int, source: int) -> Any:
         DamagedFile: as in `receive`.
     """
     if group.rank() == source:
-        packed = _packed(block, size).to(group.device())
+        packed = with_checksum(block, size).to(group.device())
     else:
         packed = torch.empty(size + _CHECKSUM_BYTES, dtype=torch.uint8, device=group.device())
     dist.broadcast(packed, src=source)
-    return _unpacked(packed)
+    return without_checksum(packed)
 
 
 def broadcast_bytes(content: bytes, source: int) -> bytes:
@@ -86,7 +86,7 @@ def broadcast_bytes(content: bytes, source: int) -> bytes:
     return b"".join(found)
 
 
-def _packed(block: Any, size: int) -> Any:
+def with_checksum(block: Any, size: int) -> Any:
     """Returns a block with its checksum behind it, as one tensor of uint8 in the host's memory."""
     packed = torch.zeros(size + _CHECKSUM_BYTES, dtype=torch.uint8)
     if block is not None:
@@ -98,8 +98,8 @@ def _packed(block: Any, size: int) -> Any:
     return packed
 
 
-def _unpacked(packed: Any) -> Any:
-    """Returns the block in what `_packed` has made. Raises DamagedFile."""
+def without_checksum(packed: Any) -> Any:
+    """Returns the block in what `with_checksum` has made. Raises DamagedFile."""
     here = packed.cpu()
     block = here[:-_CHECKSUM_BYTES]
     named = int.from_bytes(bytes(here[-_CHECKSUM_BYTES:].numpy()), "little")

@@ -53,7 +53,7 @@ class ReadState:
     anew: tuple[str, ...] = ()
 
 
-class _Failed(Exception):
+class _CannotGoOn(Exception):
     """A rank cannot go on; all ranks know it. The text is this rank's own reason, or empty."""
 
 
@@ -79,7 +79,7 @@ def read(folder: str, found: OtherWorld, objects: Mapping[str, Any], safe_types:
     resharding = _Resharding(folder, found, objects, safe_types)
     try:
         state, anew = resharding.run()
-    except _Failed as failed:
+    except _CannotGoOn as failed:
         return ReadState(None, str(failed))
     return ReadState(state, "", anew)
 
@@ -100,7 +100,7 @@ class _Resharding:
         """Name of a part -> the new shard of this rank."""
 
     def run(self) -> tuple[LoadedState, tuple[str, ...]]:
-        """Returns the state of this rank, and the names of the objects that begin anew. Raises _Failed."""
+        """Returns the state of this rank, and the names of the objects that begin anew. Raises _CannotGoOn."""
         told: list[Any] = []
         with _noting(self):
             told = self._open()
@@ -135,15 +135,15 @@ class _Resharding:
         return state, shared.anew
 
     def _vote(self) -> None:
-        """Raises _Failed on all ranks where one cannot go on. Of ranks with the same reason the first one has it: many
-        reasons follow from what all ranks know. Collective."""
+        """Raises _CannotGoOn on all ranks where one cannot go on. Of ranks with the same reason the first one has it:
+        many reasons follow from what all ranks know. Collective."""
         if group.min_over_ranks([float(not self._problem)])[0]:
             return
         reasons = group.gather_json(self._problem)
         reason = ""
         if reasons.index(self._problem) == group.rank():
             reason = self._problem
-        raise _Failed(reason)
+        raise _CannotGoOn(reason)
 
     def note(self, problem: Exception) -> None:
         """Notes why this rank cannot go on: the first reason counts."""
