@@ -70,7 +70,8 @@ _STATE_FILE = re.compile(
     r"step-(\d{1,18})_rank-(\d{1,9})-of-(\d{1,9})_node-(\d{1,9})_series-([0-9a-f]{8})\.safetensors", re.ASCII
 )
 _STATE_FOLDER = re.compile(
-    r"step-(\d{1,18})_world-(\d{1,9})_ranks-([0-9a-f]{8})_series-([0-9a-f]{8})\.folder", re.ASCII
+    r"step-(\d{1,18})_world-(\d{1,9})_ranks-([0-9a-f]{8})(?:_training-([0-9a-f]{8}))?_series-([0-9a-f]{8})\.folder",
+    re.ASCII,
 )
 _PARTS_MARK = re.compile(r"step-(\d{1,18})_parts-([0-9a-f]{8})\.mark", re.ASCII)
 _SET_ASIDE = re.compile(r"set-aside_from-(\d{1,18})", re.ASCII)
@@ -142,17 +143,24 @@ class StateFile:
 class StateFolder:
     """The name of a whole folder of a step. All ranks of a node write into one folder.
 
-    `ranks`: which ranks the node had, as from `ranks_in_name`. The other fields as in `StateFile`.
+    Attributes:
+        step, world, series: as in `StateFile`.
+        ranks: which ranks the node had, as from `ranks_in_name`.
+        training: which of the job's trainings wrote it, as from `training_in_name`; empty: the one without a name.
     """
 
     step: int
     world: int
     ranks: str
     series: str
+    training: str = ""
 
     @property
     def name(self) -> str:
-        return f"step-{self.step}_world-{self.world}_ranks-{self.ranks}_series-{self.series}.folder"
+        training = ""
+        if self.training:
+            training = f"_training-{self.training}"
+        return f"step-{self.step}_world-{self.world}_ranks-{self.ranks}{training}_series-{self.series}.folder"
 
 
 @dataclass(frozen=True)
@@ -203,6 +211,13 @@ class HeldFiles:
 def ranks_in_name(ranks: Sequence[int]) -> str:
     """Returns what tells the ranks of a node from other ranks in a name: a checksum, since they may be many."""
     return f"{zlib.crc32(repr(list(ranks)).encode()):08x}"
+
+
+def training_in_name(training: str) -> str:
+    """Returns what tells a training from the job's others in a name: a checksum; empty for the one without a name."""
+    if not training:
+        return ""
+    return f"{zlib.crc32(training.encode()):08x}"
 
 
 def folder_name(key: str) -> str:
@@ -265,7 +280,7 @@ def state_folder(name: str) -> StateFolder | None:
     found = _STATE_FOLDER.fullmatch(name)
     if found is None:
         return None
-    return StateFolder(int(found[1]), int(found[2]), found[3], found[4])
+    return StateFolder(int(found[1]), int(found[2]), found[3], found[5], found[4] or "")
 
 
 def complete_generations(names: Iterable[str]) -> list[Generation]:

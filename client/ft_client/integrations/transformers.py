@@ -15,15 +15,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
-from ft_client.memory.folder_saves import FolderSaves
-from ft_client.memory.latest_folder import latest_folder_before_group
+from ft_client.memory.folder_saves import FolderSaves, latest_folder, must_be_local
 from ft_client.memory.node_folder import say_on_rank_0
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,18})", re.ASCII)
 _STATE = "trainer_state.json"
 """What the Trainer writes last into a checkpoint."""
+_SAVING = (
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+)
+"""The methods by which the Trainer saves. Its own have no collectives in the form in which they are called here; those
+of a subclass may have."""
 
 
 class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
@@ -41,30 +50,34 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
 
     Args:
         trainer: whose callback this is.
+        training: the name of the training, where the job has several, one after the other. Also for `latest`.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, training: str = "") -> None:
         self._trainer = trainer
+        self._training = training
         self._saves: FolderSaves | None = None
 
     @staticmethod
-    def latest(newer_than: int | str | Path | None = 0) -> str | None:
+    def latest(newer_than: int | str | Path | None = 0, training: str = "") -> str | None:
         """Returns the path of the newest checkpoint in memory that all nodes have, for `resume_from_checkpoint`; None:
         there is none. All ranks call it.
 
         Args:
             newer_than: the newest checkpoint on disk, which an older one in memory does not replace: its step, its
                 folder, or the Trainer's `output_dir`.
+            training: the name that the callback has.
 
         Raises:
+            ValueError: `newer_than` is in a remote file system.
             RuntimeError: some ranks do not call it: the error names them. Or the launcher's store does not answer.
         """
         step = 0
         if isinstance(newer_than, (str, Path)):
-            step = step_on_disk(Path(newer_than))
+            step = step_on_disk(Path(must_be_local(str(newer_than))))
         elif newer_than is not None:
             step = newer_than
-        folder = latest_folder_before_group("MemoryCheckpoint.latest()", step)
+        folder = latest_folder("MemoryCheckpoint.latest()", step, training)
         if folder is None:
             return None
         return str(next(folder.glob("checkpoint-*"), folder))
@@ -73,19 +86,46 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._saves = None
-        saves = FolderSaves("MemoryCheckpoint in train", state.global_step)
-        if self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled:
+        saves = FolderSaves("MemoryCheckpoint in train", state.global_step, self._training)
+        reason = _why_not(self._trainer)
+        if reason:
             if saves.is_on:
-                say_on_rank_0("no state is kept in memory: the Trainer's FSDP and DeepSpeed write shards")
+                say_on_rank_0(f"no state is kept in memory: {reason}")
             return
         self._saves = saves
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if self._saves is not None:
+            self._saves.end()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self._saves is None or not self._saves.is_due(state.global_step):
             return
         # In the block ranks wait for each other only before the first file is written (`store_flos`): see `_towards`.
-        with self._saves.folder(state.global_step, is_collective=False) as folder, _towards(args, folder):
+        is_collective = any(getattr(type(self._trainer), name) is not getattr(Trainer, name) for name in _SAVING)
+        with self._saves.folder(state.global_step, is_collective) as folder, _towards(args, folder), _unchanged(state):
             self._trainer._save_checkpoint(self._trainer.model, trial=None)
+
+
+def _why_not(trainer: Any) -> str:
+    """Returns why the checkpoint of a trainer cannot be kept; empty: it can."""
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        return "the Trainer's FSDP and DeepSpeed write shards"
+    if (getattr(trainer.model, "tp_size", None) or 1) > 1:
+        return "each rank has a part of the model (tensor parallel), and the first one of a node would write it"
+    return ""
+
+
+@contextmanager
+def _unchanged(state: Any) -> Iterator[None]:
+    """A context in which a save leaves the states of callbacks as they were: the Trainer adds one to a list in each
+    save, where several callbacks are of one class."""
+    before = state.stateful_callbacks
+    state.stateful_callbacks = {name: [*kept] if isinstance(kept, list) else kept for name, kept in before.items()}
+    try:
+        yield
+    finally:
+        state.stateful_callbacks = before
 
 
 @contextmanager

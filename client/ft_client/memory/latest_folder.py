@@ -25,7 +25,7 @@ from rank_monitor.contract import memory_files
 from rank_monitor.contract.memory_files import MemoryFiles, StateFolder
 
 
-def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
+def latest_memory_folder(newer_than: int | None = 0, training: str = "") -> Path | None:
     """Returns the newest folder that is complete on all nodes, the same step on all ranks; None: there is none, or
     there is no launcher. Collective.
 
@@ -34,6 +34,7 @@ def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
     Args:
         newer_than: the step of the newest checkpoint on disk: an older folder is not returned. None as 0: there is no
             checkpoint. The largest value of all ranks counts.
+        training: the name that the folder was written with (`ft.memory_folder`).
 
     Raises:
         TypeError: the step is no whole number.
@@ -43,28 +44,28 @@ def latest_memory_folder(newer_than: int | None = 0) -> Path | None:
     settings = read_settings_in_group("ft.latest_memory_folder()")
     if settings is None:
         return None
-    return _look(settings, newest_on_disk, group)
+    return _look(settings, newest_on_disk, training, group)
 
 
-def latest_folder_before_group(call: str, newer_than: int | None = 0) -> Path | None:
+def latest_folder_before_group(call: str, newer_than: int | None = 0, training: str = "") -> Path | None:
     """As `latest_memory_folder`, also before the job has a process group: the ranks agree by the launcher's store then.
     All ranks of the job call it.
 
     Args:
         call: what the program calls, for the error where some ranks do not.
-        newer_than: as there.
+        newer_than, training: as there.
 
     Raises:
         TypeError: the step is no whole number.
         RuntimeError: some ranks do not call it: the error names them. Or the store does not answer.
     """
     if group.is_there():
-        return latest_memory_folder(newer_than)
+        return latest_memory_folder(newer_than, training)
     newest_on_disk = operator.index(newer_than or 0)
     settings = read_settings()
     if settings is None:
         return None
-    return _look(settings, newest_on_disk, EarlyRanks(call))
+    return _look(settings, newest_on_disk, training, EarlyRanks(call))
 
 
 class _Ranks(Protocol):
@@ -75,16 +76,17 @@ class _Ranks(Protocol):
     def gather_json(self, value: Any) -> list[Any]: ...
 
 
-def _look(settings: MemoryFiles, newest_on_disk: int, ranks: _Ranks) -> Path | None:
-    """Returns the newest folder that all nodes have and that is newer than the disk, and tells the launcher.
-
-    Collective.
+def _look(settings: MemoryFiles, newest_on_disk: int, training: str, ranks: _Ranks) -> Path | None:
+    """Returns the newest folder of a training that all nodes have and that is newer than the disk, and tells the
+    launcher. Collective.
     """
+    in_name = memory_files.training_in_name(training)
     own_rank = ranks.rank()
     own: list[StateFolder] = []
     refused = why_not(settings, ranks.size())
     if not refused:
-        own = memory_files.complete_folders(names_in(settings.folder))
+        whole = memory_files.complete_folders(names_in(settings.folder))
+        own = [found for found in whole if found.training == in_name]
     elif settings.folder and own_rank == 0:
         say(f"no folder in memory is used: {refused}")
     node = node_of(settings.folder, own_rank)
@@ -96,9 +98,9 @@ def _look(settings: MemoryFiles, newest_on_disk: int, ranks: _Ranks) -> Path | N
 
     def fitting(rank: int) -> set[tuple[int, str]]:
         """Returns step and series of each folder of a rank's node that was written by the ranks that it has now."""
-        in_name = memory_files.ranks_in_name(ranks_of_node(nodes, rank))
+        here = memory_files.ranks_in_name(ranks_of_node(nodes, rank))
         return {
-            (step, series) for step, world, ranks, series in offers[rank][2] if (world, ranks) == (len(offers), in_name)
+            (step, series) for step, world, ranks, series in offers[rank][2] if (world, ranks) == (len(offers), here)
         }
 
     common = set.intersection(*(fitting(rank) for rank in range(len(offers))))
@@ -106,7 +108,7 @@ def _look(settings: MemoryFiles, newest_on_disk: int, ranks: _Ranks) -> Path | N
     newest = max(common, default=(0, ""))
     found = None
     if newest[0] > on_disk:
-        found = StateFolder(newest[0], len(offers), memory_files.ranks_in_name(here), newest[1])
+        found = StateFolder(newest[0], len(offers), memory_files.ranks_in_name(here), newest[1], in_name)
     offered = sorted({(step, series) for offer in offers for step, _, _, series in offer[2]})
     message = message_of_look(offers[0][4], found, offered, on_disk, max(offer[3] for offer in offers))
     # Where no monitor takes the message, this may be a program that a rank has started.

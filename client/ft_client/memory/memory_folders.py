@@ -64,6 +64,8 @@ class memory_folder:
     Args:
         step: how many steps the training has done.
         is_collective: whether the ranks wait for each other in the body.
+        training: the name of the training, where the job has several, one after the other: each finds its own folders.
+            Those of the one before are removed when the first folder of the next one is complete.
 
     Raises:
         TypeError, ValueError: the step is no whole number, or less than 1.
@@ -73,11 +75,12 @@ class memory_folder:
     _is_off_said: ClassVar[bool] = False
     """Whether a line has said why no folder is kept now."""
 
-    def __init__(self, step: int, is_collective: bool = True) -> None:
+    def __init__(self, step: int, is_collective: bool = True, training: str = "") -> None:
         self._step = operator.index(step)
         if self._step < 1:
             raise ValueError(f"memory_folder({step}): the step must be 1 or more")
         self._is_collective = is_collective
+        self._training = memory_files.training_in_name(training)
         self._settings = read_settings_in_group("ft.memory_folder()")
         self._path = Path()
         self._name = ""
@@ -125,7 +128,7 @@ class memory_folder:
         ranks = exchanged.node_ranks
         self._is_first = ranks[0] == group.rank()
         in_name = memory_files.ranks_in_name(ranks)
-        self._name = StateFolder(self._step, group.size(), in_name, exchanged.series).name
+        self._name = StateFolder(self._step, group.size(), in_name, exchanged.series, self._training).name
         self._path = Path(self._settings.folder) / (self._name + memory_files.UNFINISHED)
         try:
             self._path.mkdir(mode=0o700, exist_ok=True)
@@ -210,8 +213,8 @@ class memory_folder:
 
     def _remove_useless(self, keep: int) -> None:
         """Removes all folders that nobody loads any more, once the new one is whole: those older than the newest
-        `keep`, those of other ranks, what came to nothing, and what the training has gone back behind: it computes
-        these steps again."""
+        `keep`, those of other ranks and of other trainings, what came to nothing, and what the training has gone back
+        behind: it computes these steps again."""
         folder = self._path.parent
         names = names_in(str(folder))
         own = memory_files.state_folder(self._name)
@@ -220,7 +223,7 @@ class memory_folder:
             found
             for found in whole
             if own is not None
-            and (found.world, found.ranks) == (own.world, own.ranks)
+            and (found.world, found.ranks, found.training) == (own.world, own.ranks, own.training)
             and (found == own or found.step < own.step)
         ]
         useless = set(whole) - set(useful[:keep])

@@ -1,8 +1,9 @@
 """A training with the real Lightning and its state in memory: `lightning_memory.py FOLDER`.
 
 FOLDER/training.json has: `strategy`, `kills` (cycle -> step and ranks), `disk` (steps between checkpoints on disk; 0:
-none), `steps`, `async`, `watch` (whether a callback learns limits, for FOLDER/ft). Each rank writes its weights, and a
-number drawn at the end, to FOLDER/end-RANK.json.
+none), `steps`, `async`, `watch` (whether a callback learns limits, for FOLDER/ft), `fits` (how many trainings) and
+`raises` (rank and step of a hook that fails). Each rank writes its weights, and a number drawn at the end, to
+FOLDER/end-RANK.json.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class Loader:
 class Model(pl.LightningModule):
     """Learns, with dropout; is killed where the plan says so."""
 
-    def __init__(self, kills: dict[str, Any], seen: Path) -> None:
+    def __init__(self, kills: dict[str, Any], seen: Path, raises: Any) -> None:
         super().__init__()
+        self.raises = raises
         self.layer = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
         self.cycle = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.kill, self.seen = kills.get(self.cycle), seen
@@ -76,6 +78,10 @@ class Model(pl.LightningModule):
             os.kill(os.getpid(), signal.SIGKILL)
         return (self.layer(batch) - batch.sum(1, keepdim=True)).square().mean()
 
+    def on_save_checkpoint(self, checkpoint: Any) -> None:
+        if self.raises == [self.global_rank, self.global_step]:
+            raise KeyError("the hook fails")
+
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), 0.01)
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9), "interval": "step"}]
@@ -86,6 +92,11 @@ class Model(pl.LightningModule):
 
 def main(folder: Path) -> None:
     plan = json.loads((folder / "training.json").read_text())
+    for _ in range(plan["fits"]):
+        train(folder, plan)
+
+
+def train(folder: Path, plan: dict[str, Any]) -> None:
     disk = folder / "disk"
     callbacks: list[Any] = [MemoryCheckpoint()]
     if plan["watch"]:
@@ -94,7 +105,7 @@ def main(folder: Path) -> None:
         callbacks.append(ModelCheckpoint(disk, every_n_train_steps=plan["disk"], save_last=True))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.manual_seed(1)
-    model = Model(plan["kills"], folder / "seen")
+    model = Model(plan["kills"], folder / "seen", plan["raises"])
     torch.manual_seed(100 + int(os.environ.get("RANK", "0")))
     strategy: Any = plan["strategy"]
     if strategy == "sharded":

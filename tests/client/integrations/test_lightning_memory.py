@@ -39,7 +39,8 @@ def lightning() -> None:
 
 def write_plan(folder: Path, **plan: Any) -> None:
     folder.mkdir(exist_ok=True)
-    plan = {"strategy": "ddp", "kills": {}, "disk": 0, "steps": STEPS, "async": False, "watch": False, **plan}
+    usual = {"strategy": "ddp", "kills": {}, "disk": 0, "steps": STEPS, "async": False, "watch": False}
+    plan = {**usual, "fits": 1, "raises": None, **plan}
     (folder / "training.json").write_text(json.dumps(plan))
 
 
@@ -118,6 +119,16 @@ def test_saves_in_memory_teach_no_limit_for_checkpoints(start_job: StartJob, tmp
     train(start_job, tmp_path, EACH_STEP, watch=True, kills={"0": {"step": 7, "ranks": [0, 1]}})
     limits = json.loads((tmp_path / "ft" / "_ft_state.json").read_text())["current_timeouts"]["section"]
     assert limits["calculated_sections"] == ["setup"], limits
+
+
+def test_a_second_fit_takes_no_state_of_the_first_and_a_hook_that_fails_costs_one_save(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    job = train(start_job, tmp_path, EACH_STEP, fits=2, steps=5, raises=[1, 3])
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    assert [int(step) for cycle, rank, step in seen if rank == "1"] == [*range(5), *range(5)], job.tail()
+    assert "step 3 was not saved in memory: KeyError: 'the hook fails'" in job.output, job.tail()
+    assert "a training of this name has ended in this process" in job.output, job.tail()
 
 
 def test_without_the_launcher_nothing_is_kept(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import ft_client as ft
-from ft_client.memory.folder_saves import FolderSaves, restore_random, write_random
+from ft_client.memory import folder_saves
+from ft_client.memory.folder_saves import FolderSaves, must_be_local, restore_random, write_random
 from rank_monitor.contract import env, memory_files
 from tests.client.memory.conftest import Tell
 
@@ -64,3 +67,68 @@ def test_random_numbers_come_back(tmp_path: Path) -> None:
     drawn = random.random()
     restore_random(tmp_path, 0)
     assert random.random() == drawn
+
+
+@pytest.fixture
+def latest(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Returns what a training finds: the content of its newest folder; empty: none. Each test is a process of its
+    own."""
+    monkeypatch.setenv("MASTER_PORT", str(next(PORTS)))
+
+    def found(training: str) -> str:
+        path = folder_saves.latest_folder("latest()", 0, training)
+        return "" if path is None else (path / "file").read_text()
+
+    yield found
+
+
+PORTS = itertools.count(1)
+
+
+def test_each_training_finds_its_own_state(tell: Tell, latest: Callable[[str], str]) -> None:
+    tell(interval=1)
+    first = FolderSaves("fit", 0, "fold 1")
+    train(first, range(1, 9))
+    assert (latest("fold 1"), latest("fold 2"), latest("")) == ("8", "", "")
+    first.end()
+    second = FolderSaves("fit", 0, "fold 2")
+    assert (latest("fold 1"), latest("fold 2")) == ("", "")
+    train(second, range(1, 3))
+    assert latest("fold 2") == "2"
+
+
+def test_the_state_of_an_earlier_training_makes_room(tell: Tell, latest: Callable[[str], str]) -> None:
+    folder = tell(interval=1)
+    train(FolderSaves("fit", 0, "fold 1"), range(1, 9))
+    train(FolderSaves("fit", 0, "fold 2"), range(1, 3))
+    steps = [found.step for found in memory_files.complete_folders(path.name for path in folder.iterdir())]
+    assert steps == [2, 1]
+
+
+def test_a_second_training_without_a_name_of_its_own_keeps_and_finds_nothing(
+    tell: Tell, latest: Callable[[str], str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(interval=1)
+    first = FolderSaves("fit", 0)
+    train(first, range(1, 9))
+    first.end()
+    assert latest("") == ""
+    second = FolderSaves("fit", 0)
+    assert not second.is_on and train(second, range(1, 9)) == []
+    assert "a training of this name has ended in this process" in capfd.readouterr().err
+    monkeypatch.setenv("MASTER_PORT", str(next(PORTS)))  # the next round of a restart in process
+    assert latest("") == "8" and FolderSaves("fit", 8).is_on
+
+
+def test_the_first_rank_of_a_node_writes_whatever_its_local_number_is(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(interval=1)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert FolderSaves("fit", 0).is_first_of_node
+
+
+def test_a_checkpoint_in_a_remote_file_system_is_given_by_its_step() -> None:
+    assert must_be_local("out/checkpoint-3") == "out/checkpoint-3"
+    with pytest.raises(ValueError, match="give the step"):
+        must_be_local("s3://bucket/out")

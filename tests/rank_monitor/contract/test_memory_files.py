@@ -19,6 +19,9 @@ def test_a_name_says_what_was_put_into_it() -> None:
     assert memory_files.state_file(file.name) == file
     folder = StateFolder(step=7, world=8, ranks="00000001", series="ffffffff")
     assert memory_files.state_folder(folder.name) == folder
+    named = StateFolder(7, 8, "00000001", "ffffffff", memory_files.training_in_name("fold 2"))
+    assert memory_files.state_folder(named.name) == named != folder
+    assert memory_files.training_in_name("") == ""
 
 
 @pytest.mark.parametrize(

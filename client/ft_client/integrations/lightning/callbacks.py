@@ -148,10 +148,15 @@ class FaultToleranceSectionsCallback(FitWatch):
         saves = [(trainer, "save_checkpoint"), (trainer.strategy, "remove_checkpoint"), (writer, "teardown")]
         if finalizes:
             saves.append((writer, "maybe_finalize_save_checkpoint"))
-        saving = _Saving(self._on)
+        saving = _Saving(self._on, lambda: self._discount(trainer))
         for owner, name in saves:
             self._saves.wrap(CallableId(owner, name), saving)
         self._on(FitEvent.BEGAN)
+
+    def _discount(self, trainer: Any) -> None:
+        """Has a save in memory teach no limit: it takes less time than one on disk, for which the limit is."""
+        if is_save_in_memory(trainer) and self._client is not None and self._now is not None:
+            self._client.discount(self._now)
 
     def _over(self, client: RankMonitorClient, failed: bool) -> None:
         # What an exception cut off was open for an unusual time: it must not teach a limit.
@@ -188,10 +193,14 @@ class _Saving:
     """A context around each save, in which the section `checkpointing` is open.
 
     Saves may be nested: `Wrapped` enters the context only for the outermost.
+
+    Args:
+        on: called when a save begins and when it has ended well.
+        discount: called before the second, to have the time of some saves left out of what is learned.
     """
 
-    def __init__(self, on: Callable[[FitEvent], None]) -> None:
-        self._on, self.is_open = on, False
+    def __init__(self, on: Callable[[FitEvent], None], discount: Callable[[], None]) -> None:
+        self._on, self._discount, self.is_open = on, discount, False
 
     def __enter__(self) -> None:
         self.is_open = True
@@ -200,4 +209,5 @@ class _Saving:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.is_open = False
         if error is None:  # the section of a failed save stays open: its duration must not teach a limit
+            self._discount()
             self._on(FitEvent.SAVED)

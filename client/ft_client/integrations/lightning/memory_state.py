@@ -17,8 +17,7 @@ import torch
 
 from ft_client.integrations.lightning.framework import Callback
 from ft_client.integrations.lightning.saved_form import FOR_MEMORY, SavedForm, saved_form, step_on_disk
-from ft_client.memory.folder_saves import FolderSaves, is_first_of_node, restore_random, write_random
-from ft_client.memory.latest_folder import latest_folder_before_group
+from ft_client.memory.folder_saves import FolderSaves, latest_folder, must_be_local, restore_random, write_random
 from ft_client.memory.node_folder import say_on_rank_0
 
 _FILE = "state.ckpt"
@@ -36,38 +35,45 @@ class MemoryCheckpoint(Callback):
 
         trainer = pl.Trainer(callbacks=[MemoryCheckpoint(), saves])
         trainer.fit(model, ckpt_path=MemoryCheckpoint.latest(newer_than="experiment") or "last")
+
+    Args:
+        training: the name of the training, where the job has several, one after the other. Also for `latest`.
     """
 
     _is_looked_for: ClassVar[bool] = False
     """Whether this process has asked for the newest state."""
 
-    def __init__(self) -> None:
+    def __init__(self, training: str = "") -> None:
         super().__init__()
+        self._training = training
         self._saves: FolderSaves | None = None
         self._form = SavedForm.REPLICATED
         self._is_loaded = False
         """Whether `fit` has loaded a checkpoint, and training has not begun yet."""
 
     @classmethod
-    def latest(cls, newer_than: int | str | Path | None = 0) -> str | None:
+    def latest(cls, newer_than: int | str | Path | None = 0, training: str = "") -> str | None:
         """Returns the path of the newest checkpoint in memory that all nodes have, for `ckpt_path`; None: there is
         none. All ranks call it, also before there is a process group.
 
         Args:
             newer_than: the newest checkpoint on disk, which an older one in memory does not replace: its step, its
                 file, or the folder with Lightning's last ones (`last*.ckpt`), of which the latest is read.
+            training: the name that the callback has.
 
         Raises:
+            ValueError: `newer_than` is in a remote file system.
             RuntimeError: some ranks do not call it: the error names them. Or the launcher's store does not answer.
         """
         cls._is_looked_for = True
         step = 0
         if isinstance(newer_than, (str, Path)):
+            path = Path(must_be_local(str(newer_than)))
             if os.environ.get("RANK", "0") == "0":  # the largest step of all ranks counts
-                step = step_on_disk(Path(newer_than))
+                step = step_on_disk(path)
         elif newer_than is not None:
             step = newer_than
-        folder = latest_folder_before_group(_LATEST, step)
+        folder = latest_folder(_LATEST, step, training)
         if folder is None:
             return None
         return str(folder / _FILE)
@@ -82,7 +88,7 @@ class MemoryCheckpoint(Callback):
         if self._is_loaded and trainer.ckpt_path:
             restore_random(Path(trainer.ckpt_path).parent, trainer.global_rank)
         self._is_loaded = False
-        saves = FolderSaves("MemoryCheckpoint in fit", trainer.global_step)
+        saves = FolderSaves("MemoryCheckpoint in fit", trainer.global_step, self._training)
         is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
         has_shards = any(hasattr(optimizer, "consolidate_state_dict") for optimizer in trainer.optimizers)
         form = saved_form(type(trainer.strategy).save_checkpoint.__qualname__, has_shards, is_one_node)
@@ -97,39 +103,55 @@ class MemoryCheckpoint(Callback):
 
     def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
         if self._saves is not None and self._saves.is_due(trainer.global_step):
-            with _writing(trainer.strategy, self._write_in(trainer.strategy, self._saves, trainer)):
-                # Not the method of the instance, whose time the callback for sections takes: a limit for checkpoints
-                # that was learned from saves in memory would be too short for one on disk.
-                type(trainer).save_checkpoint(trainer, _FILE)
+            self._save(trainer, self._saves)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._saves is not None:
+            self._saves.end()
 
     # Within.
 
-    def _write_in(self, strategy: Any, saves: FolderSaves, trainer: Any) -> Any:
-        """Returns what takes the place of the strategy's `save_checkpoint` for one save."""
+    def _save(self, trainer: Any, saves: FolderSaves) -> None:
+        """Has Lightning save into a folder in memory. All ranks enter its block, also one that a hook of the user's
+        (`on_save_checkpoint`) has failed before: the others wait there."""
         is_sharded = self._form is SavedForm.SHARDED
-        step = trainer.global_step
+        step, strategy = trainer.global_step, trainer.strategy
+        has_begun = False
 
         def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+            nonlocal has_begun
+            has_begun = True
             with saves.folder(step, is_collective=is_sharded) as folder:
                 write_random(folder, trainer.global_rank)
                 if is_sharded:
                     with _plain_files(strategy):
                         type(strategy).save_checkpoint(strategy, checkpoint, folder / _FILE)
-                elif is_first_of_node(os.environ.get("LOCAL_RANK")):
+                elif saves.is_first_of_node:
                     torch.save(checkpoint, folder / _FILE)
 
         setattr(save_checkpoint, FOR_MEMORY, True)
-        return save_checkpoint
+        with _writing(strategy, save_checkpoint):
+            try:
+                trainer.save_checkpoint(_FILE)
+            except Exception as problem:
+                if has_begun:
+                    raise
+                with saves.folder(step, is_collective=is_sharded):
+                    raise problem
 
 
 @contextmanager
 def _writing(strategy: Any, save_checkpoint: Any) -> Iterator[None]:
     """A context in which a strategy saves in another way."""
+    of_instance = vars(strategy).get("save_checkpoint")
     strategy.save_checkpoint = save_checkpoint
     try:
         yield
     finally:
-        del strategy.save_checkpoint
+        if of_instance is None:
+            del strategy.save_checkpoint
+        else:
+            strategy.save_checkpoint = of_instance
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The ranks of the job before they have a process group: what they say to each other goes through the launcher's store.
 
 For a look for state in memory that a program makes before its framework has called `init_process_group`. The store is
-new in each cycle, so no key of an earlier cycle can be read.
+new in each cycle, so no key of an earlier cycle can be read. A restart in process may come while some ranks have begun
+a call and others have not, so each of its rounds has keys of its own.
 """
 
 from __future__ import annotations
@@ -78,5 +79,16 @@ def _store_of_launcher(call: str, size: int) -> Store:
     with resolver.towards(host, int(port)) as found, making_store():
         store = TCPStore(found, int(port), size, is_master=False, timeout=timeout, wait_for_workers=False)
     with making_store():
-        prefixed: Store = PrefixStore(f"ft_early/{call}", store)
+        prefixed: Store = PrefixStore(prefix_of(call, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]), store)
     return prefixed
+
+
+def prefix_of(call: str, address: str, port: str) -> str:
+    """Returns with what the keys of a call begin.
+
+    Args:
+        call: what the program calls.
+        address, port: where ranks make their process group. Each round of a restart in process has another port than
+            the round before.
+    """
+    return f"ft_early/{call}/{address}:{port}"

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from ft_client.rank.agreement.early_ranks import EarlyRanks
+from ft_client.rank.agreement.early_ranks import EarlyRanks, prefix_of
 from ft_client.rank.agreement.roll_call import NotAllCame, RollCall
+from rank_monitor.contract import env
 from tests.patience import patient
 
 CALL = "latest()"
@@ -58,3 +59,20 @@ def test_a_rank_that_is_alone_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert EarlyRanks(CALL).gather_json((1, 2)) == [[1, 2]]
+
+
+def test_a_call_that_a_restart_in_process_cut_off_does_not_shift_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 had begun its call in the round before, and rank 1 had not."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(env.CYCLE_STORE, f"127.0.0.1:{server.port}")
+    before = PrefixStore(prefix_of(CALL, "127.0.0.1", "1"), server)
+    before.add("number/0", 1)
+    before.add("calls/0", 1)
+    now = PrefixStore(prefix_of(CALL, "127.0.0.1", "2"), server)
+    now.set("1/1", json.dumps("other"))
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(RollCall(CALL, now, 1, 2).await_all, PATIENT_S)
+        assert EarlyRanks(CALL).gather_json("this") == ["this", "other"]
+        other.result(PATIENT_S)
