@@ -19,7 +19,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 
 import ft_client as ft
-from ft_client.memory import memory_checkpoint
+from ft_client.memory import memory_checkpoint, state_saves
 from ft_client.memory.agreed_load import NotRestored
 from ft_client.memory.background_work import BACKGROUND
 from ft_client.memory.node_folder import read_settings
@@ -283,7 +283,7 @@ def test_a_folder_that_is_gone_never_ends_the_training(tell: Tell, capfd: pytest
     folder.rmdir()
     training.run(2, 8)
     told = capfd.readouterr().err
-    assert told.count("which is tried again") == memory_checkpoint.MAX_FAILURES - 1
+    assert told.count("which is tried again") == state_saves.MAX_FAILURES - 1
     assert told.count("no state is kept in memory from now on, after 3 saves that failed") == 1
     assert Training().keep.load() == 0
 
