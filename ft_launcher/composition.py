@@ -15,29 +15,24 @@ allows no handlers of signals. `EndLimit` and the writers of files have threads 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
-import pickle
 import signal
-import socket
 import sys
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing import SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ErrorHandler, get_error_handler
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError, RendezvousHandler
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from ft_launcher import __version__
 from ft_launcher.agent.cycle.fault_injection import Injected
@@ -48,13 +43,10 @@ from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.times import NodeTimes
 from ft_launcher.agent.torch_launch import agent_arguments, run_agent, worker_spec
-from ft_launcher.job.rendezvous import backends
-from ft_launcher.job.rendezvous.cycle_store import PortHolder, shares_store
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
+from ft_launcher.job_memory import end_time, flush, open_memory
 from ft_launcher.node.health.memory_reclaim import MemoryReclaim
 from ft_launcher.node.health.node_health import NodeHealth
-from ft_launcher.node.memory_files.adoption import job_key
-from ft_launcher.node.memory_files.flush import EndTime
 from ft_launcher.node.memory_files.job_folder import JobFolder
 from ft_launcher.node.processes import descriptor_limit
 from ft_launcher.node.processes.end_limit import EndLimit
@@ -71,8 +63,8 @@ from ft_launcher.record.journal.file_thread import FileHandler, FileThread
 from ft_launcher.record.logs.cycle_files import CycleInfo
 from ft_launcher.record.logs.logs import CycleLogs, RunFolder
 from ft_launcher.record.recorder import Recorder
-from ft_launcher.settings.job_settings import STATIC_PORT, Job, numbers_of
-from ft_launcher.settings.rendezvous_check import is_file_store
+from ft_launcher.rendezvous_choice import choose_rendezvous
+from ft_launcher.settings.job_settings import Job, numbers_of
 from ft_launcher.settings.sources import keys_set
 from ft_launcher.tools.status.asking import Asking
 from ft_launcher.tools.status.job_nodes import JobNodes, NodeAnswers
@@ -83,9 +75,8 @@ from rank_monitor.contract import env
 from rank_monitor.contract.console_line import console_line
 from rank_monitor.contract.errors import ConfigError, FtError, one_line, why_refused
 from rank_monitor.contract.exit_codes import INTERRUPTED, ExitCode, died_of
-from rank_monitor.contract.processes import local_address, peer_names, resolver
-from rank_monitor.contract.settings.config import MemorySettings, Settings
-from rank_monitor.contract.settings.declaration import declarations
+from rank_monitor.contract.processes import peer_names, resolver
+from rank_monitor.contract.settings.config import Settings
 from rank_monitor.contract.settings.kinds import AUTO
 from rank_monitor.contract.wire.own_file import open_own
 
@@ -93,12 +84,6 @@ logger = logging.getLogger("ft_launcher")
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torch's signals to handle, from before it had an option for them."""
-_OWN_STORE = (
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is not needed here, where each cycle has a fresh store. It has rank 0 make "
-    "the ranks' store, and a rank that looks for it too early waits 0.3 to 0.8 s longer: about one restart in three"
-)
-_REST_S = 2.0
-"""Seconds of the time that a signal leaves which are kept for the end after the state in memory is written."""
 _LAST_FILES_S = 1.0
 """Seconds at the end for lines of the log file. Journal and logs have been closed by then."""
 
@@ -233,7 +218,7 @@ def _run_recorded(
     recorder.job_started(
         config.run_id, job.name, job.command, config.max_restarts, config.nproc_per_node, job.settings.monitor
     )
-    memory = _state_in_memory(job, runtime, recorder)
+    memory = open_memory(job, runtime, recorder)
     agents: list[NodeAgent] = []
 
     def launch() -> Mapping[int, Any]:
@@ -242,7 +227,7 @@ def _run_recorded(
         if not config.run_id:
             # As torch's launcher does for a program that gave no run id.
             config.run_id = str(uuid.uuid4().int)
-        rendezvous = _choose_rendezvous(job, signals)
+        rendezvous = choose_rendezvous(job, signals)
         together = bool(job.settings.record.per_cycle_applog_prefix)
         if job.logs_specs_name is None or together:
             if together:
@@ -296,7 +281,7 @@ def _run_recorded(
         if agents and agents[0].exit_code is not None:
             outcome = replace(outcome, code=agents[0].exit_code, reason=agents[0].reason or outcome.reason)
         if agents and memory.flush is not None:
-            _flush(memory, outcome.code, end_time(job, signals, agents[0].grace_ends_at), recorder)
+            flush(memory, outcome.code, end_time(job, signals, agents[0].grace_ends_at), recorder)
     finally:
         memory.close()
         runtime.template.goodbye = memory.goodbye()
@@ -307,123 +292,6 @@ def _run_recorded(
     memory.free(lambda: any(number in ending for number in (*signals.arrived, *signals.peek())))
     runtime.template.goodbye = memory.goodbye()
     return outcome
-
-
-def _state_in_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolder:
-    """Returns the folder in which ranks may keep the training's state in memory; it is not made where the user wants
-    none (`--ft-memory-interval none`). Blocks for a moment where an earlier start left something."""
-    settings = job.settings.memory
-    if settings.memory_interval is None:
-        return JobFolder(settings, runtime.tag)
-    memory = JobFolder.open(settings, memory_key(job), runtime.tag, runtime.folder)
-    if memory.refused:
-        is_wanted = bool(declarations(MemorySettings).keys() & keys_set(job.sources))
-        recorder.memory.no_folder(memory.refused, is_wanted)
-    elif memory.found is not None:
-        recorder.memory.found(memory.found.step, memory.found.reason, asdict(memory.found.left))
-    if settings.memory_flush is not None and not memory.refused:
-        memory.use_storage(settings.memory_flush, *keys_on_storage(job))
-        if memory.flush is None:
-            recorder.memory.not_flushed("another launcher of this job's key lives on this machine")
-    return memory
-
-
-def _flush(memory: JobFolder, code: int, ends_at: EndTime, recorder: Recorder) -> None:
-    """Writes the newest state in memory to shared storage at the job's end, where another start may go on from it, and
-    removes what is there after a success. Blocks as `Flush.write`.
-
-    Args:
-        memory: has the state.
-        code: the exit code of this launcher.
-        ends_at: until when this may take.
-        recorder: says what became of it.
-    """
-    assert memory.flush is not None
-    if code == ExitCode.OK:
-        problem = memory.flush.forget()
-        if problem:
-            logger.warning("a state of this job may still be in --ft-memory-flush: %s", problem)
-        return
-    if code == ExitCode.FAILED_ON_RESULT_VALIDATION:
-        recorder.memory.not_flushed("a result could not be validated, and the state may be wrong")
-        return
-    began, marked_from = time.monotonic(), memory.marked_from()
-    written = memory.flush.write(memory.below, ends_at)
-    if written.step is not None:
-        recorder.memory.flushed(written.step, written.size, time.monotonic() - began)
-    elif written.reason:
-        recorder.memory.not_flushed(written.reason)
-    elif marked_from is not None:
-        text = f"the states of step {marked_from} and later ones may be bad, and there is no older one"
-        recorder.memory.not_flushed(text)
-
-
-def end_time(job: Job, signals: SignalPipe, grace_ends_at: float) -> EndTime:
-    """Returns until when the end of this launcher may take.
-
-    Args:
-        grace_ends_at: when the time is over that the ranks had to save after a signal (monotonic seconds); infinity:
-            there was none.
-    """
-    stop = job.settings.stop
-
-    def arrived() -> list[int]:
-        """Reads the signals, so that `EndLimit` knows that nobody stands still."""
-        signals.read()
-        return signals.arrived
-
-    return EndTime(
-        grace_ends_at - _REST_S,
-        arrived,
-        lambda arrived: min(stop.preemption_grace, time_to_end(arrived, stop.workers_stop_timeout)) - _REST_S,
-    )
-
-
-def memory_key(job: Job) -> str:
-    """Returns what tells the state in memory of this job from that of others, the same in each of its starts.
-
-    A function counts with its arguments and the program that launches it. Where that cannot be told, as with a function
-    that cannot be pickled, the key is another one in each start: no state of another run may be taken over.
-    """
-    if job.chosen_run_id:
-        return job_key(job.chosen_run_id, os.geteuid(), "", [], job.node_rank)
-    return job_key("", os.geteuid(), *_command(job), job.node_rank)
-
-
-def keys_on_storage(job: Job) -> tuple[str, str]:
-    """Returns the job's key on shared storage, and what tells its command from others, also where `--rdzv-id` alone
-    makes the key.
-
-    All nodes have the key of a `--rdzv-id` in common. Without one each machine has a key of its own: two jobs of one
-    command on different machines may be different runs, as those of a sweep by environment variables.
-    """
-    command = job_key("", os.geteuid(), *_command(job), "")
-    if job.chosen_run_id:
-        return job_key(job.chosen_run_id, os.geteuid(), "", [], ""), command
-    return job_key("", os.geteuid(), socket.gethostname(), [command], ""), command
-
-
-def _command(job: Job) -> tuple[str, list[str]]:
-    """Returns the current folder and the command of the ranks; another one each time where these cannot be told."""
-    try:
-        return os.getcwd(), _all_that_runs(job)  # noqa: PTH109 (a text)
-    except Exception:  # of a user's `__reduce__`; or the current folder is gone
-        return "", [uuid.uuid4().hex]
-
-
-def _all_that_runs(job: Job) -> list[str]:
-    """Returns the command of the ranks. For a function: its name, a checksum of it with its arguments, and the command
-    line of the program.
-
-    Raises:
-        Exception: the function or an argument cannot be pickled.
-    """
-    if isinstance(job.entrypoint, str):
-        return job.command
-    digest = hashlib.sha256()
-    # Nothing reads the pickle. It is not kept in memory: a function that is forked may have gigabytes as its argument.
-    pickle.Pickler(SimpleNamespace(write=digest.update)).dump((job.entrypoint, job.args))
-    return [*sys.argv, *job.command, digest.hexdigest()]
 
 
 def _more_sources(
@@ -538,91 +406,6 @@ def _outcome(
         show(traceback.format_exc())
         return Outcome(int(ExitCode.LAUNCHER_ERROR), reason, error=error)
     return Outcome(int(ExitCode.OK), "all ranks succeeded", values)
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """The rendezvous of a job.
-
-    Attributes:
-        ports: holds the port of the ranks' store.
-        has_several_nodes: whether other nodes may take part.
-        make: makes torch's handler. May connect to a store, and so block or fail.
-    """
-
-    ports: PortHolder
-    has_several_nodes: bool
-    make: Callable[[], RendezvousHandler]
-
-
-def _choose_rendezvous(job: Job, signals: SignalPipe) -> Rendezvous:
-    """Chooses the rendezvous of a job: one of ours where there is one.
-
-    The only node of a job needs no store to find others. Several nodes run our protocol over torch's store or etcd. For
-    any other backend torch makes its own handler (`job/rendezvous/foreign.py`).
-
-    Raises:
-        RendezvousConnectionError: there are several nodes, and the host of the endpoint does not resolve.
-    """
-    config, port_range = job.launch_config, job.settings.start.port_range
-    # Under torchrun the ranks' store is at the given endpoint with the static rendezvous only, so only there address
-    # and port are promised.
-    static = config.rdzv_backend == "static"
-    if not static and not shares_store(os.environ):
-        logger.warning("%s", _OWN_STORE)
-    alone = config.max_nodes == 1 and not job.settings.members.spares
-    master, port = local_address.loopback(), None
-    if config.rdzv_endpoint and config.rdzv_backend in ("c10d", "static") and not is_file_store(config.rdzv_configs):
-        host, named_port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=STATIC_PORT)
-        if not alone:
-            _must_resolve(host, config.rdzv_endpoint)
-        if static:
-            master, port = host, named_port
-    if alone and config.rdzv_backend in ("c10d", "static"):
-        if not static:
-            master = config.local_addr or master
-        master = _host_of_one_node(master)
-        ports = PortHolder(master, port, port_range)
-        shares = static or shares_store(os.environ)
-        return Rendezvous(ports, False, partial(backends.one_node, config, job.settings, ports, master, shares))
-    # Several nodes, or a handler that is not ours: the store of each cycle gets a free port on the node of rank 0.
-    ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)
-    if config.rdzv_backend in backends.OURS:
-        several = partial(backends.several_nodes, config, job.settings, ports, descriptor_limit.must_do)
-        return Rendezvous(ports, True, several)
-    return Rendezvous(ports, True, partial(backends.foreign, config, job.settings, ports, signals))
-
-
-def _host_of_one_node(name: str) -> str:
-    """Returns MASTER_ADDR for the ranks of a job of one node: the given name where it resolves, else a loopback
-    address."""
-    problem = _look_up_problem(name)
-    if not problem:
-        return name
-    address = local_address.loopback()
-    logger.warning("%r does not resolve (%s): the ranks of this node meet at %s", name, problem, address)
-    return address
-
-
-def _must_resolve(host: str, endpoint: str) -> None:
-    """Checks that the host of the endpoint resolves.
-
-    Raises:
-        RendezvousConnectionError: it does not.
-    """
-    problem = _look_up_problem(host)
-    if problem:
-        raise RendezvousConnectionError(f"the host of {endpoint!r} does not resolve ({problem})")
-
-
-def _look_up_problem(host: str) -> str:
-    """Looks up a host. Returns why no address is found; empty: one is found. Blocks for as long as the resolver
-    takes."""
-    try:
-        socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError) as error:
-        return str(error)
-    return ""
 
 
 def _set_up_logging(job: Job, files: FileThread) -> None:

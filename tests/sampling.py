@@ -32,7 +32,7 @@ JOBS_OF: dict[str, tuple[str, ...]] = {
     "constraints.txt": ("tests/e2e/",),
     "scripts/demo/": ("tests/demo/",),
     "scripts/slurm/": ("tests/slurm/",),
-    # The launcher. Directly in it are its command line, its Python API and `composition.py`.
+    # The launcher. Directly in it are its command line, its Python API, and what composes the parts.
     "ft_launcher/": ("tests/e2e/", "tests/faults/test_launcher_", "tests/demo/"),
     "ft_launcher/agent/": _JOBS_OF_ALL_KINDS,
     "ft_launcher/decide/attribution/": (

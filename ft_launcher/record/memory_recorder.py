@@ -1,6 +1,6 @@
 """Records what becomes of the training's state in memory: events of the journal, lines on the console.
 
-`agent/state_in_memory.py` calls it in the agent's thread, `composition.py` at the start. Recording decides nothing and
+`agent/state_in_memory.py` calls it in the agent's thread, `job_memory.py` at the start. Recording decides nothing and
 must never end a training.
 """
 

@@ -16,8 +16,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
-from ft_launcher import LaunchConfig, composition, launch
-from ft_launcher.composition import memory_key
+from ft_launcher import LaunchConfig, job_memory, launch
+from ft_launcher.job_memory import memory_key
 from ft_launcher.node.processes.signals import SignalPipe
 from ft_launcher.python_api import job_of
 from ft_launcher.settings import options
@@ -223,7 +223,7 @@ def test_without_a_run_id_each_machine_has_a_key_of_its_own_on_shared_storage(mo
     keys = []
     for host in ("one", "other"):
         monkeypatch.setattr("socket.gethostname", lambda host=host: host)
-        keys.append([composition.keys_on_storage(job_of(train, ({},), LaunchConfig(run_id=of))) for of in ("", "7")])
+        keys.append([job_memory.keys_on_storage(job_of(train, ({},), LaunchConfig(run_id=of))) for of in ("", "7")])
     assert keys[0][0] != keys[1][0] and keys[0][0][1] == keys[1][0][1]
     assert keys[0][1] == keys[1][1]
 
@@ -232,7 +232,7 @@ def test_the_end_reads_the_signals_while_a_state_is_written() -> None:
     """`EndLimit` takes a launcher that reads none for one that stands still, and ends it."""
     signals = SignalPipe([signal.SIGUSR1])
     try:
-        ends_at = composition.end_time(job_of(train, ({},), LaunchConfig()), signals, math.inf)
+        ends_at = job_memory.end_time(job_of(train, ({},), LaunchConfig()), signals, math.inf)
         assert ends_at() == math.inf
         signals.read_at = -math.inf
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -1,6 +1,6 @@
 """The rendezvous of a job, from torch's configuration and our settings: of one node, or of several over one store.
 
-Called by `composition.py`, which chooses one of three functions and hands the handler to torch's agent. Only makes
+Called by `rendezvous_choice.py`, which chooses one of three functions; the handler goes to torch's agent. Only makes
 handlers: the job's store is opened later, at the first formation, except for a handler that is not ours.
 
     one_node        c10d or static, with one node: no store, the coordinator is in this process

@@ -1,9 +1,9 @@
 """A fresh TCPStore server for the ranks of each cycle, and the number of the cycle.
 
-Called by `handler.py` and `foreign.py`; `composition.py` makes the `PortHolder`. Ranks started by `env://` use the
-store without a prefix, so only a server of its own for each cycle keeps the keys of an earlier cycle from being read: a
-rank would connect to an address of a process that is dead. The node of rank 0 hosts the server. The other nodes receive
-its address, with our handler as a message (`NodeLink.announce`), with another handler through the store of that
+Called by `handler.py` and `foreign.py`; `rendezvous_choice.py` makes the `PortHolder`. Ranks started by `env://` use
+the store without a prefix, so only a server of its own for each cycle keeps the keys of an earlier cycle from being
+read: a rank would connect to an address of a process that is dead. The node of rank 0 hosts the server. The other nodes
+receive its address, with our handler as a message (`NodeLink.announce`), with another handler through the store of that
 handler (`publish`, `learn`).
 
 MASTER_PORT of the ranks is the port of that server where the ranks use the agents' store, as torch does by default.

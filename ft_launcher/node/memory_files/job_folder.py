@@ -1,7 +1,7 @@
 """Makes the folder in which ranks keep the training's state in memory, owns it, and removes it at the job's end.
 
-`composition.py` calls `JobFolder.open` before the first cycle, passes `variables` to the ranks of each cycle, and calls
-`close` when the job has ended on this node. What the ranks write into the folder is theirs
+`job_memory.py` calls `JobFolder.open` before the first cycle; `composition.py` passes `variables` to the ranks of each
+cycle, and calls `close` when the job has ended on this node. What the ranks write into the folder is theirs
 (`rank_monitor/contract/memory_files.py`). After a fault that a bad state may have caused the agent calls `mark`, as the
 restart policy has decided for all nodes (`ft_launcher/decide/policy/bad_state.py`).
 
