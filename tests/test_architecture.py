@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "ft_client.memory.checksum": CLIENT | {"isal"},
     "ft_client.integrations": CLIENT | {"lightning"},
     "ft_client.integrations.transformers": CLIENT | {"transformers"},
+    "ft_client.integrations.torchtitan": CLIENT | {"torchtitan"},
     "ft_client.integrations.nvrx_alias": CLIENT | {"yaml"},
 }
 """Package or module -> what it may import beside the standard library; the longest name that fits counts. The one

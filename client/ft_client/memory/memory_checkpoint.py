@@ -6,6 +6,7 @@ import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,11 +59,13 @@ class MemoryCheckpoint:
             reader admits.
         overlap: whether saves overlap with the training: parameters and states of optimizers are copied during the next
             forward and backward pass, and the optimizer's next step waits for that. Where they cannot, a line says so.
+        interval: steps between two saves, in the place of `--ft-memory-interval` of the launcher. None: that holds.
         objects: name -> what has `state_dict` and `load_state_dict`: modules (also in DDP, and after `fully_shard`),
             optimizers, schedulers, loaders.
 
     Raises:
         TypeError: an object lacks one of these methods.
+        ValueError: the interval is less than 1.
 
     Attributes:
         loaded_world: how many ranks the job had that saved what `load` gave back; 0: it gave nothing back. Other than
@@ -73,8 +76,13 @@ class MemoryCheckpoint:
     """The object of this process that was loaded last: it alone uses the rank's files. It is not kept alive: in a
     restart in process the user's function makes the new model before the new object."""
 
-    def __init__(self, *, safe_types: Sequence[Any] = (), overlap: bool = False, **objects: Any) -> None:
+    def __init__(
+        self, *, safe_types: Sequence[Any] = (), overlap: bool = False, interval: int | None = None, **objects: Any
+    ) -> None:
         self.loaded_world = 0
+        if interval is not None and operator.index(interval) < 1:
+            raise ValueError(f"MemoryCheckpoint(interval={interval}): the number of steps must be 1 or more")
+        self._interval = interval
         self._wants_overlap = overlap
         self._objects: Mapping[str, Any] = objects
         self._safe_types = safe_types
@@ -126,6 +134,8 @@ class MemoryCheckpoint:
         settings = read_settings_in_group(_LOAD)
         if settings is None:
             return 0
+        if self._interval is not None:
+            settings = replace(settings, interval=self._interval)
         roll_call.await_all(_LOAD)
         self._take_over()
         # From here to the last vote no rank may leave by what it alone knows: the others wait for it.

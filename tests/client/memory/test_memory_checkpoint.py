@@ -311,6 +311,16 @@ def test_a_step_that_goes_backwards_is_said_and_not_saved(tell: Tell, capfd: pyt
     assert "step 1 follows step 3" in capfd.readouterr().err
 
 
+def test_the_program_may_choose_the_interval(tell: Tell) -> None:
+    folder = tell(interval=2)
+    training = Training(interval=3)
+    training.keep.load()
+    training.run(0, 7)
+    assert steps_in(folder) == [6, 3]
+    with pytest.raises(ValueError, match="1 or more"):
+        Training(interval=0)
+
+
 def test_a_smaller_keep_removes_files(tell: Tell) -> None:
     folder = tell(keep=3)
     training = Training()

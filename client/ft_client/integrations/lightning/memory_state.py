@@ -112,8 +112,9 @@ class MemoryCheckpoint(Callback):
     # Within.
 
     def _save(self, trainer: Any, saves: FolderSaves) -> None:
-        """Has Lightning save into a folder in memory. All ranks enter its block, also one that a hook of the user's
-        (`on_save_checkpoint`) has failed before: the others wait there."""
+        """Has Lightning save into a folder in memory. Where a hook of the user's (`on_save_checkpoint`) raises, this
+        rank enters the block all the same, and the barrier with which Lightning's `save_checkpoint` ends: the other
+        ranks wait in both."""
         is_sharded = self._form is SavedForm.SHARDED
         step, strategy = trainer.global_step, trainer.strategy
         has_begun = False
@@ -137,7 +138,12 @@ class MemoryCheckpoint(Callback):
                 if has_begun:
                     raise
                 with saves.folder(step, is_collective=is_sharded):
-                    raise problem
+                    _raise(problem)
+                strategy.barrier("Trainer.save_checkpoint")
+
+
+def _raise(problem: Exception) -> None:
+    raise problem
 
 
 @contextmanager
