@@ -184,6 +184,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "ft_client.integrations.local_checkpoints": {"memory", "rank.agreement"},
     "ft_client.integrations.transformers": {"memory"},
+    "ft_client.integrations.torchtitan": {"memory"},
     "ft_client.integrations.nvrx_alias": {"inject", "inprocess.standalone"},
     "ft_client.integrations.nvrx_alias.peer": {
         *("errors", "integrations.nvrx_alias", "rank.monitoring", "rank_monitor_client", "control"),
