@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from ft_client.rank.monitoring.link import Link
+from rank_monitor.contract.processes import proc
+from rank_monitor.contract.processes.descriptor import socket_copy
 from rank_monitor.contract.wire import codec
 from rank_monitor.contract.wire.messages import (
     Attach,
@@ -223,20 +225,15 @@ def test_a_forked_child_lets_go_and_the_parents_connection_lives(fake: FakeMonit
 def test_the_descriptor_is_out_of_the_scripts_way_and_not_inherited(fake: FakeMonitor) -> None:
     link = Link(fake.path, own=True)
     link.reconnect()
-    ours = [descriptor for descriptor in open_sockets() if leads_to(descriptor, fake.path)]
+    ours = [descriptor for descriptor in proc.own_descriptors() if leads_to(descriptor, fake.path)]
     assert ours
     assert min(ours) >= 200
     assert not any(os.get_inheritable(one) for one in ours)
 
 
-def open_sockets() -> list[int]:
-    entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    return [int(entry.name) for entry in entries if str(entry.readlink()).startswith("socket:")]
-
-
 def leads_to(descriptor: int, path: Path) -> bool:
-    """Whether it is the end of a connection whose other end listens at `path`."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+    """Whether it is the end of a connection whose other end listens at `path`. Another thread may have closed it."""
+    with contextlib.suppress(OSError), socket_copy(descriptor) as end:
         return end.family == socket.AF_UNIX and str(end.getpeername()).endswith(path.name)
     return False
 
