@@ -44,7 +44,7 @@ from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.times import NodeTimes
 from ft_launcher.agent.torch_launch import agent_arguments, run_agent, worker_spec
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
-from ft_launcher.job_memory import end_time, flush, open_memory
+from ft_launcher.job_memory import begin_copies, end_time, flush, open_memory
 from ft_launcher.node.health.memory_reclaim import MemoryReclaim
 from ft_launcher.node.health.node_health import NodeHealth
 from ft_launcher.node.memory_files.job_folder import JobFolder
@@ -228,6 +228,7 @@ def _run_recorded(
             # As torch's launcher does for a program that gave no run id.
             config.run_id = str(uuid.uuid4().int)
         rendezvous = choose_rendezvous(job, signals)
+        begin_copies(memory, job, rendezvous.is_ours and rendezvous.has_several_nodes)
         together = bool(job.settings.record.per_cycle_applog_prefix)
         if job.logs_specs_name is None or together:
             if together:

@@ -27,9 +27,11 @@ from ft_launcher.node.ranks.runtime import Runtime
 from ft_launcher.record.recorder import Recorder
 from ft_launcher.settings.job_settings import Job
 from ft_launcher.settings.sources import keys_set
+from rank_monitor.contract.errors import ConfigError
 from rank_monitor.contract.exit_codes import ExitCode
 from rank_monitor.contract.settings.config import MemorySettings
 from rank_monitor.contract.settings.declaration import declarations
+from rank_monitor.contract.wire.job_secret import read_job_secret
 
 logger = logging.getLogger("ft_launcher")
 
@@ -54,6 +56,39 @@ def open_memory(job: Job, runtime: Runtime, recorder: Recorder) -> JobFolder:
         if memory.flush is None:
             recorder.memory.not_flushed("another launcher of this job's key lives on this machine")
     return memory
+
+
+def begin_copies(memory: JobFolder, job: Job, are_nodes_linked: bool) -> None:
+    """Has the state in memory copied to other nodes, where the user wants that (`--ft-memory-buddies`).
+
+    Args:
+        memory: has the state.
+        job: its run id is known by now.
+        are_nodes_linked: whether the job may have several nodes, and these speak our protocol.
+
+    Raises:
+        ConfigError: the file with the job's secret cannot be used.
+    """
+    settings = job.settings.memory
+    secret_file = job.settings.members.job_secret_file or ""
+    if secret_file:
+        # The process for copies starts elsewhere.
+        secret_file = os.path.abspath(secret_file)  # noqa: PTH100 - a link stays one: what it names may change
+        try:
+            read_job_secret(secret_file)
+        except ValueError as problem:
+            source = job.sources.get("job_secret_file", "settings")
+            remedy = "Give all nodes a file of the same 16 bytes or more"
+            raise ConfigError("job_secret_file", secret_file, source, str(problem), remedy) from None
+    if not settings.memory_buddies or memory.path is None:
+        return
+    if not are_nodes_linked:
+        logger.warning(
+            "--ft-memory-buddies %d: no state is copied, since the job has one node, or a rendezvous that is not ours",
+            settings.memory_buddies,
+        )
+        return
+    memory.use_buddies(job.launch_config.run_id, secret_file, settings.memory_buddies, settings.memory_bandwidth)
 
 
 def flush(memory: JobFolder, code: int, ends_at: EndTime, recorder: Recorder) -> None:

@@ -38,11 +38,13 @@ class Rendezvous:
     Attributes:
         ports: holds the port of the ranks' store.
         has_several_nodes: whether other nodes may take part.
+        is_ours: whether the nodes speak our protocol, or there is one.
         make: makes torch's handler. May connect to a store, and so block or fail.
     """
 
     ports: PortHolder
     has_several_nodes: bool
+    is_ours: bool
     make: Callable[[], RendezvousHandler]
 
 
@@ -75,13 +77,13 @@ def choose_rendezvous(job: Job, signals: SignalPipe) -> Rendezvous:
         master = _host_of_one_node(master)
         ports = PortHolder(master, port, port_range)
         shares = static or shares_store(os.environ)
-        return Rendezvous(ports, False, partial(backends.one_node, config, job.settings, ports, master, shares))
+        return Rendezvous(ports, False, True, partial(backends.one_node, config, job.settings, ports, master, shares))
     # Several nodes, or a handler that is not ours: the store of each cycle gets a free port on the node of rank 0.
     ports = PortHolder(config.local_addr or socket.gethostname(), None, port_range)
     if config.rdzv_backend in backends.OURS:
         several = partial(backends.several_nodes, config, job.settings, ports, descriptor_limit.must_do)
-        return Rendezvous(ports, True, several)
-    return Rendezvous(ports, True, partial(backends.foreign, config, job.settings, ports, signals))
+        return Rendezvous(ports, True, True, several)
+    return Rendezvous(ports, True, False, partial(backends.foreign, config, job.settings, ports, signals))
 
 
 def _host_of_one_node(name: str) -> str:

@@ -54,6 +54,7 @@ from ft_launcher.agent.own_health import HealthWatch
 from ft_launcher.agent.parts import NodeParts
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.agent.results import Results
+from ft_launcher.agent.state_copies import StateCopies
 from ft_launcher.job.rendezvous.cycle_store import CycleStore
 from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.node.processes.descriptor_limit import Reserve
@@ -91,7 +92,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._ranks.hurry = self._ending
         self.results = Results(self._ranks, self._ending, torchs_result=self._result)
         self._membership = Membership(self._ranks, self.results, self._ending, handler, self._exit_barrier)
-        self._sources: list[EventSource] = [self._ending, self._ranks, self._membership]
+        self._copies = StateCopies(self._ranks)
+        handler.copies = self._copies.offer
+        self._sources: list[EventSource] = [self._ending, self._ranks, self._membership, self._copies]
         if parts.health_watch is not None:
             self._sources.append(HealthWatch(parts, cycle=lambda: self._ranks.cycle))
         self._sources += parts.more_sources(self._ranks, linked)
@@ -181,6 +184,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             finally:
                 self._ranks.record_times()
                 self._ranks.record_state()
+                self._copies.cycle_over()
                 self._parts.times.stopped()
             if job_end is not None:
                 return job_end
@@ -248,6 +252,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         The environment is made in two steps: what torchrun documents here, and this project's variables in
         `Ranks.start`. Arguments may contain torch's macro for the local rank, which is replaced here.
         """
+        if self._rdzv_handler.place is not None:
+            self._copies.begin(self._rdzv_handler.place.copies)
         self._ranks.bring_state_back()
         self._ranks.prepare()
         spec, placement = worker_group.spec, self._ranks.placement

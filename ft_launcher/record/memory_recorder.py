@@ -15,6 +15,7 @@ from ft_launcher.record.console import console_text
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.logs.logs import KeptFiles
 from rank_monitor.contract.flush_order import FlushResult
+from rank_monitor.contract.memory_copies import CopyNews
 from rank_monitor.contract.memory_room import size_in_words
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,35 @@ class MemoryRecorder:
             return
         age_s, host = round(found.age_s, 3), found.host
         self._journal.write(events.StateBroughtBackEvent(found.step, found.size, found.reason, age_s, host))
+
+    @contained("an event cannot be recorded")
+    def fetched(self, cycle: int, news: CopyNews) -> None:
+        """Records what became of a state that this node fetched from another one."""
+        if news.step is None:
+            logger.warning("the state in memory that this node lacks was not fetched: %s", news.reason)
+        elif news.peer:
+            size = size_in_words(news.size)
+            console_text.say(f"fetched step {news.step} ({size}) from the memory of {news.peer} in {news.took_s:.1f} s")
+        else:
+            console_text.say(f"takes over the copy of step {news.step} ({size_in_words(news.size)}) that was here")
+        took_s = round(news.took_s, 3)
+        self._journal.write(events.StateFetchedEvent(cycle, news.step, news.size, took_s, news.peer, news.reason))
+
+    @contained("an event cannot be recorded")
+    def not_copied(self, cycle: int, step: int | None, peer: str, reason: str) -> None:
+        """Records that a state could not be copied to another node, and why."""
+        what, where = "no state", "other nodes"
+        if step is not None:
+            what = f"step {step}"
+        if peer:
+            where = peer
+        logger.warning("%s in memory is not copied to %s: %s", what, where, reason)
+        self._journal.write(events.StateNotCopiedEvent(cycle, step, peer, reason))
+
+    @contained("an event cannot be recorded")
+    def copied(self, copied: events.StatesCopiedEvent) -> None:
+        """Records what was copied to another node in a cycle that is over."""
+        self._journal.write(copied)
 
     @contained("an event cannot be recorded")
     def flushed(self, step: int, size: int, took_s: float) -> None:

@@ -42,6 +42,10 @@ lives. As they lie beside the files, they also hold for a later launcher that ad
   loaded then stays the newest one until it has proved good. The next such mark replaces it; once the step is passed, it
   changes nothing.
 - `flushed_name(step, series)`: this generation was brought back from shared storage (`rank_monitor/memory_flush.py`).
+- `copied_name(step, series)`: this generation was fetched from another node (`rank_monitor/memory_copies.py`).
+
+**Copies** of the states of other nodes lie in folders of their own (`memory_copies.py: copies_name`), in which the
+ranks of this node do nothing.
 
 All else about a file, its checksums too, is inside: a file with a good name may still be damaged, and only the rank
 that loads it finds out. Names that fit none of these forms are not ours.
@@ -86,7 +90,7 @@ class StateTier(str, Enum):
     MEMORY = "memory"
     """In the memory of each rank's own node."""
     BUDDY = "buddy"
-    """In a copy on another node. For a later release."""
+    """In a copy that another node had, and now in the memory of each rank's own node."""
     FLUSH = "flush"
     """On shared storage, where the launcher wrote it at the end of an earlier start, and now in memory again."""
     NONE = "none"
@@ -248,6 +252,11 @@ def no_save_name(step: int) -> str:
 def flushed_name(step: int, series: str) -> str:
     """Returns the name of the mark that a generation was brought back from shared storage."""
     return f"flushed_step-{step}_series-{series}"
+
+
+def copied_name(step: int, series: str) -> str:
+    """Returns the name of the mark that a generation was fetched from another node."""
+    return f"copied_step-{step}_series-{series}"
 
 
 def set_aside_from(names: Iterable[str]) -> int | None:

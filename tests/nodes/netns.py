@@ -134,6 +134,14 @@ class Network:
         """Takes a `drop` back, given in the same order."""
         _in_net(self._nodes[name].pid, ["nft", "delete", "table", "inet", f"drop_{peer}"])
 
+    def lose_packets(self, name: str, percent: int) -> None:
+        """A node loses so many of a hundred packets that come to it."""
+        rule = f"numgen random mod 100 < {percent} drop"
+        table = (
+            f"table inet loss {{\nchain receive {{\ntype filter hook input priority 0\niif lo accept\n{rule}\n}}\n}}\n"
+        )
+        _in_net(self._nodes[name].pid, ["nft", "-f", "-"], table)
+
     def _plug(self, name: str, state: str) -> None:
         assert self._switch is not None
         _in_net(self._switch.pid, ["ip", "link", "set", self._nodes[name].port, state])

@@ -231,10 +231,7 @@ class MemoryCheckpoint:
             found: what was loaded.
             refused: what was tried before.
         """
-        where = StateTier.MEMORY
-        if found is not None and _is_flushed(settings, found):
-            where = StateTier.FLUSH
-        message = message_of_load(found, refused, agreed, group.size(), where)
+        message = message_of_load(found, refused, agreed, group.size(), _tier(settings, found))
         if not why_not(settings) and not claim(settings.folder):
             start = max(message.step, agreed.newer_than)
             self._notes = progress.begin(settings.folder, group.rank(), agreed.node_ranks, start)
@@ -252,9 +249,16 @@ def _say_load_is_missing() -> None:
         say_on_rank_0("no state is kept in memory: step() was called before load(), with which it begins")
 
 
-def _is_flushed(settings: MemoryFiles, found: Generation | OtherWorld) -> bool:
-    """Returns whether the launcher has brought a generation back from shared storage."""
-    return (Path(settings.folder) / memory_files.flushed_name(found.step, found.series)).exists()
+def _tier(settings: MemoryFiles, found: Generation | OtherWorld | None) -> StateTier:
+    """Returns where a generation lay before this start, by the marks that the launcher's processes have made."""
+    if found is None:
+        return StateTier.MEMORY
+    folder = Path(settings.folder)
+    if (folder / memory_files.copied_name(found.step, found.series)).exists():
+        return StateTier.BUDDY
+    if (folder / memory_files.flushed_name(found.step, found.series)).exists():
+        return StateTier.FLUSH
+    return StateTier.MEMORY
 
 
 def _forget_all(settings: MemoryFiles) -> None:

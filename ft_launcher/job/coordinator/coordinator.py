@@ -58,6 +58,7 @@ from enum import Enum, auto
 from ft_launcher.decide.policy.case import Policy, PolicyJudgement, RankRequest
 from ft_launcher.decide.policy.restart_policy import Action, asks_for_restart, is_known
 from ft_launcher.job.coordinator.beat_schedule import DEPUTIES
+from ft_launcher.job.coordinator.copy_plan import plan_copies
 from ft_launcher.job.coordinator.fault_decision import FaultDecision
 from ft_launcher.job.coordinator.formation import Formation, Rules
 from ft_launcher.job.coordinator.node_messages import (
@@ -543,25 +544,32 @@ class Coordinator:
         if not self._rules.hosts:  # else the store ends with the coordinator's node, and nobody can take over
             deputies = [node for node in self._roster.members if node != self._me][:DEPUTIES]
         decided = self._fault_decision
+        members, waiting, numbers = self._roster.members, self._roster.waiting, self._roster.numbers()
+        set_aside_from = 0
+        if decided.judgement is not None:
+            set_aside_from = decided.judgement.decision.set_aside_from
+        first_ranks = [of_node[0] for of_node in numbers.values()]
+        copies = plan_copies(list(members.values()), list(waiting.values()), first_ranks, set_aside_from)
         places = [
             RankAssigned(
                 self._roster.cycle,
                 rank,
                 self.size,
                 self._formation.reason,
-                *numbers,
+                *of_node,
                 deputy=node in deputies,
                 judgement=decided.judgement,
+                copies=copies.get(node),
             )
-            for rank, (node, numbers) in enumerate(self._roster.numbers().items())
+            for rank, (node, of_node) in enumerate(numbers.items())
         ]
-        active = [arrival.name for arrival in self._roster.members.values()]
-        standby = [arrival.name for arrival in self._roster.waiting.values()]
+        active = [arrival.name for arrival in members.values()]
+        standby = [arrival.name for arrival in waiting.values()]
         places[0] = replace(places[0], active=active, standby=standby)
         replies: list[Work] = [
             Reply(node, arrival.seq, decided.with_own_judgement(node, answer))
-            for (node, arrival), answer in zip(self._roster.members.items(), places, strict=True)
+            for (node, arrival), answer in zip(members.items(), places, strict=True)
         ]
-        for node in self._roster.members:
+        for node in members:
             decided.drop(node)
         return replies

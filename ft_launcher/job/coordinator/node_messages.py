@@ -21,11 +21,12 @@ from typing import Any, TypeAlias, TypeVar
 from ft_launcher.decide.policy.case import FaultReport, PolicyJudgement, RankRequest
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.memory_copies import CopyOffer, CopyPlan
 from rank_monitor.contract.wire.json_record import from_json, to_json
 
 # Nodes of one job may run different releases of the launcher by mistake. A record of another version is refused with
 # both numbers, and not read with fields that are missing.
-VERSION = 6
+VERSION = 7
 # Cycles and ranks are numbered from 0.
 NO_CYCLE = -1
 NO_RANK = -1
@@ -81,6 +82,7 @@ class JoinRequest:
             ended, and `nccl`, what NCCL said of the job, if it was asked there. After any fault `returned`: rank, as
             text, -> how many seconds before the stop it had returned from the program.
         role: the role of its ranks (`--role`).
+        copies: what it says of copies of states in memory; None: it makes and keeps none.
     """
 
     node: str
@@ -95,6 +97,7 @@ class JoinRequest:
     report: FaultReport | None = None
     views: dict[str, Any] = field(default_factory=dict)
     role: str = ""
+    copies: CopyOffer | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ class RankAssigned:
         judgement: what was decided about the fault that ended the cycle before; None: there was none.
         active: the names of the cycle's nodes by node rank; only in the answer to node rank 0, empty elsewhere.
         standby: likewise, the names of the nodes that wait.
+        copies: what the node does about copies of states in memory; None: nothing.
     """
 
     cycle: int
@@ -164,6 +168,7 @@ class RankAssigned:
     judgement: PolicyJudgement | None = None
     active: list[str] = field(default_factory=list)
     standby: list[str] = field(default_factory=list)
+    copies: CopyPlan | None = None
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder
 from ft_launcher.job.store.job_store import JobStore
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
+from rank_monitor.contract.memory_copies import CopyOffer
 from rank_monitor.contract.processes import resolver
 from rank_monitor.contract.processes.making_store import making_store
 from rank_monitor.contract.wire.foreign import parse_json
@@ -110,6 +111,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         cycle_store: the store of the current or last cycle; None: no cycle has begun.
         waiting: called with True when this node waits for a place while others run, with False when it has one. Must
             not block.
+        copies: returns what the next request for a place says of copies of states in memory. May block for a second.
         on_question: called when another node asks something (`job/link/questions.py`), with the topic and the number of
             the question. Must not block.
     """
@@ -147,6 +149,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         else:
             self.lease = Lease(lease_s(settings.timeout_s, settings.beat_s))
         self.waiting: Callable[[bool], None] = lambda is_waiting: None
+        self.copies: Callable[[], CopyOffer | None] = lambda: None
         self.on_question: Callable[[Topic, int], None] = lambda topic, number: None
         self.place: RankAssigned | None = None
         self._is_joining = False
@@ -427,7 +430,7 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
             cycle = self.place.cycle
         else:
             cycle = self._me.cycle
-        self._me = replace(self._me, seq=self._me.seq + 1, cycle=cycle)
+        self._me = replace(self._me, seq=self._me.seq + 1, cycle=cycle, copies=self.copies())
         self._rename_if_superseded(link)
         link.ask(self._me)
 

@@ -38,10 +38,12 @@ from pathlib import Path
 
 from ft_launcher.node.memory_files import node_memory
 from ft_launcher.node.memory_files.adoption import Adoption, adoption, is_over, left_behind, names_for, of_user
+from ft_launcher.node.memory_files.copies import CopyProcess
 from ft_launcher.node.memory_files.flush import Flush
 from ft_launcher.node.memory_files.node_memory import NodeMemory
 from ft_launcher.node.processes.process_tree import start_ticks
 from rank_monitor.contract import env
+from rank_monitor.contract.memory_copies import CopySettings
 from rank_monitor.contract.memory_files import (
     AUTO,
     OWNER_NAME,
@@ -82,6 +84,7 @@ class JobFolder:
         found: what became of an earlier start's folder; None: there was none.
         flush: what the job has on shared storage; None: the user wants nothing there, or another launcher of the same
             key lives on this machine.
+        copies: has the states copied to other nodes; None: the user wants no copies, or the job has one node.
         below: states of this step and later ones were set aside last; 0: none was.
     """
 
@@ -89,6 +92,7 @@ class JobFolder:
         self.refused = ""
         self.found: Adoption | None = None
         self.flush: Flush | None = None
+        self.copies: CopyProcess | None = None
         self.below = 0
         self._is_second = False
         """Whether another launcher of the same key had its folder before."""
@@ -161,11 +165,29 @@ class JobFolder:
         if self._owned is not None and not self._is_second:
             self.flush = Flush(Path(storage).absolute(), key, command, self._owned.path, self._limit)
 
+    def use_buddies(self, job: str, secret_file: str, buddies: int, bandwidth: int) -> None:
+        """Has the states copied to other nodes, and brought back from them.
+
+        Args:
+            job: the name of the job, the same on all nodes.
+            secret_file: `--ft-job-secret-file`; empty: there is none.
+            buddies: on how many other nodes.
+            bandwidth: bytes a second, to all of them together.
+        """
+        if self._owned is not None:
+            folder, keep = str(self._owned.path), self._settings.memory_keep
+            self.copies = CopyProcess(CopySettings(folder, self._limit, keep, bandwidth, job, secret_file), buddies)
+            self.copies.start()
+
     def pids(self) -> set[int]:
-        """Returns the pids of processes that work on shared storage now, or have been left behind there."""
-        if self.flush is None:
-            return set()
-        return self.flush.pids()
+        """Returns the pids of processes that work for the state in memory now, or have been left behind on shared
+        storage."""
+        found: set[int] = set()
+        if self.flush is not None:
+            found |= self.flush.pids()
+        if self.copies is not None:
+            found |= self.copies.pids()
+        return found
 
     def state(self, since_ns: int) -> NodeMemory | None:
         """Returns what the ranks keep in the folder now; None: there is no folder, or it cannot be read. Any thread may
@@ -208,6 +230,8 @@ class JobFolder:
                 _make_empty(self._owned.path / set_aside_name(set_aside_from))
                 if self.flush is not None:
                     self.flush.remove(set_aside_from)
+                if self.copies is not None:
+                    self.copies.set_aside(set_aside_from)
             if until:
                 self._no_save.add(no_save_name(until))
                 _make_empty(self._owned.path / no_save_name(until))
@@ -234,6 +258,8 @@ class JobFolder:
         """Removes the folder with all that is in it. A large one is only renamed: `free` or the sweeper frees its
         memory."""
         self._is_closed.set()
+        if self.copies is not None:
+            self.copies.close()
         if self._notes is not None:
             self._notes.join()
             self._notes = None

@@ -147,6 +147,8 @@ def goes_on(tier: str, step: int, on_disk: int, reached: int, steps_lost: int | 
         where = f"from step {step} in {tier}"
         if tier == StateTier.FLUSH:
             where = f"from step {step}, which an earlier start wrote to --ft-memory-flush"
+        if tier == StateTier.BUDDY:
+            where = f"from step {step}, of which another node had a copy"
         if on_disk:
             where += f" (the checkpoint on disk has step {on_disk})"
         if steps_lost is None:

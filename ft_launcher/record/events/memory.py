@@ -39,9 +39,9 @@ class StateLoadedEvent(OfCycle, Event, name="memory_loaded"):
     restart in process is a look of its own."""
 
     tier: Shared[str]
-    """Where the training goes on from: `memory`, that of the ranks' own nodes; `flush`, what an earlier start wrote to
-    `--ft-memory-flush`; `none`: the program's checkpoint on disk, or the beginning. Later releases may add `buddy`, a
-    copy on another node."""
+    """Where the training goes on from, as far as this node's ranks are concerned: `memory`, that of their own node;
+    `buddy`, a copy that another node had; `flush`, what an earlier start wrote to `--ft-memory-flush`; `none`: the
+    program's checkpoint on disk, or the beginning."""
     step: Shared[int]
     """How many steps the loaded state has; 0: none was loaded."""
     series: Shared[str]
@@ -89,6 +89,52 @@ class StatesSavedEvent(OfCycle, Event, name="memory_saved"):
     """Bytes that all files of the node take."""
     limit: Shared[int]
     """Bytes that they may take (`--ft-memory-limit`)."""
+
+
+@dataclass(frozen=True)
+class StateFetchedEvent(OfCycle, Event, name="memory_fetched"):
+    """Before the ranks of a cycle started, this node lacked the newest state that the nodes of the cycle have together,
+    and was to fetch it (`--ft-memory-buddies`)."""
+
+    step: Shared[int | None]
+    """The step that was fetched; null: none was, and the ranks go on from what is left."""
+    size: Shared[int]
+    """Its bytes, of all ranks of this node."""
+    took_s: Shared[float]
+    """How long it took (seconds)."""
+    peer: FreeText[str]
+    """The host name of the node that gave it; empty: this node had the copy itself."""
+    reason: FreeText[str]
+    """Why none was fetched; empty: one was."""
+
+
+@dataclass(frozen=True)
+class StateNotCopiedEvent(OfCycle, Event, name="memory_not_copied"):
+    """The newest state of this node could not be copied to another node. Written once for each reason and node in a
+    cycle; the copy is tried again until a newer state is there."""
+
+    step: Shared[int | None]
+    """Of the state; null: no state can be copied."""
+    peer: FreeText[str]
+    """The host name of the other node; empty: it holds for all."""
+    reason: FreeText[str]
+    """Why not."""
+
+
+@dataclass(frozen=True)
+class StatesCopiedEvent(OfCycle, Event, name="memory_copied"):
+    """What this node has copied to another node in a cycle that is over (`--ft-memory-buddies`). Written if it has."""
+
+    peer: FreeText[str]
+    """The host name of the other node."""
+    newest: Shared[int]
+    """The last step that is there."""
+    copies: Shared[int]
+    """How many states were copied."""
+    size: Shared[int]
+    """Bytes of the last one."""
+    took_s: Shared[float]
+    """How long all of them took (seconds)."""
 
 
 @dataclass(frozen=True)

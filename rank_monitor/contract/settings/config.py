@@ -228,6 +228,11 @@ class MemberSettings:
     scale: str = setting("both", kinds.choice("up", "down", "both", "off"), "may the world grow or shrink")
     segment: int | None = setting(None, kinds.COUNT_OR_NONE, "nodes kept together")
     node_group: str | None = setting(None, kinds.TEXT_OR_NONE, "this node's group")
+    job_secret_file: str | None = setting(
+        None,
+        kinds.PATH_OR_NONE,
+        "file with a secret, the same on all nodes, by which they know each other where they exchange states in memory",
+    )
     node_beat: float = setting(2.0, kinds.SECONDS, "period of a node's beat")
     # The two earlier moments are those of `beat_schedule.own_limit_s` and `lease_s`.
     node_timeout: float = setting(
@@ -319,6 +324,16 @@ class MemorySettings:
         kinds.PATH_OR_NONE,
         "folder on a disk or on shared storage to which the newest states in memory are written when the job gives up "
         "or gets a signal to end, for the next start of the same job",
+    )
+    memory_buddies: int = setting(
+        0,
+        kinds.COUNT,
+        "on how many other nodes each node's state in memory is copied, of another --ft-node-group where there is one; "
+        "a node that takes a lost one's place fetches its state from there",
+    )
+    # A tenth of a network of 40 Gbit/s, and half of what one core adds to a checksum.
+    memory_bandwidth: int = setting(
+        500_000_000, kinds.BYTES, "bytes a second with which a node sends its state to others"
     )
 
 

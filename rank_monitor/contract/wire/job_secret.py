@@ -16,6 +16,11 @@ MAX_SECRET = 4096
 """Bytes. A larger file was probably named by mistake."""
 
 
+_CLOSED = {True: 0o077, False: 0o037}
+"""Whether the file is this user's own -> the permissions that nobody else may have. A secret that Kubernetes mounts is
+a file of root, which this user reads by its group (`fsGroup`, and `defaultMode: 0440`)."""
+
+
 def read_job_secret(path: str | os.PathLike[str]) -> bytes:
     """Returns the secret in a file, without the end of its last line, which editors add. Does not block.
 
@@ -32,9 +37,9 @@ def read_job_secret(path: str | os.PathLike[str]) -> bytes:
             content = file.read(MAX_SECRET + 3)
     except OSError as problem:
         raise ValueError(f"{path} cannot be read: {problem.strerror or problem}") from None
-    if found.st_uid != os.geteuid():
+    if found.st_uid not in (os.geteuid(), 0):
         raise ValueError(f"{path} is a file of another user (uid {found.st_uid}, and this is {os.geteuid()})")
-    if found.st_mode & 0o077:
+    if found.st_mode & _CLOSED[found.st_uid == os.geteuid()]:
         raise ValueError(f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 {path}")
     secret = content.removesuffix(b"\n").removesuffix(b"\r")
     if len(secret) < MIN_SECRET:

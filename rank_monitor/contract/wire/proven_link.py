@@ -46,10 +46,15 @@ _NO_SEAL = bytes(_SEAL)
 MAX_RECORD = 64 * 1024
 """Bytes of a record. Checked before room for it is reserved."""
 _CONNECTS, _ACCEPTS = b"connects", b"accepts"
+_ANOTHER_SECRET = "the other node has another secret in --ft-job-secret-file"
 
 
 class LinkError(Exception):
     """The other end is not of this job, is gone, too slow, or has sent what cannot be. The text is for the user."""
+
+
+class _Closed(LinkError):
+    """The other end has closed the connection."""
 
 
 class ProvenLink:
@@ -81,7 +86,10 @@ class ProvenLink:
         if connects:
             greetings, role, role_of_other = own + other, _CONNECTS, _ACCEPTS
             self._send(_derived(secret, b"proof", role, greetings), deadline)
-            self._take_proof(_derived(secret, b"proof", role_of_other, greetings), deadline)
+            try:
+                self._take_proof(_derived(secret, b"proof", role_of_other, greetings), deadline)
+            except _Closed:  # it has refused the proof of this end, and gives none to an unknown one
+                raise LinkError(f"{_ANOTHER_SECRET}, or its process has died") from None
         else:
             greetings, role, role_of_other = other + own, _ACCEPTS, _CONNECTS
             self._take_proof(_derived(secret, b"proof", role_of_other, greetings), deadline)
@@ -133,7 +141,7 @@ class ProvenLink:
 
     def _take_proof(self, expected: bytes, deadline: float) -> None:
         if not hmac.compare_digest(self._take(len(expected), deadline), expected):
-            raise LinkError("the other node has another secret in --ft-job-secret-file")
+            raise LinkError(_ANOTHER_SECRET)
 
     def _send(self, data: bytes, deadline: float) -> None:
         """Sends all bytes. Raises LinkError."""
@@ -159,7 +167,7 @@ class ProvenLink:
             except OSError as problem:
                 raise LinkError(f"the connection broke: {problem.strerror or problem}") from None
             if not part:
-                raise LinkError("the other node has closed the connection")
+                raise _Closed("the other node has closed the connection")
             found += part
         return bytes(found)
 

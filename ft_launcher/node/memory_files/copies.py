@@ -1,0 +1,233 @@
+"""Has the states in memory of this node copied to other nodes, and brings copies back (`--ft-memory-buddies`).
+
+`JobFolder` has one `CopyProcess` where the option is given and the job may have several nodes. The work is done by a
+process, `rank_monitor/memory_copies.py`. Here are its start, its orders and its end.
+
+The launcher's part in a cycle: `offer` goes with the request for a place. With the place comes a `CopyPlan`, which
+`begin` passes on; it waits where a state is to be fetched. While ranks run, `news` returns what the process has said.
+Nothing but `begin` and `offer` waits for anything.
+
+**Where the process dies**, the cycle goes on without copies, and the next `offer` starts another one, `_STARTS` times.
+
+Threads: none. `offer` is called in the thread that asks for a place, and everything else in the agent's: never at the
+same time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from rank_monitor import contract
+from rank_monitor.contract.errors import ProtocolError
+from rank_monitor.contract.memory_copies import (
+    FETCHED,
+    LISTENS,
+    MOVED,
+    CopyNews,
+    CopyOffer,
+    CopyOrder,
+    CopyPlan,
+    CopySettings,
+    held_states,
+    is_copies_name,
+)
+from rank_monitor.contract.processes.wait import readable
+from rank_monitor.contract.wire.json_record import read_record, write_record
+
+START = "import sys; sys.path.append({root!r}); from rank_monitor.memory_copies import main; main()"
+_STARTS = 3
+"""How often the process is started. One that dies again and again has a cause that stays."""
+_START_S = 10.0
+"""Seconds in which the process must listen. It takes a tenth of one."""
+STILL_S = 60.0
+"""Seconds without a sign of a fetch after which the ranks start without: the time in which two nodes that do not answer
+are given up (`rank_monitor/copy_transfer.py: STILL_S`), and some."""
+_END_S = 1.0
+
+
+class CopyProcess:
+    """The process for copies of this node.
+
+    Args:
+        settings: of the process.
+        buddies: `--ft-memory-buddies`.
+        still_s: seconds without a sign of a fetch after which the ranks start without.
+
+    Attributes:
+        refused: why nothing is copied, once the process could not be started; empty: it could.
+    """
+
+    def __init__(self, settings: CopySettings, buddies: int, still_s: float = STILL_S) -> None:
+        self.refused = ""
+        self._settings = settings
+        self._buddies = buddies
+        self._still_s = still_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        self._port = 0
+        self._text = b""
+        """What the process has said, from the last whole line on."""
+
+    def start(self) -> None:
+        """Starts the process, without a wait. Where the system refuses, `refused` says so."""
+        self._starts += 1
+        self._port, self._text = 0, b""
+        root = Path(contract.__file__).parents[2]
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", START.format(root=str(root)), write_record(self._settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as problem:
+            self.refused = f"the system refuses a process: {problem.strerror or problem}"
+            return
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+
+    def offer(self) -> CopyOffer | None:
+        """Returns what this node says of copies when it asks for a place; None: it has no process for copies. Blocks
+        for a tenth of a second after a start of the process."""
+        if not self._lives() and self._starts < _STARTS:
+            self.start()
+        if not self._lives():
+            self.refused = self.refused or "its process has died, as others before it"
+            return None
+        if not self._port:
+            for news in self._wait(LISTENS, time.monotonic() + _START_S):
+                self._port = news.port
+        if not self._port:
+            self.refused = "its process does not listen"
+            self._kill()
+            return None
+        folder = Path(self._settings.folder)
+        try:
+            own = os.listdir(folder)  # noqa: PTH208 - names, not paths
+            copies = {name: os.listdir(folder / name) for name in own if is_copies_name(name)}  # noqa: PTH208
+        except OSError:
+            return None
+        return CopyOffer(self._port, self._buddies, held_states(own, copies))
+
+    def begin(self, plan: CopyPlan, interrupt: int) -> CopyNews | None:
+        """Has the process work by a plan, and waits for what is to be fetched. Returns what became of that; None:
+        nothing was to be fetched.
+
+        Args:
+            plan: of the cycle that begins.
+            interrupt: a descriptor that is readable when the launcher has got a signal, which ends the wait.
+        """
+        self._tell(CopyOrder(plan))
+        if plan.fetch is None:
+            return None
+        moved_at = time.monotonic()
+        while True:
+            for news in self._wait("", moved_at + self._still_s, interrupt):
+                moved_at = time.monotonic()
+                if news.kind == FETCHED:
+                    return news
+            reason = ""
+            if not self._lives():
+                reason = "the process that was to do it has died"
+            elif readable({interrupt}, 0.0):
+                reason = "this launcher got a signal"
+            elif time.monotonic() - moved_at >= self._still_s:
+                reason = f"the other nodes have not answered for {self._still_s:g} s"
+            if reason:
+                self._kill()  # what it says later must not be taken for the answer to the next plan
+                return CopyNews(FETCHED, reason=reason)
+
+    def set_aside(self, below: int) -> None:
+        """Has copies of the states of a step and of later ones removed. Does not wait."""
+        self._tell(CopyOrder(set_aside_from=below))
+
+    def descriptors(self) -> set[int]:
+        """Returns the descriptor that is readable when there is news, or when the process has died; else none."""
+        if self._child is None or self._child.stdout is None or self._child.stdout.closed:
+            return set()
+        return {self._child.stdout.fileno()}
+
+    def news(self) -> list[CopyNews]:
+        """Returns what the process has said since the last call. Does not block."""
+        found = self._read()
+        if not self._lives():
+            self._kill()
+        return [news for news in found if news.kind not in (LISTENS, MOVED, FETCHED)]
+
+    def pids(self) -> set[int]:
+        """Returns the pid of the process; empty: there is none."""
+        if self._child is None or self._child.poll() is not None:
+            return set()
+        return {self._child.pid}
+
+    def close(self) -> None:
+        """Ends the process. Blocks for a moment."""
+        child = self._child
+        if child is not None and child.stdin is not None:
+            with suppress(OSError):
+                child.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_END_S)
+        self._kill()
+
+    def _lives(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def _kill(self) -> None:
+        if self._child is None:
+            return
+        self._child.kill()
+        with suppress(subprocess.TimeoutExpired):  # it waits in the kernel
+            self._child.wait(_END_S)
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self._child, self._port = None, 0
+
+    def _tell(self, order: CopyOrder) -> None:
+        """Tells the process something, if it lives. One that does not take a line is of no use any more."""
+        if self._child is None or self._child.stdin is None:
+            return
+        line = write_record(order).encode() + b"\n"
+        try:
+            if os.write(self._child.stdin.fileno(), line) != len(line):
+                self._kill()
+        except OSError:
+            self._kill()
+
+    def _wait(self, kind: str, deadline: float, interrupt: int | None = None) -> list[CopyNews]:
+        """Waits until the process says something, has died, or `interrupt` is readable. Returns what it has said; with
+        a `kind` it waits for that."""
+        waits_for = self.descriptors()
+        if interrupt is not None:
+            waits_for.add(interrupt)
+        while (left := deadline - time.monotonic()) > 0 and self._lives():
+            readable(waits_for, left)
+            found = self._read()
+            if found and (not kind or any(news.kind == kind for news in found)):
+                return found
+            if interrupt is not None and readable({interrupt}, 0.0):
+                return []
+        return self._read()
+
+    def _read(self) -> list[CopyNews]:
+        """Returns what the process has said since the last call."""
+        if self._child is None or self._child.stdout is None:
+            return []
+        with suppress(OSError):
+            while part := os.read(self._child.stdout.fileno(), 1 << 16):
+                self._text += part
+        *lines, self._text = self._text.split(b"\n")
+        found = []
+        for line in lines:
+            with suppress(ProtocolError):
+                found.append(read_record(CopyNews, line))
+        return found
