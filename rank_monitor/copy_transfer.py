@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from rank_monitor.contract.copy_records import CopyAnswer, FileEnd, FileHead, HeldState
 from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.memory_copies import CopyAnswer, FileEnd, FileHead, HeldState
 from rank_monitor.contract.memory_files import UNFINISHED
 from rank_monitor.contract.wire.json_record import read_record, write_record
 from rank_monitor.contract.wire.proven_link import LinkError, ProvenLink

@@ -3,7 +3,7 @@
 The launcher of each node starts one (`ft_launcher/node/memory_files/copies.py`) where the job has
 `--ft-memory-buddies`. It is a process of its own since checksums and bytes would take the interpreter of the launcher,
 which must end ranks in milliseconds. Standard library only. Argument: `CopySettings`, as JSON. Input: a `CopyOrder` a
-line. Output: a `CopyNews` a line, the first of them LISTENS. `contract/memory_copies.py` has these records, and the
+line. Output: a `CopyNews` a line, the first of them LISTENS. `contract/copy_records.py` has these records, and the
 names of the files; `copy_transfer.py` moves the bytes.
 
 **Sending.** The newest complete state in the node's folder goes to each node of `CopyPlan.targets`, one after the
@@ -41,7 +41,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rank_monitor.contract import memory_files
-from rank_monitor.contract.memory_copies import (
+from rank_monitor.contract.copy_records import (
     COPIED,
     FETCHED,
     GET,
@@ -108,7 +108,7 @@ class Copies:
         self._folder = Path(settings.folder)
         self._lock = threading.Lock()
         """Held for moments, when the fields below are used."""
-        self._plan = CopyPlan()
+        self._plan: CopyPlan | None = None
         self._came = 0
         """How many states have come in this cycle."""
         self._arriving: dict[str, int] = {}
@@ -146,7 +146,7 @@ class Copies:
             if os.getppid() != parent:
                 os._exit(0)
             with self._lock:
-                targets = self._plan.targets
+                targets = self._plan.targets if self._plan is not None else []
             for peer in targets:
                 state = self._newest()
                 if state is None or sent.get(peer) == (state.step, state.series):
@@ -239,14 +239,14 @@ class Copies:
                 self._must_be_good(state)
                 finish(folder, state)
                 self._came += 1
-                come, receives = self._came, self._plan.receives
+                plan = self._plan if self._came >= _PASSED else None
         finally:
             with self._lock:
                 self._arriving.pop(name, None)
         transfer.say(CopyAnswer())
         self._remove_old(folder)
-        if come >= _PASSED:
-            self._remove_foreign(state.world, receives)
+        if plan is not None:
+            self._remove_foreign(state.world, plan.receives)
 
     def _begin_arrival(self, name: str, folder: Path, state: HeldState, size: int) -> None:
         """Notes that a state arrives. Raises Refused: it may not, with numbers where there is no room."""

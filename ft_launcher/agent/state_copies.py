@@ -14,7 +14,7 @@ from ft_launcher.agent.cycle.cycle import Event
 from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.ranks import Ranks
 from ft_launcher.record import events
-from rank_monitor.contract.memory_copies import COPIED, NOT_COPIED, CopyNews, CopyOffer, CopyPlan
+from rank_monitor.contract.copy_records import COPIED, NOT_COPIED, CopyNews, CopyOffer, CopyPlan
 
 
 class StateCopies(EventSource):
@@ -23,6 +23,8 @@ class StateCopies(EventSource):
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._parts = ranks.parts
+        self._is_working = False
+        """Whether the process works by the plan of this cycle, as far as is known."""
         self._copied: dict[str, events.StatesCopiedEvent] = {}
         """Host name of another node -> what was copied to it in this cycle."""
         self._said: set[tuple[str, str]] = set()
@@ -46,11 +48,13 @@ class StateCopies(EventSource):
         copies, recorder = self._parts.state_in_memory.copies, self._parts.recorder.memory
         self._copied.clear()
         self._said.clear()
+        self._is_working = False
         if copies is None:
             return
         if plan is None:
             recorder.not_copied(self._ranks.cycle, None, "", copies.refused or "its process is not there")
             return
+        self._is_working = True
         fetched = copies.begin(plan, self._parts.signals.fileno())
         if fetched is not None:
             recorder.fetched(self._ranks.cycle, fetched)
@@ -77,6 +81,10 @@ class StateCopies(EventSource):
         if copies is not None:
             for news in copies.news():
                 self._note(news)
+            if self._is_working and not copies.descriptors():
+                self._is_working = False
+                reason = "its process has died; the next cycle has another one"
+                self._parts.recorder.memory.not_copied(self._ranks.cycle, None, "", reason)
         return []
 
     def _note(self, news: CopyNews) -> None:

@@ -14,8 +14,8 @@ from ft_launcher.record import events
 from ft_launcher.record.console import console_text
 from ft_launcher.record.journal.contained import contained
 from ft_launcher.record.logs.logs import KeptFiles
+from rank_monitor.contract.copy_records import CopyNews
 from rank_monitor.contract.flush_order import FlushResult
-from rank_monitor.contract.memory_copies import CopyNews
 from rank_monitor.contract.memory_room import size_in_words
 
 logger = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ lives. As they lie beside the files, they also hold for a later launcher that ad
 - `flushed_name(step, series)`: this generation was brought back from shared storage (`rank_monitor/memory_flush.py`).
 - `copied_name(step, series)`: this generation was fetched from another node (`rank_monitor/memory_copies.py`).
 
-**Copies** of the states of other nodes lie in folders of their own (`memory_copies.py: copies_name`), in which the
+**Copies** of the states of other nodes lie in folders of their own (`copy_records.py: copies_name`), in which the
 ranks of this node do nothing.
 
 All else about a file, its checksums too, is inside: a file with a good name may still be damaged, and only the rank

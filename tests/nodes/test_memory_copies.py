@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rank_monitor.contract.memory_copies import copies_name
+from rank_monitor.contract.copy_records import copies_name
 from rank_monitor.contract.memory_files import complete_steps
 from rank_monitor.contract.processes import tmpfs
 from tests.faults.test_memory_checkpoint import EVERY, FLAGS, NEEDS_FSDP, WORKER, write_plan
@@ -132,7 +132,8 @@ def test_a_spare_fetches_the_state_of_the_node_whose_place_it_takes(
     assert (event["step"], event["peer"], event["reason"]) == (SAVED, node_name(first.number), "")
     assert not first.journal("memory_fetched")
     (loaded,) = spare.journal("memory_loaded")
-    assert (loaded["tier"], loaded["step"], loaded["steps_lost"]) == ("buddy", SAVED, WAITS - SAVED)
+    assert (loaded["tier"], loaded["step"]) == ("buddy", SAVED)
+    assert loaded["steps_lost"] in range(WAITS - SAVED + 1), "the copy may be there before the steps after it are done"
     assert f"fetched step {SAVED} (" in spare.output
     assert not first.journal("memory_not_copied"), first.tail()
     copied = first.journal("memory_copied")

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ft_launcher.job.coordinator.node_messages import JoinRequest
-from rank_monitor.contract.memory_copies import CopyFetch, CopyPeer, CopyPlan, HeldState
+from rank_monitor.contract.copy_records import CopyFetch, CopyPeer, CopyPlan, HeldState
 
 
 def plan_copies(

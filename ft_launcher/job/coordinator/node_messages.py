@@ -19,9 +19,9 @@ from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
 from ft_launcher.decide.policy.case import FaultReport, PolicyJudgement, RankRequest
+from rank_monitor.contract.copy_records import CopyOffer, CopyPlan
 from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.exit_codes import ExitCode
-from rank_monitor.contract.memory_copies import CopyOffer, CopyPlan
 from rank_monitor.contract.wire.json_record import from_json, to_json
 
 # Nodes of one job may run different releases of the launcher by mistake. A record of another version is refused with

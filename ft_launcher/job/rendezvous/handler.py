@@ -68,9 +68,9 @@ from ft_launcher.job.link.node_link import NodeLink
 from ft_launcher.job.link.questions import Questions, Topic
 from ft_launcher.job.rendezvous.cycle_store import CycleStore, PortHolder
 from ft_launcher.job.store.job_store import JobStore
+from rank_monitor.contract.copy_records import CopyOffer
 from rank_monitor.contract.errors import ProtocolError, StoreLost, one_line
 from rank_monitor.contract.exit_codes import ExitCode
-from rank_monitor.contract.memory_copies import CopyOffer
 from rank_monitor.contract.processes import resolver
 from rank_monitor.contract.processes.making_store import making_store
 from rank_monitor.contract.wire.foreign import parse_json

@@ -23,11 +23,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from rank_monitor import contract
-from rank_monitor.contract.errors import ProtocolError
-from rank_monitor.contract.memory_copies import (
+from rank_monitor.contract.copy_records import (
+    COPIED,
     FETCHED,
     LISTENS,
-    MOVED,
+    NOT_COPIED,
     CopyNews,
     CopyOffer,
     CopyOrder,
@@ -36,6 +36,7 @@ from rank_monitor.contract.memory_copies import (
     held_states,
     is_copies_name,
 )
+from rank_monitor.contract.errors import ProtocolError
 from rank_monitor.contract.processes.wait import readable
 from rank_monitor.contract.wire.json_record import read_record, write_record
 
@@ -60,13 +61,14 @@ class CopyProcess:
 
     Attributes:
         refused: why nothing is copied, once the process could not be started; empty: it could.
+        still_s: as the argument.
     """
 
     def __init__(self, settings: CopySettings, buddies: int, still_s: float = STILL_S) -> None:
         self.refused = ""
         self._settings = settings
         self._buddies = buddies
-        self._still_s = still_s
+        self.still_s = still_s
         self._child: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._port = 0
@@ -101,9 +103,9 @@ class CopyProcess:
         if not self._lives():
             self.refused = self.refused or "its process has died, as others before it"
             return None
-        if not self._port:
-            for news in self._wait(LISTENS, time.monotonic() + _START_S):
-                self._port = news.port
+        deadline = time.monotonic() + _START_S
+        while not self._port and self._lives() and time.monotonic() < deadline:
+            self._wait(deadline)
         if not self._port:
             self.refused = "its process does not listen"
             self._kill()
@@ -129,7 +131,7 @@ class CopyProcess:
             return None
         moved_at = time.monotonic()
         while True:
-            for news in self._wait("", moved_at + self._still_s, interrupt):
+            for news in self._wait(moved_at + self.still_s, interrupt):
                 moved_at = time.monotonic()
                 if news.kind == FETCHED:
                     return news
@@ -138,8 +140,8 @@ class CopyProcess:
                 reason = "the process that was to do it has died"
             elif readable({interrupt}, 0.0):
                 reason = "this launcher got a signal"
-            elif time.monotonic() - moved_at >= self._still_s:
-                reason = f"the other nodes have not answered for {self._still_s:g} s"
+            elif time.monotonic() - moved_at >= self.still_s:
+                reason = f"the other nodes have not answered for {self.still_s:g} s"
             if reason:
                 self._kill()  # what it says later must not be taken for the answer to the next plan
                 return CopyNews(FETCHED, reason=reason)
@@ -159,7 +161,7 @@ class CopyProcess:
         found = self._read()
         if not self._lives():
             self._kill()
-        return [news for news in found if news.kind not in (LISTENS, MOVED, FETCHED)]
+        return [news for news in found if news.kind in (COPIED, NOT_COPIED)]
 
     def pids(self) -> set[int]:
         """Returns the pid of the process; empty: there is none."""
@@ -203,19 +205,12 @@ class CopyProcess:
         except OSError:
             self._kill()
 
-    def _wait(self, kind: str, deadline: float, interrupt: int | None = None) -> list[CopyNews]:
-        """Waits until the process says something, has died, or `interrupt` is readable. Returns what it has said; with
-        a `kind` it waits for that."""
+    def _wait(self, deadline: float, interrupt: int | None = None) -> list[CopyNews]:
+        """Waits until the process says something, has died, or `interrupt` is readable. Returns what it has said."""
         waits_for = self.descriptors()
         if interrupt is not None:
             waits_for.add(interrupt)
-        while (left := deadline - time.monotonic()) > 0 and self._lives():
-            readable(waits_for, left)
-            found = self._read()
-            if found and (not kind or any(news.kind == kind for news in found)):
-                return found
-            if interrupt is not None and readable({interrupt}, 0.0):
-                return []
+        readable(waits_for, max(0.0, deadline - time.monotonic()))
         return self._read()
 
     def _read(self) -> list[CopyNews]:
@@ -230,4 +225,7 @@ class CopyProcess:
         for line in lines:
             with suppress(ProtocolError):
                 found.append(read_record(CopyNews, line))
+        for news in found:
+            if news.kind == LISTENS:
+                self._port = news.port
         return found

@@ -43,7 +43,7 @@ from ft_launcher.node.memory_files.flush import Flush
 from ft_launcher.node.memory_files.node_memory import NodeMemory
 from ft_launcher.node.processes.process_tree import start_ticks
 from rank_monitor.contract import env
-from rank_monitor.contract.memory_copies import CopySettings
+from rank_monitor.contract.copy_records import CopySettings
 from rank_monitor.contract.memory_files import (
     AUTO,
     OWNER_NAME,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,38 @@ def test_one_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int)
         read_job_secret(secret_file(tmp_path, mode=mode))
 
 
-def test_one_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, uid = secret_file(tmp_path), os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
-    with pytest.raises(ValueError, match="of another user"):
+def owned_by(monkeypatch: pytest.MonkeyPatch, path: Path, uid: int) -> None:
+    """Has the file look like one of another user, to a process of user 1000."""
+    found = list(path.stat())
+    found[stat.ST_UID] = uid
+    monkeypatch.setattr(os, "fstat", lambda descriptor: os.stat_result(found))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o440])
+def test_one_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    path = secret_file(tmp_path, mode=mode)
+    owned_by(monkeypatch, path, 1001)
+    with pytest.raises(ValueError, match=r"of another user .uid 1001, and this is 1000"):
+        read_job_secret(path)
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o440, 0o600, 0o640])
+def test_one_of_root_that_the_group_may_read_is_a_mounted_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    path = secret_file(tmp_path, mode=mode)
+    owned_by(monkeypatch, path, 0)
+    assert read_job_secret(path) == SECRET
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o644, 0o660, 0o620])
+def test_one_of_root_that_others_may_read_or_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    path = secret_file(tmp_path, mode=mode)
+    owned_by(monkeypatch, path, 0)
+    with pytest.raises(ValueError, match="open to other users"):
         read_job_secret(path)
 
 
