@@ -73,4 +73,4 @@ bench: $(INSTALLED)
 	$(BIN)/python -m scripts.bench
 
 clean:
-	rm -rf .venv .venv-torch-* .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo_out bench_out
+	rm -rf .venv .venv-torch-* .venv-frameworks .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist demo_out bench_out

@@ -13,7 +13,7 @@ torch's classes call this class, and are called by it, in this order:
      |- _invoke_run                          ours, in the place of torch's loop
      |   `- _run_cycles, for each cycle:
      |       |- _initialize_workers          torch's; calls the two hooks below it
-     |       |   |- _rendezvous              ours: `Membership.form`, then the cycle's store and numbers
+     |       |   |- _rendezvous              ours: `Membership.form`; the cycle's store, numbers, copies
      |       |   |   `- torch's _rendezvous, which calls `_assign_worker_ranks`: ours, as the coordinator says
      |       |   `- _start_workers           ours: `Ranks.prepare`, `start`, `begin`
      |       |- run_cycle                    waits for events until the cycle has ended
@@ -183,8 +183,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 job_end = self._membership.after(phase)
             finally:
                 self._ranks.record_times()
-                self._ranks.record_state()
                 self._copies.cycle_over()
+                self._ranks.record_state()
                 self._parts.times.stopped()
             if job_end is not None:
                 return job_end
@@ -203,7 +203,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """torch's hook: forms the next cycle, and says where its ranks meet.
 
-        Blocks until this node has a place. The membership calls torch's own `_rendezvous` back, in a thread, once the
+        Blocks until this node has a place, and the state in memory that it is to fetch from others. The membership calls torch's own `_rendezvous` back, in a thread, once the
         node is healthy: a signal can end the wait for the other nodes, which torch's code has no way to interrupt.
 
         Raises:
@@ -220,6 +220,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._ranks.placement = placement_of(worker_group, store)
         if self._ranks.placement.has_rank0:
             self._parts.cycle_info.begin(store.cycle, *self._rdzv_handler.names())
+        self._copies.begin(self._rdzv_handler.place.copies)
 
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
@@ -252,8 +253,6 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         The environment is made in two steps: what torchrun documents here, and this project's variables in
         `Ranks.start`. Arguments may contain torch's macro for the local rank, which is replaced here.
         """
-        if self._rdzv_handler.place is not None:
-            self._copies.begin(self._rdzv_handler.place.copies)
         self._ranks.bring_state_back()
         self._ranks.prepare()
         spec, placement = worker_group.spec, self._ranks.placement

@@ -23,6 +23,8 @@ class StateCopies(EventSource):
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._parts = ranks.parts
+        self._targets: list[str] = []
+        """The host names of the nodes to which this node sends its states in this cycle."""
         self._is_working = False
         """Whether the process works by the plan of this cycle, as far as is known."""
         self._copied: dict[str, events.StatesCopiedEvent] = {}
@@ -49,6 +51,8 @@ class StateCopies(EventSource):
         self._copied.clear()
         self._said.clear()
         self._is_working = False
+        self._ranks.state.copied = None
+        self._targets = [peer.name for peer in plan.targets] if plan is not None else []
         if copies is None:
             return
         if plan is None:
@@ -96,6 +100,9 @@ class StateCopies(EventSource):
             self._copied[news.peer] = events.StatesCopiedEvent(
                 self._ranks.cycle, news.peer, newest=news.step, copies=count, size=news.size, took_s=took_s
             )
+            newest = [self._copied[name].newest for name in self._targets if name in self._copied]
+            if len(newest) == len(self._targets):
+                self._ranks.state.copied = min(newest, default=None)
         elif news.kind == NOT_COPIED:
             what = news.peer, "".join(letter for letter in news.reason if not letter.isdigit())
             if what not in self._said:

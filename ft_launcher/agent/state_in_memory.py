@@ -32,12 +32,15 @@ class StateInMemory:
     Attributes:
         loaded: the last look of the ranks for state in the present cycle, between two cycles in the last one; None:
             they have not looked.
+        copied: the newest step of which each buddy of this node has a copy, in the present or the last cycle; None: of
+            none. `state_copies.py` sets it.
         kept: what the folder had when the ranks of the last cycle had ended; None: there was no such cycle, or no
             folder.
     """
 
     def __init__(self, folder: JobFolder, recorder: MemoryRecorder, iterations_from_1: bool = False) -> None:
         self.loaded: StateLoaded | None = None
+        self.copied: int | None = None
         self.kept: NodeMemory | None = None
         self._looks: deque[str] = deque(maxlen=_MAX_LOOKS)
         """The looks of this cycle that are recorded. Of two that follow each other closely, some ranks report the
@@ -96,7 +99,7 @@ class StateInMemory:
         self._done = max(self._done, iteration + 1 - self._first_iteration)
         self.kept = self._folder.state(started_ns)
         if self.kept is not None and self.kept.reached is not None:
-            self._recorder.saved(_saved(cycle, self.kept))
+            self._recorder.saved(self._saved(cycle, self.kept))
 
     def saved(self, cycle: int, started_ns: int) -> events.StatesSavedEvent | None:
         """Returns what the ranks of the present cycle have kept until now, for the status. None: none of them has
@@ -109,27 +112,27 @@ class StateInMemory:
         kept = self._folder.state(started_ns)
         if kept is None or kept.reached is None:
             return None
-        return _saved(cycle, kept)
+        return self._saved(cycle, kept)
 
-
-def _saved(cycle: int, kept: NodeMemory) -> events.StatesSavedEvent:
-    """Returns what was kept as the journal's event has it."""
-    share = None
-    if kept.share is not None:
-        share = round(kept.share, 6)
-    return events.StatesSavedEvent(
-        cycle,
-        newest=kept.newest,
-        reached=kept.reached or 0,
-        saves=kept.saves,
-        failed=kept.failed,
-        size=kept.size,
-        cost_s=round(kept.cost_s, 6),
-        first_cost_s=round(kept.first_cost_s, 6),
-        share=share,
-        in_use=kept.in_use,
-        limit=kept.limit,
-    )
+    def _saved(self, cycle: int, kept: NodeMemory) -> events.StatesSavedEvent:
+        """Returns what was kept as the journal's event has it."""
+        share = None
+        if kept.share is not None:
+            share = round(kept.share, 6)
+        return events.StatesSavedEvent(
+            cycle,
+            newest=kept.newest,
+            reached=kept.reached or 0,
+            saves=kept.saves,
+            failed=kept.failed,
+            size=kept.size,
+            cost_s=round(kept.cost_s, 6),
+            first_cost_s=round(kept.first_cost_s, 6),
+            share=share,
+            in_use=kept.in_use,
+            limit=kept.limit,
+            copied=self.copied,
+        )
 
 
 def steps_lost(message: StateLoaded, reached: int) -> int | None:

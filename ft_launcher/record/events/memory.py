@@ -89,6 +89,9 @@ class StatesSavedEvent(OfCycle, Event, name="memory_saved"):
     """Bytes that all files of the node take."""
     limit: Shared[int]
     """Bytes that they may take (`--ft-memory-limit`)."""
+    copied: Shared[int | None] = None
+    """The newest step of which each buddy has a copy (`--ft-memory-buddies`); null: of none in this cycle, or no copies
+    are wanted."""
 
 
 @dataclass(frozen=True)

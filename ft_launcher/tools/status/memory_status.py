@@ -18,7 +18,7 @@ _MAX_TIERS = 8
 """Names of tiers that are counted apart; there are four. A rank cannot send others, but an event could have any."""
 _KEYS = (
     *("tier", "step", "newer_than", "steps_lost", "refused"),
-    *("newest", "reached", "behind", "share", "size", "in_use", "limit"),
+    *("newest", "reached", "behind", "copied", "share", "size", "in_use", "limit"),
 )
 """Keys of `memory` that are null where nothing is known: of the last look for state, and of what is kept now."""
 
@@ -129,6 +129,7 @@ def as_json(memory: MemoryFacts) -> dict[str, Any] | None:
             "newest": saved.newest,
             "reached": saved.reached,
             "behind": memory.behind,
+            "copied": saved.copied,
             "share": saved.share,
             "size": saved.size,
             "in_use": saved.in_use,
@@ -157,6 +158,8 @@ def line_of(found: Mapping[str, Any]) -> str:
         parts = [f"step {found['newest']:,}"]
         if found.get("behind"):
             parts[0] += f" ({found['behind']:,} behind)"
+    if found.get("copied") is not None:
+        parts.append(f"step {found['copied']:,} on other nodes, too")
     if found.get("step"):
         start, lost = f"went on from step {found['step']:,}", found["steps_lost"]
         if lost is not None:

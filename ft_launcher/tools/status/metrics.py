@@ -128,6 +128,8 @@ def _of_memory(memory: MemoryFacts) -> Iterator[Metric]:
     if saved.newest is not None:
         yield _gauge("memory_step", "The newest step that is complete in memory.", [({}, saved.newest)])
         yield _gauge("memory_steps_behind", "Steps done since the newest step in memory.", [({}, memory.behind or 0)])
+    if saved.copied is not None:
+        yield _gauge("memory_copied_step", "The newest step of which other nodes have a copy.", [({}, saved.copied)])
     saves = memory.saves
     yield _counter("memory_saves", "Saves in memory that each rank has finished.", [({}, saves.count)])
     yield _counter("memory_saves_failed", "Saves in memory that have failed.", [({}, saves.failed)])

@@ -9,7 +9,7 @@ import pytest
 
 from ft_launcher.agent.state_copies import StateCopies
 from ft_launcher.record.events import StatesCopiedEvent
-from rank_monitor.contract.copy_records import COPIED, FETCHED, NOT_COPIED, CopyNews, CopyOffer, CopyPlan
+from rank_monitor.contract.copy_records import COPIED, FETCHED, NOT_COPIED, CopyNews, CopyOffer, CopyPeer, CopyPlan
 
 INTERRUPT = 7
 
@@ -43,6 +43,7 @@ class Recorder:
     """Keeps what is recorded."""
 
     def __init__(self) -> None:
+        self.ranks: Any = None
         self.fetches: list[tuple[int, CopyNews]] = []
         self.refusals: list[tuple[Any, ...]] = []
         self.copies: list[StatesCopiedEvent] = []
@@ -57,6 +58,14 @@ class Recorder:
         self.copies.append(event)
 
 
+class Ranks:
+    """The ranks of a node, and what is known of their state."""
+
+    def __init__(self, parts: Any) -> None:
+        self.parts, self.cycle = parts, 3
+        self.state = SimpleNamespace(copied=None)
+
+
 def made(process: Process | None) -> tuple[StateCopies, Recorder]:
     recorder = Recorder()
     parts = SimpleNamespace(
@@ -64,7 +73,8 @@ def made(process: Process | None) -> tuple[StateCopies, Recorder]:
         recorder=SimpleNamespace(memory=recorder),
         signals=SimpleNamespace(fileno=lambda: INTERRUPT),
     )
-    return StateCopies(SimpleNamespace(parts=parts, cycle=3)), recorder  # type: ignore[arg-type]
+    recorder.ranks = Ranks(parts)
+    return StateCopies(recorder.ranks), recorder  # type: ignore[arg-type]
 
 
 def copied(step: int, took_s: float, peer: str = "n1") -> CopyNews:
@@ -109,6 +119,20 @@ def test_copies_are_summed_up_for_each_node_once_the_cycle_is_over() -> None:
     assert recorder.copies == expected
     copies.cycle_over()
     assert recorder.copies == expected, "once"
+
+
+def test_a_step_counts_as_copied_once_each_buddy_has_it() -> None:
+    process = Process()
+    copies, recorder = made(process)
+    copies.begin(CopyPlan([CopyPeer("n1", "", 1), CopyPeer("n2", "", 1)]))
+    seen = []
+    for news in (copied(5, 0.1), copied(5, 0.1, "n2"), copied(10, 0.1), copied(15, 0.1, "n2")):
+        process.said = [news]
+        copies.poll({5})
+        seen.append(recorder.ranks.state.copied)
+    assert seen == [None, 5, 5, 10]
+    copies.begin(CopyPlan())
+    assert recorder.ranks.state.copied is None
 
 
 @pytest.mark.parametrize("begins_again", [False, True])

@@ -711,6 +711,7 @@ function showCycles() {
 function memoryText(memory) {
   const parts = [memory.newest === null ? "no step yet" : `step ${number(memory.newest)}`];
   if (memory.behind) parts[0] += ` (${number(memory.behind)} behind)`;
+  if (memory.copied !== null) parts.push(`step ${number(memory.copied)} on other nodes, too`);
   const lost = memory.steps_lost === null ? "" : `, ${count(memory.steps_lost, "step")} lost`;
   if (memory.step) parts.push(`went on from step ${number(memory.step)}${lost}`);
   else if (memory.steps_lost) parts.push(`no state was used, ${count(memory.steps_lost, "step")} lost`);

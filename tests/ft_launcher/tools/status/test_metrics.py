@@ -69,7 +69,7 @@ def test_what_is_exported() -> None:
 
 def test_state_in_memory() -> None:
     status = after(START, CYCLE, LOADED, SAVED)
-    status.read(READINGS, "", replace(SAVED, cycle=1, newest=60, reached=63, saves=2, cost_s=0.25))
+    status.read(READINGS, "", replace(SAVED, cycle=1, newest=60, reached=63, saves=2, cost_s=0.25, copied=55))
     found = read(metrics.as_metrics(status.facts(), READINGS, None, {}, now=101.0, version="1.2"))
     assert {
         name.removeprefix("ft_launcher_memory_"): value for (name, _), value in found.items() if "_memory_" in name
@@ -79,6 +79,7 @@ def test_state_in_memory() -> None:
         "steps_lost_total": 24,
         "step": 60,
         "steps_behind": 3,
+        "copied_step": 55,
         "saves_total": 6,
         "saves_failed_total": 2,
         "save_seconds_total": 0.75,

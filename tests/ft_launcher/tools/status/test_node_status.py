@@ -130,7 +130,7 @@ def test_state_in_memory_is_said_and_the_fault_knows_what_it_has_cost() -> None:
     assert seen.steps_lost == 24
     status.on_event(replace(LOADED, cycle=1, steps_lost=5), 2001.0)
     assert status.facts().faults[-1].steps_lost == 24, "a later look is about another fault"
-    status.read(READINGS, "", replace(SAVED, cycle=1, newest=60, reached=63, saves=2))
+    status.read(READINGS, "", replace(SAVED, cycle=1, newest=60, reached=63, saves=2, copied=55))
     facts = status.facts()
     assert summary.sentence(facts, None) == "running, cycle 1, step 63, step 60 in memory (3 behind), 1 fault"
     assert "step 41, saved at step 40, step 60 in memory (3 behind), goodput" in summary.sentence(facts, TIMES)
@@ -144,6 +144,7 @@ def test_state_in_memory_is_said_and_the_fault_knows_what_it_has_cost() -> None:
         "newest": 60,
         "reached": 63,
         "behind": 3,
+        "copied": 55,
         "share": 0.009,
         "size": 1024,
         "in_use": 3072,
@@ -171,6 +172,10 @@ NOTHING = {"step": 0, "steps_lost": 0, "newest": None, "behind": None, "saves": 
         ({}, f"in memory: step 60 (3 behind); went on from step 21, 24 steps lost; {SPENT}"),
         ({"behind": 0, "steps_lost": 1}, f"in memory: step 60; went on from step 21, 1 step lost; {SPENT}"),
         ({"behind": 0, "steps_lost": None}, f"in memory: step 60; went on from step 21; {SPENT}"),
+        (
+            {"behind": 0, "copied": 1055},
+            f"in memory: step 60; step 1,055 on other nodes, too; went on from step 21, 24 steps lost; {SPENT}",
+        ),
         ({"step": 0}, f"in memory: step 60 (3 behind); no state was used, 24 steps lost; {SPENT}"),
         ({**NOTHING, "failed": 3}, "in memory: no step yet; 1 save, 3 failed"),
     ],
