@@ -203,8 +203,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """torch's hook: forms the next cycle, and says where its ranks meet.
 
-        Blocks until this node has a place, and the state in memory that it is to fetch from others. The membership calls torch's own `_rendezvous` back, in a thread, once the
-        node is healthy: a signal can end the wait for the other nodes, which torch's code has no way to interrupt.
+        Blocks until this node has a place, and then while it fetches a state in memory that it lacks. The membership
+        calls torch's own `_rendezvous` back, in a thread, once the node is healthy: a signal can end the wait for the
+        other nodes, which torch's code has no way to interrupt.
 
         Raises:
             NoFurtherCycle: the job is over for this node.
