@@ -119,6 +119,7 @@ class Copies:
 
     def run(self) -> None:
         """Serves until the launcher has gone."""
+        self._remove_parts()
         server = _listen()
         threading.Thread(target=self._accept, args=(server,), name="ft_copies_listen", daemon=True).start()
         threading.Thread(target=self._send_all, name="ft_copies_send", daemon=True).start()
@@ -133,6 +134,14 @@ class Copies:
                 if order.plan.fetch is not None:
                     self._tell(self._fetch(order.plan.fetch))
         os._exit(0)  # a connection may still be open, and its thread in a long call
+
+    def _remove_parts(self) -> None:
+        """Removes what a process before this one had not received, or not removed, as a whole."""
+        for folder in self._folders():
+            whole = {name for state in _by_age(folder) for name in state.files()}
+            for path in folder.iterdir():
+                if path.name not in whole:
+                    path.unlink(missing_ok=True)
 
     # Sending.
 

@@ -187,6 +187,20 @@ def test_copies_of_four_nodes_go_to_the_other_rack(on_nodes: StartAgents, memori
     assert [len(agent.journal("memory_fetched")) for agent in spares] == [1] * len(rack)
 
 
+@NEEDS_FSDP
+def test_a_node_and_its_buddy_are_lost(on_nodes: StartAgents, memories: Memories, tmp_path: Path) -> None:
+    """Nobody has the state of the first one: the job goes on from its checkpoint on disk, here from nothing."""
+    plan_of(tmp_path, "fsdp", 3)
+    agents = begin(on_nodes, memories, "--nnodes=3:3", "--ft-spares=2", nodes=5, nproc=1)
+    until_active(agents, 3)
+    active = [agents.node_of(rank) for rank in range(3)]
+    until_copied(agents, memories, [agent.number for agent in active], [[0], [1], [2]])
+    for agent in active[1:]:
+        agents.lose(agent)
+    ends(agents, 3, start=0)
+    assert not any(agent.journal("memory_fetched") for agent in agents)
+
+
 def test_nodes_with_different_secrets_copy_nothing_and_train(
     on_nodes: StartAgents, memories: Memories, tmp_path: Path
 ) -> None:

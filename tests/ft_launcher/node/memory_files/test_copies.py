@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ from rank_monitor.contract.copy_records import (
 )
 from rank_monitor.contract.memory_files import StateFile, complete_steps, copied_name, set_aside_name
 from rank_monitor.contract.processes import tmpfs
+from tests.nodes.slow_proxy import Line, SlowProxy
 from tests.patience import until
 
 SHM = "/dev/shm"
@@ -260,6 +262,48 @@ def test_a_process_that_dies_is_started_again_and_then_given_up(nodes: list[Node
     assert "has died" in first.copies.refused
     assert first.copies.news() == []
     assert first.copies.descriptors() == set()
+
+
+def test_what_a_process_that_died_had_received_in_part_is_removed(nodes: list[Node]) -> None:
+    first, second, _ = nodes
+    first.begin(second)
+    first.save(5)
+    first.until(COPIED, 5)
+    (pid,) = second.copies.pids()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not second.copies.pids(), "its end")
+    part = StateFile(9, 1, 3, 2, SERIES).name
+    for name in (part, StateFile(10, 0, 3, 1, SERIES).name + ".unfinished"):
+        (second.folder / OF_FIRST / name).write_bytes(b"part")
+    assert second.held() == [HeldState(5, 3, SERIES, [0], is_own=False)]
+    assert [path.name for path in (second.folder / OF_FIRST).iterdir()] == [StateFile(5, 0, 3, 1, SERIES).name]
+
+
+@pytest.mark.parametrize("line", [Line(delay_s=0.05), Line(delay_s=0.01, loss=0.1, stall_s=0.2)], ids=["late", "lossy"])
+def test_a_slow_line_makes_a_copy_late_and_not_wrong(nodes: list[Node], line: Line) -> None:
+    first, second, spare = nodes
+    with SlowProxy(subprocess.Popen, "127.0.0.1", second.peer().port, line) as there:
+        first.copies.offer()
+        peer = CopyPeer("node1", "127.0.0.1", there.port)
+        first.copies.begin(CopyPlan([peer]), first.interrupt)
+        content = first.save(5, 3 * MIB)
+        first.until(COPIED, 5)
+        found = spare.begin(fetch=CopyFetch(5, 3, SERIES, [0], [peer]))
+    assert found is not None and found.step == 5
+    assert (spare.folder / StateFile(5, 0, 3, 1, SERIES).name).read_bytes() == content
+
+
+def test_a_line_that_breaks_while_a_state_is_copied_costs_that_try(nodes: list[Node]) -> None:
+    first, second, _ = nodes
+    with SlowProxy(subprocess.Popen, "127.0.0.1", second.peer().port, Line(delay_s=0.02)) as there:
+        there.stall()
+        first.copies.begin(CopyPlan([CopyPeer("node1", "127.0.0.1", there.port)]), first.interrupt)
+        first.save(5, 3 * MIB)
+        until(lambda: there.drop() or any(news.kind == NOT_COPIED for news in first.copies.news()), "the break")
+        assert second.steps(OF_FIRST) == set()
+        there.go()
+        first.until(COPIED, 5)
+    assert second.steps(OF_FIRST) == {5}
 
 
 @pytest.mark.parametrize("how", ["a signal", "silence", "its process dies"])
