@@ -26,6 +26,8 @@ from rank_monitor.contract.wire.proven_link import LinkError, ProvenLink
 
 STILL_S = 20.0
 """Seconds without a byte after which the other node counts as gone. A node that is lost is known as such after 15 s."""
+GREETING_S = 3.0
+"""Seconds in which who has connected must prove itself. Who only connects, from wherever, holds no place for long."""
 _CHUNK = 1 << 20
 """Bytes that are read, added to the checksum and sent at once: they stay in the processor's cache."""
 
@@ -49,7 +51,10 @@ class Transfer:
 
     def __init__(self, connection: socket.socket, job: str, secret: bytes | None, connects: bool) -> None:
         self._connection = connection
-        self._link = ProvenLink(connection, job, secret, connects, _deadline())
+        limit_s = STILL_S
+        if not connects:
+            limit_s = GREETING_S
+        self._link = ProvenLink(connection, job, secret, connects, time.monotonic() + limit_s)
 
     def say(self, record: object, body: int = 0) -> None:
         """Sends a record. Raises LinkError."""

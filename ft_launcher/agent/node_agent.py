@@ -221,7 +221,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._ranks.placement = placement_of(worker_group, store)
         if self._ranks.placement.has_rank0:
             self._parts.cycle_info.begin(store.cycle, *self._rdzv_handler.names())
-        self._copies.begin(self._rdzv_handler.place.copies)
+        self._copies.begin(self._rdzv_handler.place.copies, self._rdzv_handler)
 
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec

@@ -13,8 +13,10 @@ from dataclasses import replace
 from ft_launcher.agent.cycle.cycle import Event
 from ft_launcher.agent.event_source import EventSource
 from ft_launcher.agent.ranks import Ranks
+from ft_launcher.job.rendezvous.handler import NodeRendezvous
 from ft_launcher.record import events
 from rank_monitor.contract.copy_records import COPIED, NOT_COPIED, CopyNews, CopyOffer, CopyPlan
+from rank_monitor.contract.processes.wait import readable
 
 
 class StateCopies(EventSource):
@@ -40,12 +42,13 @@ class StateCopies(EventSource):
             return None
         return copies.offer()
 
-    def begin(self, plan: CopyPlan | None) -> None:
+    def begin(self, plan: CopyPlan | None, rendezvous: NodeRendezvous) -> None:
         """Begins a cycle, before its ranks start. Blocks while a state is fetched that this node lacks; a signal to the
         launcher ends the wait.
 
         Args:
             plan: what the coordinator has planned for this node; None: it made no offer.
+            rendezvous: says whether the cycle has ended elsewhere, which ends the wait.
         """
         copies, recorder = self._parts.state_in_memory.copies, self._parts.recorder.memory
         self._copied.clear()
@@ -59,7 +62,16 @@ class StateCopies(EventSource):
             recorder.not_copied(self._ranks.cycle, None, "", copies.refused or "its process is not there")
             return
         self._is_working = True
-        fetched = copies.begin(plan, self._parts.signals.fileno())
+        signals = self._parts.signals.fileno()
+
+        def why_not() -> str:
+            if readable({signals}, 0.0):
+                return "this launcher got a signal"
+            if rendezvous.has_ended():
+                return "the cycle has ended on another node"
+            return ""
+
+        fetched = copies.begin(plan, {signals, *rendezvous.descriptors()}, why_not)
         if fetched is not None:
             recorder.fetched(self._ranks.cycle, fetched)
 

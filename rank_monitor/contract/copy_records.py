@@ -87,11 +87,13 @@ class CopyPlan:
     """What the coordinator decides for one node of a cycle.
 
     Attributes:
+        world: how many ranks the job has in this cycle.
         targets: the nodes to which it sends its states.
         receives: the ranks of each node that sends its states here.
         fetch: what it fetches before its ranks start; None: nothing.
     """
 
+    world: int = 0
     targets: list[CopyPeer] = field(default_factory=list)
     receives: list[list[int]] = field(default_factory=list)
     fetch: CopyFetch | None = None
@@ -124,11 +126,13 @@ class CopyOrder:
 
     Attributes:
         plan: a cycle begins, with this; None: nothing of it changes.
+        is_over: the cycle is over, and this node may have no part in the next one: nothing is sent until the next plan.
         set_aside_from: states of this step and later ones are bad (`memory_files.py`), so copies of them are removed;
             0: none is.
     """
 
     plan: CopyPlan | None = None
+    is_over: bool = False
     set_aside_from: int = 0
 
 
@@ -209,7 +213,12 @@ class FileEnd:
 
 def copies_name(world: int, ranks: Sequence[int]) -> str:
     """Returns the name of the folder with copies of the states of a node's ranks."""
-    return f"copies_world-{world}_ranks-{ranks_in_name(ranks)}"
+    return copies_prefix(world) + ranks_in_name(ranks)
+
+
+def copies_prefix(world: int) -> str:
+    """Returns what the names of the folders with copies of a job with so many ranks begin with."""
+    return f"copies_world-{world}_ranks-"
 
 
 def is_copies_name(name: str) -> bool:

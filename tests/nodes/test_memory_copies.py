@@ -172,9 +172,11 @@ def test_copies_of_four_nodes_go_to_the_other_rack(on_nodes: StartAgents, memori
     plan_of(tmp_path, "fsdp", 4)
     racks = {f"node{node}": (f"--ft-node-group=rack{node % 2}",) for node in range(6)}
     flags = ("--nnodes=4:4", "--ft-spares=2")
-    agents = begin(on_nodes, memories, *flags, nodes=6, nproc=1, **racks)
+    agents = begin(on_nodes, memories, *flags, nodes=4, nproc=1, **racks)
     until_active(agents, 4)
     active = [agents.node_of(rank) for rank in range(4)]
+    for spare in (4, 5):
+        agents.join(memories.flag(spare), *racks[f"node{spare}"], nproc=1)
     holders = until_copied(agents, memories, [agent.number for agent in active], [[0], [1], [2], [3]])
     for rank, agent in enumerate(active):
         assert holders[rank] % 2 != agent.number % 2, "the copy is in the other rack"

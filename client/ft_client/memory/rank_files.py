@@ -20,6 +20,7 @@ from typing import Protocol
 
 from ft_client.memory import room
 from rank_monitor.contract import memory_files
+from rank_monitor.contract.copy_records import is_copies_name
 from rank_monitor.contract.memory_files import MemoryFiles, StateFile
 from rank_monitor.contract.processes import rank_progress, tmpfs
 from rank_monitor.contract.processes.cgroup import memory_room
@@ -299,6 +300,8 @@ class RankFiles:
                 continue  # another rank has just renamed its file; this sum misses it, and `allocate` finds out
             if _rank_of(name) == self._rank:
                 own += status.st_blocks * 512
+            elif is_copies_name(name):
+                continue  # their process removes them where the node's own files need the room of the limit
             elif stat.S_ISDIR(status.st_mode):  # of `memory_folder`
                 held = tmpfs.bytes_in(str(self._folder / name))
                 promised += held

@@ -129,11 +129,14 @@ class Coordinator:
         self._saving: set[str] = set()
         """Those of them that are preempted, and have not arrived since."""
         self._over = JobOver(int(ExitCode.OK), "")
+        self._set_aside: dict[int, int] = {}
+        """Cycle -> the step from which on states in memory were bad when it was formed."""
         if previous is not None:
             self._take_over(previous)
 
     def _take_over(self, previous: Formed) -> None:
         self._term, self.read = previous.term + 1, previous.read
+        self._set_aside = dict(previous.set_aside)
         self._ignored = {*previous.deposed, previous.coordinator} - {self._me}
         if previous.members:
             self.phase = Phase.RUNNING
@@ -211,7 +214,10 @@ class Coordinator:
             over = self._over
         else:
             over = None
-        return Formed(*cycle, arrivals, over=over, deposed=sorted(self._ignored), **self._fault_decision.record())
+        deposed, set_aside = sorted(self._ignored), self._set_aside
+        return Formed(
+            *cycle, arrivals, over=over, deposed=deposed, set_aside=set_aside, **self._fault_decision.record()
+        )
 
     def resend(self) -> list[Work]:
         """Returns, after a take-over, what the previous coordinator may have decided and not sent.
@@ -532,6 +538,9 @@ class Coordinator:
                 self.phase = Phase.RUNNING
                 self._roster.form(members)
                 self._fault_decision.keep_for(self._roster.waiting)
+                judgement = self._fault_decision.judgement
+                if judgement is not None and judgement.decision.set_aside_from:
+                    self._set_aside[self._roster.cycle] = judgement.decision.set_aside_from
                 return [self.formed(), *self._places()]
 
     def _places(self) -> list[Work]:
@@ -545,11 +554,8 @@ class Coordinator:
             deputies = [node for node in self._roster.members if node != self._me][:DEPUTIES]
         decided = self._fault_decision
         members, waiting, numbers = self._roster.members, self._roster.waiting, self._roster.numbers()
-        set_aside_from = 0
-        if decided.judgement is not None:
-            set_aside_from = decided.judgement.decision.set_aside_from
         first_ranks = [of_node[0] for of_node in numbers.values()]
-        copies = plan_copies(list(members.values()), list(waiting.values()), first_ranks, set_aside_from)
+        copies = plan_copies(list(members.values()), list(waiting.values()), first_ranks, self._set_aside)
         places = [
             RankAssigned(
                 self._roster.cycle,

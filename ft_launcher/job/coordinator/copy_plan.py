@@ -17,6 +17,7 @@ any that waits. A node that has its part in its own folder fetches nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ft_launcher.job.coordinator.node_messages import JoinRequest
@@ -27,7 +28,7 @@ def plan_copies(
     members: Sequence[JoinRequest],
     waiting: Sequence[JoinRequest],
     first_ranks: Sequence[int],
-    set_aside_from: int,
+    set_aside: Mapping[int, int],
 ) -> dict[str, CopyPlan]:
     """Returns the plan of each node that makes an offer, by its id; empty: no node wants copies.
 
@@ -35,18 +36,20 @@ def plan_copies(
         members: the nodes of the cycle, by node rank.
         waiting: the nodes that wait. They keep no copies, but may have states.
         first_ranks: of each member, the number of its first rank.
-        set_aside_from: states of this step and later ones are bad; 0: none is.
+        set_aside: cycle -> the step from which on states were bad when it was formed. The nodes of that cycle have
+            marked theirs since; what others have, that were away, is as it was before.
     """
     if all(node.copies is None for node in members):
         return {}
     ranks = [list(range(first, first + node.nprocs)) for node, first in zip(members, first_ranks, strict=True)]
+    world = sum(node.nprocs for node in members)
     targets = _targets(members)
-    fetches = _fetches(members, waiting, ranks, set_aside_from)
+    fetches = _fetches(members, waiting, ranks, world, set_aside)
     plans = {}
     for at, node in enumerate(members):
         if node.copies is not None:
             receives = [ranks[other] for other in range(len(members)) if at in targets[other]]
-            plans[node.node] = CopyPlan([_peer(members[to]) for to in targets[at]], receives, fetches.get(at))
+            plans[node.node] = CopyPlan(world, [_peer(members[to]) for to in targets[at]], receives, fetches.get(at))
     return plans
 
 
@@ -86,14 +89,15 @@ def _fetches(
     members: Sequence[JoinRequest],
     waiting: Sequence[JoinRequest],
     ranks: Sequence[list[int]],
-    set_aside_from: int,
+    world: int,
+    set_aside: Mapping[int, int],
 ) -> Mapping[int, CopyFetch]:
     """Returns what each node fetches, by node rank."""
-    world = sum(len(of_node) for of_node in ranks)
     holders: dict[tuple[int, str, tuple[int, ...]], list[tuple[JoinRequest, HeldState]]] = {}
     for node in [*members, *waiting]:
+        below = min((step for cycle, step in set_aside.items() if cycle > node.cycle), default=math.inf)
         for state in node.copies.states if node.copies is not None else ():
-            if state.world == world and not 0 < set_aside_from <= state.step:
+            if state.world == world and state.step < below:
                 holders.setdefault((state.step, state.series, tuple(state.ranks)), []).append((node, state))
     generations = sorted({(step, series) for step, series, _ in holders}, reverse=True)
     for step, series in generations:

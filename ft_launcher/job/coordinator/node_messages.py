@@ -230,6 +230,7 @@ class Formed:
         deposed: the ids of the coordinators before. They arrive again under other ids, and messages under the old ones
             may still come.
         attempt: name of this launch of the job, in its keys.
+        set_aside: cycle -> the step from which on states in memory were bad when it was formed.
         before: name of the attempt before -> how it ended. A node of that attempt that missed the end reads it here.
     """
 
@@ -247,6 +248,7 @@ class Formed:
     deposed: list[str] = field(default_factory=list)
     attempt: str = ""
     before: dict[str, JobOver] = field(default_factory=dict)
+    set_aside: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,8 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
         self._is_granted = False
         """Whether `place` is the answer to `ask`, and its cycle was not entered yet."""
         self.cycle_store: CycleStore | None = None
+        self._end: CycleEnd | None = None
+        """An end that `has_ended` has found."""
 
     # torch's interface.
 
@@ -328,9 +330,18 @@ class NodeRendezvous(RendezvousHandler):  # type: ignore[misc]
 
     def pop_end(self) -> CycleEnd | None:
         """Returns the end of this node's cycle if it has arrived. Does not block."""
-        if self._link and self.place:
-            return self._link.pop_end(self.place.cycle)
+        if self.has_ended():
+            end, self._end = self._end, None
+            return end
         return None
+
+    def has_ended(self) -> bool:
+        """Returns whether `pop_end` has an end to return. Does not block."""
+        if self._link is None or self.place is None:
+            return False
+        if self._end is None or self._end.cycle != self.place.cycle:
+            self._end = self._link.pop_end(self.place.cycle)
+        return self._end is not None
 
     def report_end(self, end_reason: EndReason, reason: str, asked: RankRequest | None = None, number: int = 0) -> None:
         """Reports how the cycle ended on this node; returns at once.

@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from rank_monitor.contract.copy_records import (
     COPIED,
     FETCHED,
     LISTENS,
+    MOVED,
     NOT_COPIED,
     CopyNews,
     CopyOffer,
@@ -42,12 +44,16 @@ from rank_monitor.contract.wire.json_record import read_record, write_record
 
 START = "import sys; sys.path.append({root!r}); from rank_monitor.memory_copies import main; main()"
 _STARTS = 3
-"""How often the process is started. One that dies again and again has a cause that stays."""
+"""How often the process is started before it has copied or fetched something. One that dies again and again has a cause
+that stays."""
 _START_S = 10.0
 """Seconds in which the process must listen. It takes a tenth of one."""
 STILL_S = 60.0
 """Seconds without a sign of a fetch after which the ranks start without: the time in which two nodes that do not answer
 are given up (`rank_monitor/copy_transfer.py: STILL_S`), and some."""
+LONGEST_S = 480.0
+"""Seconds that a fetch may take in all. The ranks of the other nodes wait for it in `init_process_group`, whose timeout
+is 600 s with NCCL."""
 _END_S = 1.0
 
 
@@ -58,17 +64,21 @@ class CopyProcess:
         settings: of the process.
         buddies: `--ft-memory-buddies`.
         still_s: seconds without a sign of a fetch after which the ranks start without.
+        longest_s: seconds that a fetch may take in all.
 
     Attributes:
         refused: why nothing is copied, once the process could not be started; empty: it could.
         still_s: as the argument.
     """
 
-    def __init__(self, settings: CopySettings, buddies: int, still_s: float = STILL_S) -> None:
+    def __init__(
+        self, settings: CopySettings, buddies: int, still_s: float = STILL_S, longest_s: float = LONGEST_S
+    ) -> None:
         self.refused = ""
         self._settings = settings
         self._buddies = buddies
         self.still_s = still_s
+        self._longest_s = longest_s
         self._child: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._port = 0
@@ -110,41 +120,44 @@ class CopyProcess:
             self.refused = "its process does not listen"
             self._kill()
             return None
+        self._tell(CopyOrder(is_over=True))
         folder = Path(self._settings.folder)
-        try:
-            own = os.listdir(folder)  # noqa: PTH208 - names, not paths
-            copies = {name: os.listdir(folder / name) for name in own if is_copies_name(name)}  # noqa: PTH208
-        except OSError:
-            return None
+        own = _names(folder)
+        copies = {name: _names(folder / name) for name in own if is_copies_name(name)}
         return CopyOffer(self._port, self._buddies, held_states(own, copies))
 
-    def begin(self, plan: CopyPlan, interrupt: int) -> CopyNews | None:
+    def begin(self, plan: CopyPlan, wakers: Set[int], why_not: Callable[[], str]) -> CopyNews | None:
         """Has the process work by a plan, and waits for what is to be fetched. Returns what became of that; None:
         nothing was to be fetched.
 
         Args:
             plan: of the cycle that begins.
-            interrupt: a descriptor that is readable when the launcher has got a signal, which ends the wait.
+            wakers: descriptors of which one is readable when `why_not` may have a reason.
+            why_not: returns why the wait is to end, as after a signal to the launcher; empty: there is no reason.
         """
+        if not self._lives() and self._starts < _STARTS:
+            self.start()  # it died while this node waited for its place
         self._tell(CopyOrder(plan))
         if plan.fetch is None:
             return None
-        moved_at = time.monotonic()
+        began = moved_at = time.monotonic()
         while True:
-            for news in self._wait(moved_at + self.still_s, interrupt):
-                moved_at = time.monotonic()
-                if news.kind == FETCHED:
-                    return news
-            reason = ""
-            if not self._lives():
+            now = time.monotonic()
+            reason = why_not()
+            if not reason and not self._lives():
                 reason = "the process that was to do it has died"
-            elif readable({interrupt}, 0.0):
-                reason = "this launcher got a signal"
-            elif time.monotonic() - moved_at >= self.still_s:
+            elif not reason and now - moved_at >= self.still_s:
                 reason = f"the other nodes have not answered for {self.still_s:g} s"
+            elif not reason and now - began >= self._longest_s:
+                reason = f"it was not done after {self._longest_s:g} s, and the ranks of the other nodes wait"
             if reason:
                 self._kill()  # what it says later must not be taken for the answer to the next plan
                 return CopyNews(FETCHED, reason=reason)
+            for news in self._wait(min(moved_at + self.still_s, began + self._longest_s), wakers):
+                if news.kind == FETCHED:
+                    return news
+                if news.kind == MOVED:
+                    moved_at = time.monotonic()
 
     def set_aside(self, below: int) -> None:
         """Has copies of the states of a step and of later ones removed. Does not wait."""
@@ -205,12 +218,9 @@ class CopyProcess:
         except OSError:
             self._kill()
 
-    def _wait(self, deadline: float, interrupt: int | None = None) -> list[CopyNews]:
-        """Waits until the process says something, has died, or `interrupt` is readable. Returns what it has said."""
-        waits_for = self.descriptors()
-        if interrupt is not None:
-            waits_for.add(interrupt)
-        readable(waits_for, max(0.0, deadline - time.monotonic()))
+    def _wait(self, deadline: float, wakers: Set[int] = frozenset()) -> list[CopyNews]:
+        """Waits until the process says something, has died, or a waker is readable. Returns what it has said."""
+        readable(self.descriptors() | wakers, max(0.0, deadline - time.monotonic()))
         return self._read()
 
     def _read(self) -> list[CopyNews]:
@@ -228,4 +238,13 @@ class CopyProcess:
         for news in found:
             if news.kind == LISTENS:
                 self._port = news.port
+            elif news.kind == COPIED or (news.kind == FETCHED and news.step is not None):
+                self._starts = 1
         return found
+
+
+def _names(folder: Path) -> list[str]:
+    """Returns the listing of a folder; an empty one where it cannot be read: another process removes it."""
+    with suppress(OSError):
+        return os.listdir(folder)  # noqa: PTH208 - names, not paths
+    return []

@@ -27,7 +27,8 @@ def member(name: str, states: str = "", group: str = "", buddies: int = 1, port:
 def plans_of(
     members: Sequence[JoinRequest], waiting: Sequence[JoinRequest] = (), set_aside_from: int = 0
 ) -> dict[str, CopyPlan]:
-    return plan_copies(members, waiting, list(range(len(members))), set_aside_from)
+    set_aside = {1: set_aside_from} if set_aside_from else {}
+    return plan_copies(members, waiting, list(range(len(members))), set_aside)
 
 
 def targets(plans: dict[str, CopyPlan]) -> str:
@@ -63,7 +64,7 @@ def test_a_node_that_makes_no_offer_neither_sends_nor_receives() -> None:
 
 
 def test_a_node_knows_whose_states_come() -> None:
-    plans = plan_copies([member("a"), member("b"), member("c", buddies=0)], [], [0, 4, 8], 0)
+    plans = plan_copies([member("a"), member("b"), member("c", buddies=0)], [], [0, 4, 8], {})
     assert {name: plan.receives for name, plan in plans.items()} == {"a": [], "b": [[0]], "c": [[4]]}
 
 
@@ -103,6 +104,25 @@ def test_a_node_fetches_its_part_of_the_newest_state_that_all_can_have(
     fetches = {name: plan.fetch for name, plan in plans.items() if plan.fetch is not None}
     found = {name: (one.step, one.series, [peer.name for peer in one.peers]) for name, one in fetches.items()}
     assert found == expected
+
+
+def test_bad_states_of_a_node_that_was_away_do_not_come_back() -> None:
+    """In the cycle after the one that was formed without them, too: that node has marked nothing."""
+    was_there = node("a", nprocs=1, cycle=3, copies=CopyOffer(1, 1, [state("5a0"), state("5a1'")]))
+    away = node("c", nprocs=1, cycle=1, copies=CopyOffer(1, 1, [state("9a0'"), state("9a1")]))
+    members = [was_there, member("b")]
+
+    def fetched(set_aside: dict[int, int]) -> int:
+        plans = plan_copies(members, [away], [0, 1], set_aside)
+        fetch = plans["b"].fetch
+        assert fetch is not None
+        return fetch.step
+
+    assert fetched({}) == 9
+    assert fetched({2: 8}) == 5
+    assert fetched({1: 8}) == 9, "it was in that cycle, so it has marked what was bad then"
+    again = node("a", nprocs=1, cycle=3, copies=CopyOffer(1, 1, [state("9b0"), state("9b1'")]))
+    assert plan_copies([again, member("b")], [], [0, 1], {2: 8})["b"].fetch is not None, "computed again"
 
 
 def test_states_of_another_number_of_ranks_are_not_fetched() -> None:

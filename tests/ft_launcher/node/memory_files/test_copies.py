@@ -27,6 +27,7 @@ from rank_monitor.contract.copy_records import (
 )
 from rank_monitor.contract.memory_files import StateFile, complete_steps, copied_name, set_aside_name
 from rank_monitor.contract.processes import tmpfs
+from rank_monitor.contract.processes.wait import readable
 from tests.nodes.slow_proxy import Line, SlowProxy
 from tests.patience import until
 
@@ -72,8 +73,11 @@ class Node:
     def begin(
         self, *targets: Node, receives: tuple[list[int], ...] = (), fetch: CopyFetch | None = None
     ) -> CopyNews | None:
-        plan = CopyPlan([node.peer() for node in targets], list(receives), fetch)
-        return self.copies.begin(plan, self.interrupt)
+        plan = CopyPlan(3, [node.peer() for node in targets], list(receives), fetch)
+        return self.start(plan)
+
+    def start(self, plan: CopyPlan) -> CopyNews | None:
+        return self.copies.begin(plan, {self.interrupt}, lambda: "a signal" if readable({self.interrupt}, 0.0) else "")
 
     def fetch(self, step: int, *nodes: Node, rank: int | None = None) -> CopyNews:
         ranks = [self.rank if rank is None else rank]
@@ -174,16 +178,19 @@ def test_where_nobody_has_it_the_first_reason_is_told(nodes: list[Node]) -> None
     assert spare.steps() == set()
 
 
-def test_a_copy_of_its_own_is_taken_over(nodes: list[Node]) -> None:
-    """Two nodes have exchanged their places."""
+def test_nodes_that_exchange_their_places_exchange_their_states(nodes: list[Node]) -> None:
+    """One has the copy of the other, which has none and asks for it. What each had before is a copy then."""
     first, second, _ = nodes
     first.begin(second)
     first.save(5)
     first.until(COPIED, 5)
+    second.save(5)
     found = second.fetch(5, rank=0)
     assert (found.step, found.peer, found.size) == (5, "", 1000)
-    assert second.steps() == {5}
-    assert second.steps(OF_FIRST) == set()
+    assert second.held() == [HeldState(5, 3, SERIES, [0], True), HeldState(5, 3, SERIES, [1], False)]
+    found = first.fetch(5, second, rank=1)
+    assert (found.step, found.peer) == (5, "node1")
+    assert first.held() == [HeldState(5, 3, SERIES, [1], True), HeldState(5, 3, SERIES, [0], False)]
 
 
 def test_what_has_no_room_is_refused_with_numbers_and_the_own_states_go_first(top: Path) -> None:
@@ -208,6 +215,95 @@ def test_what_has_no_room_is_refused_with_numbers_and_the_own_states_go_first(to
         large.save(12, 3 * MIB)
         large.until(COPIED, 12)
         assert small.steps(OF_FIRST) == {11, 12}, "rather fewer steps of a node than none that is new"
+
+
+def test_the_own_states_that_grow_push_out_the_oldest_copies(top: Path) -> None:
+    (top / "0").mkdir()
+    (top / "1").mkdir()
+    with ExitStack() as stack:
+        first, second = Node(top / "0", 0), Node(top / "1", 1, limit=10 * MIB)
+        stack.callback(first.close)
+        stack.callback(second.close)
+        first.begin(second)
+        for step in (5, 10):
+            first.save(step, 4 * MIB)
+            first.until(COPIED, step)
+        second.save(5, 5 * MIB)
+        until(lambda: second.steps(OF_FIRST) == {10}, "the room")
+
+
+def test_what_lies_in_the_way_of_a_fetch_is_removed(top: Path) -> None:
+    """No rank lives then, and the job goes on from what is fetched."""
+    (top / "0").mkdir()
+    (top / "1").mkdir()
+    with ExitStack() as stack:
+        first, second = Node(top / "0", 0), Node(top / "1", 1, limit=10 * MIB)
+        stack.callback(first.close)
+        stack.callback(second.close)
+        for step in (5, 10):
+            second.save(step, 4 * MIB)
+        (second.folder / "rank-1_slot-0.unfinished").write_bytes(bytes(2 * MIB))
+        first.save(20, 5 * MIB, rank=1)
+        assert second.fetch(20, first).step == 20
+        assert second.steps() == {10, 20}
+        first.save(30, 11 * MIB, rank=1)
+        found = second.fetch(30, first)
+        assert found.step is None
+        assert "step 30 has 11.0 MiB, and the memory of this node has room for 10.0 MiB" in found.reason
+
+
+def test_a_clock_that_steps_back_makes_no_copy_an_old_one(nodes: list[Node]) -> None:
+    first, second, _ = nodes
+    first.begin(second)
+    for step in (5, 10):
+        first.save(step)
+        first.until(COPIED, step)
+        (path,) = (second.folder / OF_FIRST).glob(f"step-{step}_*")
+        os.utime(path, (4e9 + step, 4e9 + step))
+    first.save(15)
+    first.until(COPIED, 15)
+    until(lambda: second.steps(OF_FIRST) == {10, 15}, "the oldest goes")
+
+
+def test_copies_of_another_number_of_ranks_go_when_a_cycle_begins(nodes: list[Node]) -> None:
+    first, second, _ = nodes
+    first.begin(second)
+    first.save(5)
+    first.until(COPIED, 5)
+    second.start(CopyPlan(2))
+    until(lambda: not (second.folder / OF_FIRST).exists(), "the removal")
+
+
+def test_after_a_cycle_nothing_is_sent_until_the_next_plan(nodes: list[Node]) -> None:
+    first, second, third = nodes
+    first.begin(second)
+    first.save(5)
+    first.until(COPIED, 5)
+    assert first.copies.offer() is not None
+    first.save(10)
+    first.begin(third)
+    first.until(COPIED, 10)
+    assert second.steps(OF_FIRST) == {5}
+    assert third.steps(OF_FIRST) == {10}
+
+
+def test_a_process_that_died_while_its_node_waited_fetches_all_the_same(nodes: list[Node]) -> None:
+    first, _, spare = nodes
+    first.save(5, rank=2)
+    peer = first.peer()
+    spare.peer()
+    (pid,) = spare.copies.pids()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not spare.copies.pids(), "its end")
+    found = spare.start(CopyPlan(3, fetch=CopyFetch(5, 3, SERIES, [2], [peer])))
+    assert found is not None and found.step == 5
+
+
+@pytest.mark.parametrize("series", ["../../x", "0A1B2C3D"])
+def test_a_plan_that_names_no_state_is_refused(nodes: list[Node], series: str) -> None:
+    found = nodes[0].start(CopyPlan(3, fetch=CopyFetch(5, 3, series, [0])))
+    assert found is not None
+    assert found.reason == "the coordinator has named no state of a node"
 
 
 def test_bad_states_do_not_come_back(nodes: list[Node]) -> None:
@@ -241,8 +337,8 @@ def test_copies_of_ranks_that_have_another_buddy_now_are_removed(nodes: list[Nod
     first.begin(second)
     first.save(5)
     first.until(COPIED, 5)
-    second.begin(receives=([2],))
     third.begin(second)
+    second.begin(receives=([2],))
     third.save(10)
     third.until(COPIED, 10)
     assert second.steps(OF_FIRST) == {5}, "the other buddy may not have its own yet"
@@ -275,8 +371,11 @@ def test_what_a_process_that_died_had_received_in_part_is_removed(nodes: list[No
     part = StateFile(9, 1, 3, 2, SERIES).name
     for name in (part, StateFile(10, 0, 3, 1, SERIES).name + ".unfinished"):
         (second.folder / OF_FIRST / name).write_bytes(b"part")
+    half = second.folder / f"{part}.unfinished"
+    half.write_bytes(b"part")
     assert second.held() == [HeldState(5, 3, SERIES, [0], is_own=False)]
     assert [path.name for path in (second.folder / OF_FIRST).iterdir()] == [StateFile(5, 0, 3, 1, SERIES).name]
+    assert not half.exists()
 
 
 @pytest.mark.parametrize("line", [Line(delay_s=0.05), Line(delay_s=0.01, loss=0.1, stall_s=0.2)], ids=["late", "lossy"])
@@ -285,7 +384,7 @@ def test_a_slow_line_makes_a_copy_late_and_not_wrong(nodes: list[Node], line: Li
     with SlowProxy(subprocess.Popen, "127.0.0.1", second.peer().port, line) as there:
         first.copies.offer()
         peer = CopyPeer("node1", "127.0.0.1", there.port)
-        first.copies.begin(CopyPlan([peer]), first.interrupt)
+        first.start(CopyPlan(3, [peer]))
         content = first.save(5, 3 * MIB)
         first.until(COPIED, 5)
         found = spare.begin(fetch=CopyFetch(5, 3, SERIES, [0], [peer]))
@@ -297,7 +396,7 @@ def test_a_line_that_breaks_while_a_state_is_copied_costs_that_try(nodes: list[N
     first, second, _ = nodes
     with SlowProxy(subprocess.Popen, "127.0.0.1", second.peer().port, Line(delay_s=0.02)) as there:
         there.stall()
-        first.copies.begin(CopyPlan([CopyPeer("node1", "127.0.0.1", there.port)]), first.interrupt)
+        first.start(CopyPlan(3, [CopyPeer("node1", "127.0.0.1", there.port)]))
         first.save(5, 3 * MIB)
         until(lambda: there.drop() or any(news.kind == NOT_COPIED for news in first.copies.news()), "the break")
         assert second.steps(OF_FIRST) == set()
@@ -323,7 +422,7 @@ def test_a_node_that_does_not_answer_holds_up_nobody(top: Path, nodes: list[Node
     found = spare.begin(fetch=CopyFetch(5, 3, SERIES, [2], [peer]))
     os.kill(pid, signal.SIGCONT)
     assert found is not None and found.step is None
-    said = {"a signal": "got a signal", "silence": "have not answered for 0.2 s", "its process dies": "has died"}
+    said = {"a signal": "a signal", "silence": "have not answered for 0.2 s", "its process dies": "has died"}
     assert said[how] in found.reason
     assert spare.copies.offer() is not None, "another one is there for the next cycle"
 
