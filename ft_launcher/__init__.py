@@ -13,10 +13,11 @@ environment for torch's import.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+# Neither `typing` nor `importlib` here: they take 10 ms, for which each interpreter with FT_AS_TORCHRUN would wait.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from torch.distributed.elastic.rendezvous.etcd_server import EtcdServer
 
     from ft_launcher.python_api import LaunchConfig, launch
@@ -32,6 +33,8 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     if name == "__version__":
         return str(importlib.import_module("importlib.metadata").version("ft-launcher"))
     if name in _MODULE_OF:

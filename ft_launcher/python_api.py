@@ -39,6 +39,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
+from torch.distributed.run import get_args_parser
 
 from ft_launcher import composition
 from ft_launcher.decide.policy.restart_policy import about_policy
@@ -46,10 +47,11 @@ from ft_launcher.node.processes.signals import SignalPipe, children_reported, to
 from ft_launcher.node.ranks import function_rank
 from ft_launcher.node.ranks.runtime import Runtime
 from ft_launcher.node.zygote.pool import ZygotePool
-from ft_launcher.settings import options, rank_program, sources
+from ft_launcher.settings import job_settings, options, rank_program, sources
 from ft_launcher.settings.command_line import Parsed
 from ft_launcher.settings.job_settings import SIGNALS, Job, check_event_handler, check_numbers, named_signals
 from ft_launcher.settings.line_pattern import check_expression
+from ft_launcher.settings.prescan import Scan
 from ft_launcher.settings.rendezvous_check import Settled, about_unused, check_members, check_rendezvous
 from rank_monitor.contract.errors import ConfigError, FtError, nearest
 from rank_monitor.contract.settings.config import GROUPS
@@ -104,6 +106,18 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]
         self.__dict__.update(_settings=ours, _stop_s=values.get("shutdown_timeout"))
         super().__init__(*args, **{name: value for name, value in least.items() if name not in values}, **keywords)
         self.resolved()
+
+    @classmethod
+    def of(cls, config: TorchLaunchConfig) -> LaunchConfig:
+        """Returns a configuration of ours with the fields of torch's, and no setting: these come from the environment,
+        from YAML, or are defaults. One of ours is returned as it is.
+
+        Raises:
+            ConfigError: a value is wrong for this launcher.
+        """
+        if isinstance(config, cls):
+            return config
+        return cls(**{name: getattr(config, name) for name in _FIELDS})
 
     def resolved(self) -> sources.Resolved:
         """Returns the merged settings, with the source of each. Reads environment and YAML anew.
@@ -161,7 +175,7 @@ class RankTraceback(Exception):
         return f'\n"""\n{self.args[0].rstrip()}\n"""'
 
 
-def launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig) -> Callable[..., dict[int, Any]]:
+def launch(entrypoint: Callable[..., Any] | str, config: TorchLaunchConfig) -> Callable[..., dict[int, Any]]:
     """Returns the launcher for a function or a script: `launch(train, LaunchConfig(nproc_per_node=2))("config.yaml")`.
 
     The returned callable takes the positional arguments, and returns when the job has ended. Ranks are watched,
@@ -181,7 +195,8 @@ def launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig) -> Callab
 
     Args:
         entrypoint: a function; a Python script; or a command, as `sys.executable` with `"-u", "script.py"`.
-        config: nodes and ranks, and all settings.
+        config: nodes and ranks, and all settings. torch's own class will do: its fields count, and settings of ours
+            come from the environment and from YAML (`LaunchConfig.of`).
 
     Returns:
         A callable: positional arguments -> global rank -> what the function returned, for the ranks of this node (None
@@ -194,15 +209,24 @@ def launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig) -> Callab
         Exception: any other error of the launcher, such as torch's RendezvousError. Each has the attribute `exit_code`,
             that of the command in the same case.
     """
-    if not isinstance(config, LaunchConfig):
-        raise TypeError(f"launch(entrypoint, config) needs a ft_launcher.LaunchConfig, not {type(config).__name__}")
+    if not isinstance(config, TorchLaunchConfig):
+        raise TypeError(f"launch(entrypoint, config) needs a LaunchConfig, not {type(config).__name__}")
     if not isinstance(entrypoint, str) and not callable(entrypoint):
         raise TypeError(f"launch(entrypoint, config) needs a function or a path, not {type(entrypoint).__name__}")
-    return partial(_launch, entrypoint, config)
+    return partial(_launch, entrypoint, LaunchConfig.of(config))
 
 
 def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: Any) -> dict[int, Any]:
-    """Runs one job. Raises what ended it, with the exit code of the command as its attribute `exit_code`.
+    """What `launch` returns, with its first two arguments."""
+    return run_job(lambda: job_of(entrypoint, args, config))
+
+
+def run_job(make_job: Callable[[], Job]) -> dict[int, Any]:
+    """Runs one job within this program. Raises what ended it, with the exit code of the command as its attribute
+    `exit_code`.
+
+    Args:
+        make_job: returns the job, once it is sure that no other one runs here. What it raises ends the call.
 
     Raises:
         RuntimeError: a rank that was spawned imports the user's program, which calls `launch` outside of its main
@@ -218,7 +242,7 @@ def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: A
         raise FtError("another launch() runs in this process; start them one after the other")
     try:
         with _as_found(), children_reported():
-            outcome = _conduct(entrypoint, config, args)
+            outcome = _conduct(make_job())
     except FtError as wrong:
         raise wrong from None
     finally:
@@ -231,12 +255,11 @@ def _launch(entrypoint: Callable[..., Any] | str, config: LaunchConfig, *args: A
     raise error.with_traceback(None) from _cause(error)
 
 
-def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: Sequence[Any]) -> composition.Outcome:
+def _conduct(job: Job) -> composition.Outcome:
     """Runs a job with parts for a program. Returns the outcome; what it started has ended then, and all is closed.
 
     A signal that arrives when nothing is left to end goes to the program's own handler, after ours have been removed.
     """
-    job = job_of(entrypoint, args, config)
     zygotes = ZygotePool(apart=True)
     runtime = Runtime.start()
     signals = None
@@ -247,7 +270,7 @@ def _conduct(entrypoint: Callable[..., Any] | str, config: LaunchConfig, args: S
         else:
             signals = SignalPipe(())
         function = not isinstance(job.entrypoint, str)
-        if not function or config.start_method == "spawn":
+        if not function or job.launch_config.start_method == "spawn":
             arguments: Sequence[str] = ()
             if function:
                 arguments = [job.script]
@@ -342,6 +365,25 @@ def job_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any], config: La
         no_python=no_python,
         named_signals=_named_signals(config),
     )
+
+
+def job_of_namespace(namespace: Namespace) -> Job:
+    """Returns the job of a command line that torch's own parser has read, as programs do that call
+    `torch.distributed.run.run`. Settings of ours come from the environment and from YAML.
+
+    Raises:
+        ConfigError: a value is wrong, or the script cannot be run.
+    """
+    parser = get_args_parser()
+    given = {name for name, value in vars(namespace).items() if value != parser.get_default(name)}
+    values = copy.copy(namespace)
+    for action in parser._actions:  # programs that make the namespace themselves have texts in the place of numbers
+        value = getattr(values, action.dest, None)
+        if callable(action.type) and isinstance(value, str):
+            setattr(values, action.dest, action.type(value))
+    parsed = Parsed(values, texts={}, spelled={}, from_user=frozenset(given))
+    resolved = sources.resolve(parsed, os.environ)
+    return job_settings.make_job(parsed, resolved, Scan(ranks=None, starts_ranks=True), os.environ)
 
 
 def _check(config: LaunchConfig, resolved: sources.Resolved) -> Settled:

@@ -103,7 +103,7 @@ def test_a_wheel_has_the_page(built: dict[str, Path]) -> None:
         names = set(opened.namelist())
     page = ROOT / "ft_launcher" / "tools" / "status" / "page"
     assert {str(file.relative_to(ROOT)) for file in page.iterdir()} <= names
-    assert {"ft_alias_nvrx.pth", "ft_client/__init__.py", "rank_monitor/__init__.py"} <= names
+    assert {"ft_alias_nvrx.pth", "ft_as_torchrun.pth", "ft_client/__init__.py", "rank_monitor/__init__.py"} <= names
 
 
 def test_an_sdist_has_the_guide_and_no_tests(built: dict[str, Path]) -> None:

@@ -55,6 +55,8 @@ SETTING_PREFIX = "FT_"
 FINISHED_FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"
 SIMULATED_FAULT = "FT_SIM_FAULT_DESC"
 INJECT = "FT_INJECT"
+AS_TORCHRUN = "FT_AS_TORCHRUN"
+"""True: programs that call torch's launcher get this one (`ft_launcher/torchrun_hook.py`). Set by the user."""
 ALIAS_NVRX = "FT_ALIAS_NVRX"
 
 SET_FOR_RANKS = frozenset(

@@ -161,10 +161,31 @@ def test_what_cannot_travel_is_said_before() -> None:
 
 
 def test_wrong_kinds_of_things_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"needs a ft_launcher\.LaunchConfig, not LaunchConfig"):
-        launch(train, TorchLaunchConfig(1, 1, 1, logs_specs=DefaultLogsSpecs(os.devnull)))
+    with pytest.raises(TypeError, match=r"needs a LaunchConfig, not dict"):
+        launch(train, {"nproc_per_node": 1})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="needs a function or a path, not int"):
         launch(3, LaunchConfig())  # type: ignore[arg-type]
+
+
+def test_torchs_own_class_will_do(monkeypatch: pytest.MonkeyPatch, clean: Path) -> None:
+    specs = DefaultLogsSpecs(str(clean / "logs"), tee={1: Std.OUT})
+    theirs = TorchLaunchConfig(
+        2, 4, 3, rdzv_backend="c10d", rdzv_endpoint="host:1234", rdzv_configs={"rank": 1, "read_timeout": 7},
+        run_id="seven", max_restarts=5, start_method="fork", logs_specs=specs, log_line_prefix_template="[${rank}]",
+    )  # fmt: skip
+    monkeypatch.setenv("FT_RANK_HEARTBEAT_TIMEOUT", "77")
+    ours = LaunchConfig.of(theirs)
+    assert {field.name: getattr(ours, field.name) for field in fields(theirs)} == vars(theirs)
+    assert ours.rank_heartbeat_timeout == 77.0
+    assert LaunchConfig.of(ours) is ours
+    job = job_of(os.getcwd, (), ours)
+    assert (job.launch_config.run_id, job.launch_config.max_restarts) == ("seven", 5)
+    assert (job.log_dir, job.tee) == (str(clean / "logs"), {1: Std.OUT})
+
+
+def test_a_torch_config_that_this_launcher_cannot_take_is_refused_before() -> None:
+    with pytest.raises(ConfigError, match="start_method"):
+        launch(os.getcwd, TorchLaunchConfig(1, 1, 1, rdzv_backend="c10d", start_method="thread"))()
 
 
 def test_a_script_is_told_from_a_command() -> None:
