@@ -1,5 +1,5 @@
-"""How all tests run: hypothesis without a limit on time, SIGINT as in a shell's foreground, records of launchers in the
-tests' own folder, which tests are run, and which of them one worker of pytest-xdist runs together.
+"""How all tests run: hypothesis without a limit on time, signals as in a shell's foreground, records of launchers in
+the tests' own folder, which tests are run, and which of them one worker of pytest-xdist runs together.
 
 pytest-xdist's own mark for that, `xdist_group`, does nothing with pytest 9.2.
 """
@@ -22,6 +22,9 @@ from tests.sampling import concerned_by, is_chosen
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script starts by `&`, and all that starts from it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for _ignored in (signal.SIGQUIT, signal.SIGHUP):  # the same, and `nohup`
+    if signal.getsignal(_ignored) is signal.SIG_IGN:
+        signal.signal(_ignored, signal.SIG_DFL)
 
 settings.load_profile("ci")  # the same examples each time, however long one takes on a busy machine
 
