@@ -30,10 +30,14 @@ dist.all_reduce(total)
 cycle, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 by = "ft_launcher" if "FT_JOB_TAG" in os.environ else "torch"
 os.write(1, f"cycle {cycle} rank {rank} of {total.item():.0f} by {by} {sys.argv[1:]}\\n".encode())
+dist.barrier()  # both have written
 if (cycle, rank) == ("0", "1"):
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 """
+
+SAYS_WHOSE = "import os; os.write(1, f\"{'FT_JOB_TAG' in os.environ}\\n\".encode())"
+"""In one piece: `print` writes the end of the line apart, and another rank's text may come in between."""
 
 
 @pytest.fixture
@@ -73,7 +77,7 @@ def test_the_commands_of_torch(place: Path, command: list[str | Path]) -> None:
 
 @pytest.mark.parametrize("variables", [{}, {env.AS_TORCHRUN: "0"}, {env.AS_TORCHRUN: "perhaps"}], ids=str)
 def test_without_a_clear_word_torch_launches(place: Path, variables: dict[str, str]) -> None:
-    (place / "train.py").write_text("import os; print('FT_JOB_TAG' in os.environ)")
+    (place / "train.py").write_text(SAYS_WHOSE)
     done = program(place, SCRIPTS / "torchrun", *OPTIONS, "train.py", **variables)
     assert (done.returncode, done.stdout) == (0, "False\nFalse\n"), done.stderr
     assert ("neither true nor false" in done.stderr) == ("perhaps" in variables.values())
@@ -124,7 +128,7 @@ def test_a_function_that_fails_raises_torchs_error_with_the_ranks_own(place: Pat
 
 
 def test_what_this_launcher_cannot_take_goes_to_torch_with_a_line(place: Path) -> None:
-    (place / "train.py").write_text("import os; print('FT_JOB_TAG' in os.environ)")
+    (place / "train.py").write_text(SAYS_WHOSE)
     done = program(place, sys.executable, "-c", CALLS_MAIN, FT_RANK_HEARTBEAT_TIMEOUT="soon", **HOOK)
     assert (done.returncode, done.stdout) == (0, "False\nFalse\nafter it\n"), done.stderr
     assert "rank_heartbeat_timeout='soon' (from FT_RANK_HEARTBEAT_TIMEOUT)" in done.stderr
@@ -157,7 +161,7 @@ def test_accelerate_launches_it(place: Path) -> None:
 
 
 def test_fabric_launches_it(place: Path) -> None:
-    (place / "train.py").write_text("import os; os.write(1, f\"{'FT_JOB_TAG' in os.environ}\\n\".encode())")
+    (place / "train.py").write_text(SAYS_WHOSE)
     words = ("run", "--accelerator=cpu", "--devices=2", "--strategy=ddp", "train.py")
     done = program(place, SCRIPTS / "fabric", *words, **HOOK)
     assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr
