@@ -94,7 +94,10 @@ def main() -> None:
     settings = read_record(CopySettings, sys.argv[-1])
     secret = None
     if settings.secret_file:
-        secret = read_job_secret(settings.secret_file)
+        try:
+            secret = read_job_secret(settings.secret_file)
+        except ValueError as problem:  # the file was good when the launcher looked at it
+            sys.exit(f"ft_launcher: no state is copied: {problem}")
     Copies(settings, secret).run()
 
 
@@ -347,7 +350,10 @@ class Copies:
             if oldest is None:
                 return
             _remove(oldest[1], oldest[2])
+            before = copies
             own, copies = self._bytes()
+            if copies >= before:  # the files cannot be removed
+                return
 
     def _must_be_good(self, state: HeldState) -> None:
         """Raises Refused where a state is set aside. Called under the lock."""
@@ -397,11 +403,13 @@ class Copies:
     def _give(self, transfer: Transfer, state: HeldState) -> None:
         """Sends a state that another node lacks. Raises Refused, LinkError or OSError."""
         for folder in (self._folder, self._folder / copies_name(state.world, state.ranks)):
-            with suppress(FileNotFoundError):
+            try:
                 sizes = [(folder / name).stat().st_size for name in state.files()]
-                transfer.say(CopyAnswer(sizes=sizes))
-                transfer.send_files(folder, state.files(), lambda count: None)
-                return
+            except FileNotFoundError:
+                continue
+            transfer.say(CopyAnswer(sizes=sizes))
+            transfer.send_files(folder, state.files(), lambda count: None)
+            return
         raise Refused(f"{socket.gethostname()} has it no more")
 
     # Fetching.
