@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -29,7 +30,7 @@ from rank_monitor.contract.memory_files import StateFile, complete_steps, copied
 from rank_monitor.contract.processes import tmpfs
 from rank_monitor.contract.processes.wait import readable
 from tests.nodes.slow_proxy import Line, SlowProxy
-from tests.patience import until
+from tests.patience import patient, until
 
 SHM = "/dev/shm"
 SERIES = "0a1b2c3d"
@@ -131,6 +132,17 @@ def nodes(top: Path) -> Iterator[list[Node]]:
         yield made
 
 
+@pytest.fixture
+def tight(top: Path) -> Iterator[tuple[Node, Node]]:
+    """Two nodes, of which the second has room for 10 MiB."""
+    for rank in range(2):
+        (top / f"tight{rank}").mkdir()
+    first, second = Node(top / "tight0", 0), Node(top / "tight1", 1, limit=10 * MIB)
+    yield first, second
+    first.close()
+    second.close()
+
+
 def test_each_new_state_goes_to_the_other_node_and_the_last_ones_stay(nodes: list[Node]) -> None:
     first, second, _ = nodes
     first.begin(second)
@@ -217,39 +229,29 @@ def test_what_has_no_room_is_refused_with_numbers_and_the_own_states_go_first(to
         assert small.steps(OF_FIRST) == {11, 12}, "rather fewer steps of a node than none that is new"
 
 
-def test_the_own_states_that_grow_push_out_the_oldest_copies(top: Path) -> None:
-    (top / "0").mkdir()
-    (top / "1").mkdir()
-    with ExitStack() as stack:
-        first, second = Node(top / "0", 0), Node(top / "1", 1, limit=10 * MIB)
-        stack.callback(first.close)
-        stack.callback(second.close)
-        first.begin(second)
-        for step in (5, 10):
-            first.save(step, 4 * MIB)
-            first.until(COPIED, step)
-        second.save(5, 5 * MIB)
-        until(lambda: second.steps(OF_FIRST) == {10}, "the room")
+def test_the_own_states_that_grow_push_out_the_oldest_copies(tight: tuple[Node, Node]) -> None:
+    first, second = tight
+    first.begin(second)
+    for step in (5, 10):
+        first.save(step, 4 * MIB)
+        first.until(COPIED, step)
+    second.save(5, 5 * MIB)
+    until(lambda: second.steps(OF_FIRST) == {10}, "the room")
 
 
-def test_what_lies_in_the_way_of_a_fetch_is_removed(top: Path) -> None:
+def test_what_lies_in_the_way_of_a_fetch_is_removed(tight: tuple[Node, Node]) -> None:
     """No rank lives then, and the job goes on from what is fetched."""
-    (top / "0").mkdir()
-    (top / "1").mkdir()
-    with ExitStack() as stack:
-        first, second = Node(top / "0", 0), Node(top / "1", 1, limit=10 * MIB)
-        stack.callback(first.close)
-        stack.callback(second.close)
-        for step in (5, 10):
-            second.save(step, 4 * MIB)
-        (second.folder / "rank-1_slot-0.unfinished").write_bytes(bytes(2 * MIB))
-        first.save(20, 5 * MIB, rank=1)
-        assert second.fetch(20, first).step == 20
-        assert second.steps() == {10, 20}
-        first.save(30, 11 * MIB, rank=1)
-        found = second.fetch(30, first)
-        assert found.step is None
-        assert "step 30 has 11.0 MiB, and the memory of this node has room for 10.0 MiB" in found.reason
+    first, second = tight
+    for step in (5, 10):
+        second.save(step, 4 * MIB)
+    (second.folder / "rank-1_slot-0.unfinished").write_bytes(bytes(2 * MIB))
+    first.save(20, 5 * MIB, rank=1)
+    assert second.fetch(20, first).step == 20
+    assert second.steps() == {10, 20}
+    first.save(30, 11 * MIB, rank=1)
+    found = second.fetch(30, first)
+    assert found.step is None
+    assert "step 30 has 11.0 MiB, and the memory of this node has room for 10.0 MiB" in found.reason
 
 
 def test_a_clock_that_steps_back_makes_no_copy_an_old_one(nodes: list[Node]) -> None:
@@ -376,6 +378,23 @@ def test_what_a_process_that_died_had_received_in_part_is_removed(nodes: list[No
     assert second.held() == [HeldState(5, 3, SERIES, [0], is_own=False)]
     assert [path.name for path in (second.folder / OF_FIRST).iterdir()] == [StateFile(5, 0, 3, 1, SERIES).name]
     assert not half.exists()
+
+
+@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(100_000)], ids=["nothing", "HTTP", "zeros"])
+def test_who_is_no_node_holds_up_no_copy(nodes: list[Node], words: bytes) -> None:
+    first, second, _ = nodes
+    with socket.create_connection(("127.0.0.1", second.peer().port)) as stranger:
+        with suppress(OSError):  # the node may have closed the connection by then
+            stranger.sendall(words)
+        first.begin(second)
+        first.save(5)
+        first.until(COPIED, 5)
+        stranger.settimeout(patient(30))
+        with suppress(OSError):
+            while stranger.recv(1 << 16):
+                pass
+    assert second.steps(OF_FIRST) == {5}
+    assert second.copies.pids(), "the process lives"
 
 
 @pytest.mark.parametrize("line", [Line(delay_s=0.05), Line(delay_s=0.01, loss=0.1, stall_s=0.2)], ids=["late", "lossy"])
